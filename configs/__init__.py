@@ -1,0 +1,1 @@
+"""Recipes: each file's `get_config()` returns a `transformer_jax.config.Config`."""

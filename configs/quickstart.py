@@ -1,0 +1,29 @@
+"""English number words to German ones: learns to put units before tens, in minutes on a CPU."""
+
+from transformer_jax.config import (
+    CheckpointConfig, Config, DataConfig, DecodeConfig, ModelConfig, OptimizerConfig, TrainConfig,
+)  # fmt: skip
+
+
+def get_config() -> Config:
+    return Config(
+        model=ModelConfig(
+            num_encoder_layers=2,
+            num_decoder_layers=2,
+            d_model=128,
+            num_heads=4,
+            d_ff=256,
+            norm_position="pre",
+            max_len=64,
+        ),
+        data=DataConfig(vocab_size=400, max_len=64, batch_tokens=2048),
+        train=TrainConfig(
+            num_steps=800,
+            eval_every_steps=400,
+            checkpoint_every_steps=400,
+            log_every_steps=50,
+        ),
+        optimizer=OptimizerConfig(learning_rate=2.0, warmup_steps=200),
+        decode=DecodeConfig(max_decode_len=64),
+        checkpoint=CheckpointConfig(best_metric="eval_exact_match"),
+    )

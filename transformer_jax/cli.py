@@ -1,0 +1,240 @@
+"""The commands `train`, `eval` and `decode`: flags, then one call into the package.
+
+The root scripts and the installed `transformer-jax COMMAND` both come here.
+"""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+from absl import logging as absl_logging
+from etils import epath
+
+from transformer_jax.errors import UserError
+
+FLAGS = flags.FLAGS
+USAGE_STATUS = 2
+INTERRUPTED_STATUS = 130
+
+
+def main() -> None:
+    """Entry point of `transformer-jax COMMAND [flags]`."""
+    if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
+        print(f"usage: transformer-jax {{{'|'.join(COMMANDS)}}} [flags]; "
+              "transformer-jax COMMAND --help lists a command's flags.", file=sys.stderr)  # fmt: skip
+        sys.exit(USAGE_STATUS)
+    run(sys.argv[1], [f"transformer-jax {sys.argv[1]}", *sys.argv[2:]])
+
+
+def run(command: str, argv: Sequence[str]) -> None:
+    """Runs a command with its flags; `argv[0]` is the program's name. Does not return."""
+    define, execute = COMMANDS[command]
+    app.usage = lambda *args, **kwargs: None
+    with _one_sentence():
+        arguments = define(list(argv))
+
+    def call(rest: Sequence[str]) -> None:
+        with _one_sentence():
+            if len(rest) > 1:
+                raise UserError(f"Unexpected argument {rest[1]!r}; settings are given as --flag=value.")
+            _configure_jax()
+            execute()
+
+    app.run(call, argv=arguments)
+
+
+@contextlib.contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Turns what the user can mend into one sentence and an exit status."""
+    try:
+        yield
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(USAGE_STATUS)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from the last checkpoint.", file=sys.stderr)
+        sys.exit(INTERRUPTED_STATUS)
+
+
+def _configure_jax() -> None:
+    """Keeps compiled programs for the next start; quiet logs unless asked for."""
+    import jax
+
+    from transformer_jax.data.sources import cache_folder
+
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    if FLAGS["verbosity"].using_default_value:
+        absl_logging.set_verbosity(absl_logging.WARNING)
+        logging.getLogger().setLevel(logging.WARNING)
+
+
+# --- train --------------------------------------------------------------------------------------
+
+
+def _define_train(argv: list[str]) -> list[str]:
+    from ml_collections import config_flags
+
+    config_flags.DEFINE_config_file("config", help_string="Recipe: a file, or a built-in name.")
+    flags.DEFINE_string("workdir", None, "Folder of the run; made, or gone on with.", required=True)
+    flags.mark_flag_as_required("config")
+    return [_resolve_recipe(argument) for argument in argv]
+
+
+def _resolve_recipe(argument: str) -> str:
+    """Turns `--config=NAME` into the path of a recipe that comes with the package."""
+    name = argument.lstrip("-")
+    if not argument.startswith("-") or not name.startswith("config="):
+        return argument
+    path = Path(name.removeprefix("config="))
+    if path.exists():
+        return argument
+    names = []
+    for folder in (Path("configs"), Path(__file__).parent / "configs",
+                   Path(__file__).parent.parent / "configs"):  # fmt: skip
+        names += [p.stem for p in folder.glob("*.py") if p.stem != "__init__"]
+        if (folder / f"{path.stem}.py").exists():
+            return f"--config={folder / path.stem}.py"
+    raise UserError(f"There is no recipe {path}; built in are {', '.join(sorted(set(names)))}.")
+
+
+def _train() -> None:
+    from transformer_jax.training.loop import train
+
+    train(FLAGS.config, epath.Path(FLAGS.workdir))
+
+
+# --- eval, decode -------------------------------------------------------------------------------
+
+
+def _define_reading(argv: list[str]) -> None:
+    """Flags of the commands that read a work directory, whose config takes overrides."""
+    from ml_collections import config_flags
+
+    from transformer_jax import workdir as workdir_lib
+
+    flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
+    flags.DEFINE_string("checkpoint", "best", "best, latest, a step, or average:N.")
+    prefixes = ("--workdir=", "-workdir=")
+    given = [a.split("=", 1)[1] for a in argv if a.startswith(prefixes)]
+    given += [b for a, b in zip(argv, argv[1:], strict=False) if a.lstrip("-") == "workdir"]
+    if given:
+        config = workdir_lib.read_config(given[-1])
+        config_flags.DEFINE_config_dataclass("config", config)
+
+
+def _load_translator() -> Any:
+    from transformer_jax import workdir as workdir_lib
+    from transformer_jax.api import Translator
+
+    trained = workdir_lib.read_config(FLAGS.workdir)
+    for section in ("model", "optimizer", "train"):
+        if getattr(FLAGS.config, section) != getattr(trained, section):
+            raise UserError(f"--config.{section}.… cannot be changed for a model that is trained.")
+    return Translator.load(FLAGS.workdir, FLAGS.checkpoint, FLAGS.config)
+
+
+def _define_eval(argv: list[str]) -> list[str]:
+    _define_reading(argv)
+    flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "Which data to score.")
+    flags.DEFINE_string("json", None, "Also write the scores to this file.")
+    flags.DEFINE_string("output", None, "Also write the translations to this file, one a line.")
+    return argv
+
+
+def _eval() -> None:
+    from transformer_jax import evaluation
+    from transformer_jax.data import sources
+
+    translator = _load_translator()
+    data = translator.config.data
+    pairs = [p for corpus in sources.open_corpora(data, FLAGS.split) for p in corpus.read()]
+    scores, outputs = evaluation.evaluate(
+        translator.engine, translator.params, pairs, translator.config.decode
+    )
+    result = {**dataclasses.asdict(scores), "checkpoint_step": translator.checkpoint_step}
+    print(f"{FLAGS.split}, {data.source_lang} -> {data.target_lang}, {scores.num_sentences} sentences, "
+          f"checkpoint of step {translator.checkpoint_step}")  # fmt: skip
+    print(f"BLEU            {scores.bleu:.2f}  {scores.bleu_signature}")
+    print(f"chrF            {scores.chrf:.2f}  {scores.chrf_signature}")
+    print(f"exact match     {scores.exact_match:.2f}%")
+    print(f"loss            {scores.loss:.4f} nats a token, perplexity {scores.perplexity:.3f}")
+    print(f"token accuracy  {scores.token_accuracy:.2f}%")
+    if FLAGS.json:
+        with _writing(FLAGS.json) as out:
+            out.write(json.dumps(result, indent=2) + "\n")
+    if FLAGS.output:
+        with _writing(FLAGS.output) as out:
+            out.writelines(_as_line(output.text) for output in outputs)
+
+
+def _define_decode(argv: list[str]) -> list[str]:
+    _define_reading(argv)
+    flags.DEFINE_string("input", "-", "Text to translate, one sentence a line; - is standard input.")
+    flags.DEFINE_string("output", "-", "Where the translations go; - is standard output.")
+    flags.DEFINE_integer("beam_size", None, "Instead of config.decode.beam_size; 1 is greedy.")
+    flags.DEFINE_float("length_penalty", None, "Instead of config.decode.length_penalty.")
+    flags.DEFINE_integer("max_decode_len", None, "Instead of config.decode.max_decode_len.")
+    flags.DEFINE_integer(
+        "n_best", 1, "Above 1: that many lines a sentence, as `line ||| text ||| score`."
+    )
+    flags.DEFINE_string("target_lang", "", "Language to translate into, for multilingual models.")
+    return argv
+
+
+def _decode() -> None:
+    from transformer_jax.data import sources
+
+    translator = _load_translator()
+    if FLAGS.input == "-":
+        lines = sources.decode_lines(sys.stdin.buffer, "standard input", allow_nul=True)
+    elif epath.Path(FLAGS.input).exists():
+        lines = sources.read_lines(epath.Path(FLAGS.input), allow_nul=True)
+    else:
+        raise UserError(f"There is no file {FLAGS.input} (--input).")
+    names = ("beam_size", "length_penalty", "max_decode_len")
+    settings = {name: FLAGS[name].value for name in names if FLAGS[name].value is not None}
+    results = translator.translate_n_best(lines, FLAGS.n_best, FLAGS.target_lang, **settings)
+    with _writing(FLAGS.output) as out:
+        for number, hypotheses in enumerate(results):
+            if FLAGS.n_best == 1:
+                out.write(_as_line(hypotheses[0].text))
+            else:
+                for hypothesis in hypotheses:
+                    text = f"{number} ||| {_as_line(hypothesis.text)[:-1]} ||| {hypothesis.score:.6f}"
+                    out.write(text + "\n")
+            out.flush()
+
+
+def _as_line(text: str) -> str:
+    """Text as exactly one line, whatever characters a model with byte pieces may write."""
+    return " ".join(text.replace("\r", "\n").split("\n")) + "\n"
+
+
+@contextlib.contextmanager
+def _writing(name: str) -> Iterator[Any]:
+    if name == "-":
+        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+        yield sys.stdout
+        return
+    try:
+        out = epath.Path(name).open("w", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{name} cannot be written: {error.strerror or error}.") from error
+    with out:
+        yield out
+
+
+COMMANDS: dict[str, tuple[Callable[[list[str]], list[str]], Callable[[], None]]] = {
+    "train": (_define_train, _train),
+    "eval": (_define_eval, _eval),
+    "decode": (_define_decode, _decode),
+}

@@ -1,0 +1,1 @@
+"""From parallel text to batches: sources -> tokenizer -> token cache -> batch plan -> loader."""

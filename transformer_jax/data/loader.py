@@ -1,0 +1,119 @@
+"""Batches as arrays, loaded by Grain ahead of the device."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import grain
+import numpy as np
+
+from transformer_jax.data.batch_plan import BatchPlan, Placement
+from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
+
+Batch = dict[str, np.ndarray]
+
+NUM_THREADS = 2
+PREFETCH = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialIds:
+    """Ids that surround sentences in a batch."""
+
+    source_pad: int
+    source_eos: int
+    target_pad: int
+    target_eos: int
+    decoder_start: int
+
+
+def make_batch(corpus: TokenizedCorpus, placement: Placement, ids: SpecialIds) -> Batch:
+    """Arrays of one training batch.
+
+    Returns:
+      `inputs` `[B, S]`, `targets` and `decoder_inputs` `[B, T]` piece ids; `{inputs,targets}_positions`
+      that restart with each sentence; `{inputs,targets}_segment_ids` from 1, 0 being padding;
+      `loss_mask` `[B, T]`, True on targets that count. All int32 but the boolean mask.
+    """
+    shape = placement.shape
+    source = _lay_out(
+        corpus.source, placement, placement.source_starts, (shape.rows, shape.source_len),
+        ids.source_pad, ids.source_eos)  # fmt: skip
+    target = _lay_out(
+        corpus.target, placement, placement.target_starts, (shape.rows, shape.target_len),
+        ids.target_pad, ids.target_eos)  # fmt: skip
+    decoder_inputs = np.roll(target.tokens, 1, axis=1)
+    decoder_inputs[target.positions == 0] = ids.decoder_start
+    decoder_inputs[target.segments == 0] = ids.target_pad
+    return {
+        "inputs": source.tokens,
+        "inputs_positions": source.positions,
+        "inputs_segment_ids": source.segments,
+        "decoder_inputs": decoder_inputs,
+        "targets": target.tokens,
+        "targets_positions": target.positions,
+        "targets_segment_ids": target.segments,
+        "loss_mask": target.segments != 0,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Side:
+    tokens: np.ndarray
+    positions: np.ndarray
+    segments: np.ndarray
+
+
+def _lay_out(
+    side: TokenizedSide,
+    placement: Placement,
+    starts: np.ndarray,
+    shape: tuple[int, int],
+    pad_id: int,
+    eos_id: int,
+) -> _Side:
+    tokens = np.full(shape[0] * shape[1], pad_id, np.int32)
+    positions = np.zeros_like(tokens)
+    segments = np.zeros_like(tokens)
+    first = side.offsets[placement.pairs]
+    lengths = side.offsets[placement.pairs + 1] - first
+    within = _ranges(lengths)
+    begin = placement.rows * shape[1] + starts
+    where = np.repeat(begin, lengths) + within
+    tokens[where] = side.tokens[np.repeat(first, lengths) + within]
+    tokens[begin + lengths] = eos_id
+    within = _ranges(lengths + 1)
+    where = np.repeat(begin, lengths + 1) + within
+    positions[where] = within
+    segments[where] = np.repeat(placement.segments, lengths + 1)
+    return _Side(*(x.reshape(shape) for x in (tokens, positions, segments)))
+
+
+def _ranges(lengths: np.ndarray) -> np.ndarray:
+    """0 .. n-1 for each n of `lengths`, one after the other."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
+
+
+class BatchSource:
+    """Random access to batch `t`, as Grain wants it."""
+
+    def __init__(self, corpus: TokenizedCorpus, plan: BatchPlan, ids: SpecialIds, num_steps: int):
+        self._corpus, self._plan, self._ids, self._num_steps = corpus, plan, ids, num_steps
+
+    def __len__(self) -> int:
+        return self._num_steps
+
+    def __getitem__(self, t: int) -> Batch:  # type: ignore[override]
+        return make_batch(self._corpus, self._plan.placement(int(t)), self._ids)
+
+    def __repr__(self) -> str:
+        return f"BatchSource({self._num_steps} steps)"
+
+
+def load_batches(source: BatchSource, first_step: int) -> Iterator[Batch]:
+    """Batches `first_step, first_step + 1, …` of `source`, prefetched by threads."""
+    options = grain.ReadOptions(num_threads=NUM_THREADS, prefetch_buffer_size=PREFETCH)
+    dataset = grain.MapDataset.source(source)
+    if first_step:
+        dataset = dataset[first_step:]
+    return iter(dataset.to_iter_dataset(options))

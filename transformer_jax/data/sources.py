@@ -1,0 +1,276 @@
+"""Where sentence pairs come from: TFDS by name, or parallel text files.
+
+A `Corpus` can be read any number of times, in order, and has a fingerprint that changes when its
+content does.
+"""
+
+import dataclasses
+import gzip
+import hashlib
+import importlib
+import logging
+import os
+import shutil
+import uuid
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from etils import epath
+
+from transformer_jax.config import DataConfig
+from transformer_jax.errors import UserError
+
+EMBEDDED = "number_words"
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Sentence pairs in order.
+
+    Attributes:
+      name: what messages call it.
+      source_lang, target_lang: the direction.
+      read: makes a new iterator over (source, target).
+      fingerprint: digest of the content.
+    """
+
+    name: str
+    source_lang: str
+    target_lang: str
+    read: Callable[[], Iterator[tuple[str, str]]]
+    fingerprint: str
+
+
+def cache_folder() -> epath.Path:
+    """The user's cache folder for this package."""
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return epath.Path(root).expanduser() / "transformer_jax"
+
+
+def open_corpora(config: DataConfig, split: str) -> list[Corpus]:
+    """The corpora of `train`, `validation` or `test`.
+
+    Raises:
+      UserError: a data set or file that is missing or unreadable.
+    """
+    value = getattr(config, split)
+    if config.source == "tfds":
+        return [open_tfds(config, value)]
+    prefixes = [prefix.strip() for prefix in value.split(",")]
+    languages = config.train_languages if split == "train" else ()
+    pairs = [tuple(pair.split("-")) for pair in languages]
+    pairs = pairs or [(config.source_lang, config.target_lang)] * len(prefixes)
+    return [
+        open_text(prefix, source, target)
+        for prefix, (source, target) in zip(prefixes, pairs, strict=True)
+    ]
+
+
+# --- Text files ---------------------------------------------------------------------------------
+
+
+def open_text(prefix: str, source_lang: str, target_lang: str) -> Corpus:
+    """`PREFIX.source_lang` and `PREFIX.target_lang` (`.gz` too), or one `.tsv` with two columns."""
+    if prefix.endswith((".tsv", ".tsv.gz")):
+        path = _existing(prefix)
+        return Corpus(
+            prefix, source_lang, target_lang, lambda: _read_tsv(path), _digest_files([path])
+        )
+    paths = [_existing(f"{prefix}.{lang}") for lang in (source_lang, target_lang)]
+    return Corpus(
+        prefix, source_lang, target_lang, lambda: _read_parallel(*paths), _digest_files(paths)
+    )
+
+
+def _existing(name: str) -> epath.Path:
+    for candidate in (name, f"{name}.gz"):
+        path = epath.Path(candidate)
+        if path.exists() and not path.is_dir():
+            return path
+    raise UserError(f"There is no file {name} (nor {name}.gz).")
+
+
+def read_lines(path: epath.Path, allow_nul: bool = False) -> Iterator[str]:
+    """Lines of a UTF-8 text file, `.gz` too; see `decode_lines`."""
+    with path.open("rb") as raw:
+        stream: Any = gzip.open(raw) if path.name.endswith(".gz") else raw
+        yield from decode_lines(stream, str(path), allow_nul)
+
+
+def decode_lines(stream: Any, name: str, allow_nul: bool = False) -> Iterator[str]:
+    r"""Lines of a binary stream as UTF-8, without their `\n` or `\r\n`.
+
+    Raises:
+      UserError: naming stream and line, for invalid UTF-8, a damaged gzip, or a NUL byte.
+    """
+    number = 0
+    try:
+        for number, line in enumerate(stream, start=1):
+            if b"\0" in line and not allow_nul:
+                raise UserError(
+                    f"{name}, line {number}: a NUL byte; this is no text file, or is damaged."
+                )
+            yield line.decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{name}, line {number}: invalid UTF-8 at byte {error.start}; "
+            "convert the file, for example with iconv."
+        ) from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{name}, after line {number}: damaged gzip file ({error}).") from error
+
+
+def _read_parallel(source: epath.Path, target: epath.Path) -> Iterator[tuple[str, str]]:
+    left, right = read_lines(source), read_lines(target)
+    count = 0
+    while True:
+        pair = next(left, None), next(right, None)
+        if pair[0] is None or pair[1] is None:
+            break
+        count += 1
+        yield pair
+    if pair != (None, None):
+        longer, shorter = (source, target) if pair[1] is None else (target, source)
+        rest = 1 + sum(1 for _ in (left if longer is source else right))
+        raise UserError(
+            f"{shorter} ends after line {count}, but {longer} has {count + rest} lines; "
+            "parallel files must have the same number of lines."
+        )
+    if not count:
+        raise UserError(f"{source} is empty; it needs at least one line.")
+
+
+def _read_tsv(path: epath.Path) -> Iterator[tuple[str, str]]:
+    number = 0
+    for number, line in enumerate(read_lines(path), start=1):
+        columns = line.split("\t")
+        if len(columns) != 2:
+            raise UserError(
+                f"{path}, line {number}: {len(columns)} columns instead of source, tab, target."
+            )
+        yield columns[0], columns[1]
+    if not number:
+        raise UserError(f"{path} is empty; it needs at least one line.")
+
+
+def _digest_files(paths: list[epath.Path]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        with path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+# --- TFDS ---------------------------------------------------------------------------------------
+
+
+def data_dir(config: DataConfig) -> str:
+    """Folder of prepared TFDS data sets: the config's, else `$TFDS_DATA_DIR`, else the cache's."""
+    return config.data_dir or os.environ.get("TFDS_DATA_DIR") or str(cache_folder() / "tfds")
+
+
+def open_tfds(config: DataConfig, split: str) -> Corpus:
+    """A TFDS translation data set, prepared first where that is possible."""
+    name, folder = config.tfds_name, data_dir(config)
+    builder = prepared_builder(name, folder)
+    languages = list(getattr(builder.info.features, "keys", lambda: ())())
+    for language in (config.source_lang, config.target_lang):
+        if language not in languages:
+            raise UserError(
+                f"The data set {name} has the languages {', '.join(languages) or '(none)'}, "
+                f"not {language!r}; set config.data.source_lang and config.data.target_lang."
+            )
+    try:
+        source = builder.as_data_source(split=split)
+    except Exception as error:
+        raise UserError(
+            f"The data set {name} in {folder} cannot be read as split {split!r} "
+            f"({_first_line(error)}); its splits are {', '.join(builder.info.splits)}, and it "
+            "must have been prepared with --file_format=array_record."
+        ) from error
+
+    def read() -> Iterator[tuple[str, str]]:
+        for example in source:
+            yield tuple(
+                example[language].decode("utf-8")
+                for language in (config.source_lang, config.target_lang)
+            )  # type: ignore[misc]
+
+    info = builder.info.splits[split.split("[")[0]]
+    identity = (builder.info.full_name, split, info.num_examples, tuple(info.shard_lengths or ()),
+                info.num_bytes)  # fmt: skip
+    fingerprint = hashlib.blake2b(repr(identity).encode(), digest_size=16).hexdigest()
+    where = f"{builder.info.full_name} [{split}]"
+    return Corpus(where, config.source_lang, config.target_lang, read, fingerprint)
+
+
+def prepared_builder(name: str, folder: str) -> Any:
+    """The TFDS builder `name` under `folder`, downloaded and prepared if it is not there yet.
+
+    Raises:
+      UserError: an unknown name, or one that cannot be prepared on this machine.
+    """
+    builder = _find_builder(name, folder)
+    if builder.data_path.exists():
+        return builder
+    logging.info("preparing %s in %s", name, folder)
+    # Prepared aside, then renamed: another process that does the same cannot leave a mixture.
+    aside = epath.Path(folder) / f"incomplete.{uuid.uuid4().hex}"
+    try:
+        private = _find_builder(name, str(aside))
+        private.download_and_prepare(file_format="array_record")
+        builder.data_path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            private.data_path.rename(builder.data_path)
+        except OSError:
+            if not builder.data_path.exists():
+                raise
+    except (Exception, SystemExit) as error:
+        raise UserError(
+            f"The data set {name} is not prepared in {folder} and could not be prepared here "
+            f"({_first_line(error)}); on a machine with internet access run "
+            f"`tfds build {name} --file_format=array_record --data_dir=DIR` "
+            f"and copy DIR to {folder} on this one."
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return _find_builder(name, folder)
+
+
+def _find_builder(name: str, folder: str) -> Any:
+    import tensorflow_datasets as tfds
+
+    base, _, config_name = name.partition("/")
+    if base == EMBEDDED:
+        from transformer_jax.data import number_words
+
+        if config_name not in number_words.LANGUAGES:
+            raise UserError(
+                f"config.data.tfds_name={name!r}: {EMBEDDED} has the target languages "
+                f"{', '.join(number_words.LANGUAGES)}, for example {EMBEDDED}/de."
+            )
+        return number_words.NumberWords(config=config_name, data_dir=folder)
+    # Translation sets are registered only once their module was imported, where TensorFlow is absent.
+    for module in (base.split(":")[0], base.split("_")[0]):
+        try:
+            importlib.import_module(f"tensorflow_datasets.translate.{module}")
+        except ImportError:
+            continue
+    try:
+        return tfds.builder(name, data_dir=folder, file_format="array_record")
+    except Exception as error:
+        try:
+            return tfds.builder(name, data_dir=folder)
+        except Exception:
+            raise UserError(
+                f"config.data.tfds_name={name!r} is no data set that TFDS knows or that lies in "
+                f"{folder} ({_first_line(error)})."
+            ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].rstrip('.') if lines else 'no message'}"

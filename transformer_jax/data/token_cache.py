@@ -1,0 +1,142 @@
+"""A corpus as piece ids in flat memory-mapped arrays, made once for each corpus and tokenizer."""
+
+import dataclasses
+import hashlib
+import itertools
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from transformer_jax.config import DataConfig
+from transformer_jax.data.sources import Corpus, cache_folder
+from transformer_jax.data.tokenizer import TokenizerPair
+
+CHUNK = 20_000  # sentence pairs tokenised at once
+FORMAT = "1"  # part of the key: change it when the files' meaning changes
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizedSide:
+    """Sentences of one language: sentence `i` is `tokens[offsets[i]:offsets[i + 1]]`."""
+
+    tokens: np.ndarray  # [total] uint16 or int32
+    offsets: np.ndarray  # [sentences + 1] int64
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Pieces of each sentence, `[sentences]`, its end symbol not included."""
+        return np.diff(self.offsets)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return np.asarray(self.tokens[self.offsets[i] : self.offsets[i + 1]], np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizedCorpus:
+    """Both sides of one or several corpora, pair `i` of one being pair `i` of the other."""
+
+    source: TokenizedSide
+    target: TokenizedSide
+    corpus_sizes: tuple[int, ...]  # pairs of each corpus, in the order of the config
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.source.offsets) - 1
+
+
+def tokenize_corpora(
+    corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: DataConfig
+) -> TokenizedCorpus:
+    """The corpora as piece ids, from the cache if the same was tokenised before."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (FORMAT, tokenizers.fingerprint, str(config.target_language_tags)):
+        digest.update(part.encode())
+    for corpus in corpora:
+        digest.update((corpus.fingerprint + corpus.target_lang).encode())
+    key = digest.hexdigest()
+    root = Path(config.cache_dir).expanduser() if config.cache_dir else Path(cache_folder())
+    folder = root / "tokens" / key
+    if not folder.exists():
+        # Made aside, then renamed, so that a half-written or concurrent cache is never read.
+        aside = folder.with_name(f"incomplete.{uuid.uuid4().hex}")
+        aside.mkdir(parents=True)
+        try:
+            _write(aside, corpora, tokenizers, config)
+            try:
+                os.rename(aside, folder)
+            except OSError:
+                if not folder.exists():
+                    raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    sizes = np.load(folder / "corpus_sizes.npy")
+    sides = [
+        TokenizedSide(_map(folder / f"{side}_tokens.npy"), np.load(folder / f"{side}_offsets.npy"))
+        for side in ("source", "target")
+    ]
+    return TokenizedCorpus(sides[0], sides[1], tuple(int(n) for n in sizes), key)
+
+
+def _map(path: Path) -> np.ndarray:
+    return np.load(path, mmap_mode="r")
+
+
+def _write(
+    folder: Path, corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: DataConfig
+) -> None:
+    writers = [_SideWriter(folder, "source", tokenizers.source.vocab_size),
+               _SideWriter(folder, "target", tokenizers.target.vocab_size)]  # fmt: skip
+    sizes = []
+    for corpus in corpora:
+        logging.info("tokenising %s", corpus.name)
+        tag = tokenizers.tag_ids(corpus.target_lang) if config.target_language_tags else []
+        count = 0
+        for chunk in _chunks(corpus.read()):
+            sources, targets = zip(*chunk, strict=True)
+            # A tag alone would make an empty sentence look like one with content.
+            tagged = [tag + ids if ids else ids for ids in tokenizers.source.encode_batch(sources)]
+            writers[0].add(tagged)
+            writers[1].add(tokenizers.target.encode_batch(targets))
+            count += len(chunk)
+        sizes.append(count)
+    for writer in writers:
+        writer.close()
+    np.save(folder / "corpus_sizes.npy", np.asarray(sizes, np.int64))
+
+
+def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    while chunk := list(itertools.islice(pairs, CHUNK)):
+        yield chunk
+
+
+class _SideWriter:
+    """Appends sentences to a raw file, then gives it the header of a `.npy`."""
+
+    def __init__(self, folder: Path, side: str, vocab_size: int):
+        self._dtype = np.uint16 if vocab_size <= 2**16 else np.int32
+        self._folder, self._side = folder, side
+        self._raw = (folder / f"{side}.raw").open("wb")
+        self._lengths: list[np.ndarray] = []
+
+    def add(self, sentences: list[list[int]]) -> None:
+        self._lengths.append(np.fromiter(map(len, sentences), np.int64, len(sentences)))
+        flat = np.fromiter(itertools.chain.from_iterable(sentences), self._dtype)
+        self._raw.write(flat.tobytes())
+
+    def close(self) -> None:
+        self._raw.close()
+        offsets = np.concatenate([[0], np.cumsum(np.concatenate(self._lengths))])
+        np.save(self._folder / f"{self._side}_offsets.npy", offsets.astype(np.int64))
+        raw = self._folder / f"{self._side}.raw"
+        with (self._folder / f"{self._side}_tokens.npy").open("wb") as out:
+            header = {"descr": np.lib.format.dtype_to_descr(np.dtype(self._dtype)),
+                      "fortran_order": False, "shape": (int(offsets[-1]),)}  # fmt: skip
+            np.lib.format.write_array_header_1_0(out, header)
+            with raw.open("rb") as body:
+                shutil.copyfileobj(body, out)
+        raw.unlink()

@@ -1,0 +1,1 @@
+"""Search over the decoder's cache, scoring of given pairs, and translation of text."""

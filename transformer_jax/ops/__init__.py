@@ -1,0 +1,1 @@
+"""Pure functions of arrays: attention, masks, positions, dropout."""

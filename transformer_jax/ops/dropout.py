@@ -1,0 +1,49 @@
+"""Dropout whose random bits cost next to nothing.
+
+JAX's generators write their bits to memory before they are compared, which on CPU takes longer than
+the layer they regularise. Here each bit is a mixing function of the element's index and two seed
+words, so that the compiler folds it into the surrounding loop. `benchmarks/dropout.py` measures it.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    """Bijective mixing of uint32 in which each input bit flips each output bit half the time.
+
+    Shifts and multipliers are the published constants of Wellons' "lowbias32".
+    """
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def keep_mask(rng: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
+    """Boolean array of `shape`, True with probability `1 - rate`, independent by element.
+
+    The two seed words come from `rng` by JAX's own generator; the second enters between two rounds
+    of mixing, so that arrays drawn from different keys are no shifted copies of each other.
+    """
+    seeds = jax.random.bits(rng, (2,), jnp.uint32)
+    index = jnp.zeros(shape, jnp.uint32)
+    stride = 1
+    for axis in reversed(range(len(shape))):
+        index = index + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
+        stride = stride * shape[axis] % 2**32
+    bits = _mix(_mix(index ^ seeds[0]) + seeds[1])
+    return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+
+
+def dropout(x: jax.Array, rate: float, rng: jax.Array | None) -> jax.Array:
+    """Zeroes elements of `x` (any shape) with probability `rate`, scales the rest by 1/(1 - rate).
+
+    Args:
+      x: array.
+      rate: probability in [0, 1).
+      rng: PRNG key; None leaves `x` as it is.
+    """
+    if rng is None or rate == 0.0:
+        return x
+    keep = keep_mask(rng, rate, x.shape)
+    return jnp.where(keep, x * jnp.asarray(1.0 / (1.0 - rate), x.dtype), jnp.zeros((), x.dtype))

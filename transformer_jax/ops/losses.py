@@ -1,0 +1,132 @@
+"""Cross-entropy with label smoothing, fused with the projection to the vocabulary.
+
+Of a step's `[tokens, V]` logits only one chunk exists at a time: each chunk's gradient is formed
+while its logits are at hand, so nothing of that size is kept for the backward pass.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class LossSums(NamedTuple):
+    """Sums over tokens, each a float32 scalar; divide by `tokens` for means."""
+
+    loss: jax.Array  # smoothed cross-entropy, in nats
+    nll: jax.Array  # cross-entropy without smoothing
+    correct: jax.Array  # tokens whose largest logit is the target's
+    tokens: jax.Array  # sum of the weights
+
+
+def cross_entropy(
+    logits: jax.Array, targets: jax.Array, weights: jax.Array, label_smoothing: float = 0.0
+) -> LossSums:
+    """Cross-entropy against `(1 - ε)` on the target plus `ε / V` on every class (as in Optax).
+
+    Args:
+      logits: `[..., V]`.
+      targets: `[...]` class ids.
+      weights: `[...]`, 0 where a position is padding.
+      label_smoothing: ε.
+    """
+    logits = logits.astype(jnp.float32)
+    weights = weights.astype(jnp.float32)
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    at_target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    nll = normalizer - at_target
+    smooth = normalizer - jnp.mean(logits, axis=-1)
+    loss = (1.0 - label_smoothing) * nll + label_smoothing * smooth
+    correct = at_target >= jnp.max(logits, axis=-1)
+    return LossSums(
+        loss=jnp.sum(loss * weights),
+        nll=jnp.sum(nll * weights),
+        correct=jnp.sum(correct * weights),
+        tokens=jnp.sum(weights),
+    )
+
+
+def projected_cross_entropy(
+    hidden: jax.Array,
+    table: jax.Array,
+    targets: jax.Array,
+    weights: jax.Array,
+    label_smoothing: float = 0.0,
+    chunk_size: int = 1024,
+) -> LossSums:
+    """`cross_entropy(hidden @ table.T, …)` in memory `[chunk_size, V]`; only `loss` has a gradient.
+
+    Args:
+      hidden: `[N, M]` in the type the product is computed in.
+      table: `[V, M]` output embedding.
+      targets: `[N]` class ids.
+      weights: `[N]`, 0 where a position is padding.
+      label_smoothing: ε.
+      chunk_size: positions whose logits exist at once.
+    """
+    size = hidden.shape[0]
+    chunk_size = min(chunk_size, size)
+    padding = -size % chunk_size
+
+    def chunked(x):
+        x = jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1))
+        return x.reshape(-1, chunk_size, *x.shape[1:])  # --> [N / chunk, chunk, ...]
+
+    weights = weights.astype(jnp.float32)
+    return LossSums(
+        *_chunked_sums(
+            chunked(hidden), table, chunked(targets), chunked(weights), label_smoothing
+        )
+    )
+
+
+def _logits(hidden, table):
+    return jnp.einsum("nm,vm->nv", hidden, table, preferred_element_type=jnp.float32)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _chunked_sums(hidden, table, targets, weights, label_smoothing):
+    table = table.astype(hidden.dtype)
+
+    def add(sums, chunk):
+        h, t, w = chunk
+        new = cross_entropy(_logits(h, table), t, w, label_smoothing)
+        return jax.tree.map(jnp.add, sums, tuple(new)), None
+
+    zero = (jnp.zeros((), jnp.float32),) * 4
+    return jax.lax.scan(add, zero, (hidden, targets, weights))[0]
+
+
+def _forward(hidden, table, targets, weights, label_smoothing):
+    cast = table.astype(hidden.dtype)
+    classes = jnp.arange(table.shape[0], dtype=targets.dtype)
+
+    def add(carry, chunk):
+        sums, table_grad = carry
+        h, t, w = chunk
+        logits = _logits(h, cast)
+        new = cross_entropy(logits, t, w, label_smoothing)
+        # d loss / d logits = softmax - (1 - ε) [class = target] - ε / V, times the weight.
+        grad = jax.nn.softmax(logits, axis=-1) - label_smoothing / table.shape[0]
+        grad = grad - (1.0 - label_smoothing) * (classes[None, :] == t[:, None])
+        grad = (grad * w[:, None]).astype(h.dtype)
+        hidden_grad = jnp.einsum("nv,vm->nm", grad, cast)
+        table_grad += jnp.einsum("nv,nm->vm", grad, h, preferred_element_type=jnp.float32)
+        return (jax.tree.map(jnp.add, sums, tuple(new)), table_grad), hidden_grad
+
+    zero = (jnp.zeros((), jnp.float32),) * 4
+    (sums, table_grad), hidden_grad = jax.lax.scan(
+        add, (zero, jnp.zeros(table.shape, jnp.float32)), (hidden, targets, weights)
+    )
+    return sums, (hidden_grad, table_grad.astype(table.dtype))
+
+
+def _backward(label_smoothing, residuals, cotangents):
+    del label_smoothing
+    hidden_grad, table_grad = residuals
+    scale = cotangents[0]
+    return hidden_grad * scale.astype(hidden_grad.dtype), table_grad * scale, None, None
+
+
+_chunked_sums.defvjp(_forward, _backward)

@@ -1,0 +1,40 @@
+"""Boolean attention masks: True means "may attend". All broadcast to `[B, H, T, S]`."""
+
+import jax
+import jax.numpy as jnp
+
+
+def make_padding_mask(key_lengths: jax.Array, key_size: int) -> jax.Array:
+    """Hides padding behind each row's `key_lengths` `[B]`. Returns `[B, 1, 1, S]`."""
+    return (jnp.arange(key_size) < key_lengths[:, None])[:, None, None, :]
+
+
+def make_causal_mask(query_size: int, key_size: int, offset: int | jax.Array = 0) -> jax.Array:
+    """Query `t` sees keys `0 .. t + offset`. Returns `[1, 1, T, S]`."""
+    rows = jnp.arange(query_size)[:, None] + offset
+    return (jnp.arange(key_size)[None, :] <= rows)[None, None]
+
+
+def make_segment_mask(query_segment_ids: jax.Array, key_segment_ids: jax.Array) -> jax.Array:
+    """Lets positions of one segment see each other; id 0 is padding and sees nothing.
+
+    Args:
+      query_segment_ids: `[B, T]` integers.
+      key_segment_ids: `[B, S]` integers.
+
+    Returns:
+      `[B, 1, T, S]`.
+    """
+    same = query_segment_ids[:, :, None] == key_segment_ids[:, None, :]
+    return (same & (key_segment_ids != 0)[:, None, :])[:, None]
+
+
+def combine_masks(*masks: jax.Array | None) -> jax.Array | None:
+    """Logical and of the masks given; None where none is."""
+    present = [mask for mask in masks if mask is not None]
+    if not present:
+        return None
+    combined = present[0]
+    for mask in present[1:]:
+        combined = combined & mask
+    return combined

@@ -1,0 +1,119 @@
+"""Everything a run needs before its first compilation; whatever is wrong with it shows here."""
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Callable
+
+from etils import epath
+
+from transformer_jax import workdir as workdir_lib
+from transformer_jax.config import Config, validate
+from transformer_jax.data import batch_plan, sources
+from transformer_jax.data.loader import BatchSource
+from transformer_jax.data.token_cache import TokenizedCorpus, tokenize_corpora
+from transformer_jax.data.tokenizer import TokenizerPair, make_tokenizers
+from transformer_jax.decoding.engine import special_ids
+from transformer_jax.errors import UserError
+
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingData:
+    """Tokenised corpus, its plan, and the validation pairs."""
+
+    tokenizers: TokenizerPair
+    corpus: TokenizedCorpus
+    plan: batch_plan.BatchPlan
+    padding: float  # share of all positions, 0 .. 1
+    validation: list[tuple[str, str]]
+
+    def batches(self, config: Config) -> BatchSource:
+        ids = special_ids(self.tokenizers, config.model)
+        return BatchSource(self.corpus, self.plan, ids, config.train.num_steps)
+
+
+def prepare(
+    config: Config, workdir: epath.Path, num_devices: int, say: Say
+) -> tuple[Config, TrainingData]:
+    """Reads, tokenises and plans; returns the config with the tokenizer's sizes filled in.
+
+    Raises:
+      UserError: whatever about config, data or work directory cannot work.
+    """
+    validate(config)
+    corpora = sources.open_corpora(config.data, "train")
+    validation = []
+    if config.train.eval_every_steps:
+        pairs = (p for c in sources.open_corpora(config.data, "validation") for p in c.read())
+        validation = list(itertools.islice(pairs, config.train.eval_sentences or None))
+    folder = workdir / "tokenizer"
+    if (folder / "tokenizer.json").exists():
+        tokenizers = TokenizerPair.load(folder)
+    else:
+        tokenizers = make_tokenizers(config.data, corpora)
+    config = resolve(config, tokenizers)
+    workdir_lib.check_resumable(workdir, config)
+    corpus = tokenize_corpora(corpora, tokenizers, config.data)
+    selection = batch_plan.select_pairs(
+        corpus.source.lengths,
+        corpus.target.lengths,
+        config.data.max_len,
+        corpus.corpus_sizes,
+        config.data.train_weights,
+    )
+    multiple = num_devices * config.train.accumulate_steps
+    plan = batch_plan.make_plan(selection, config, multiple)
+    padding = batch_plan.padding_report(plan, selection)
+    workdir.mkdir(parents=True, exist_ok=True)
+    workdir_lib.check_same_data(workdir, corpus.fingerprint)
+    if not (folder / "tokenizer.json").exists():
+        tokenizers.save(folder)
+    workdir_lib.write_config(workdir, config)
+    _describe(config, corpora, tokenizers, selection, plan, padding, say)
+    return config, TrainingData(tokenizers, corpus, plan, padding, validation)
+
+
+def resolve(config: Config, tokenizers: TokenizerPair) -> Config:
+    """The config with the vocabulary sizes and the start id that the tokenizers determine."""
+    model = dataclasses.replace(
+        config.model,
+        source_vocab_size=tokenizers.source.vocab_size,
+        target_vocab_size=tokenizers.target.vocab_size,
+        decoder_start_id=(
+            tokenizers.target.bos_id
+            if config.model.decoder_start_id < 0
+            else config.model.decoder_start_id
+        ),
+    )
+    for name in ("source_vocab_size", "target_vocab_size"):
+        given = getattr(config.model, name)
+        if given not in (0, getattr(model, name)):
+            raise UserError(
+                f"config.model.{name}={given}, but the tokenizer has {getattr(model, name)} pieces; "
+                "leave it at 0 to take the tokenizer's."
+            )
+    return dataclasses.replace(config, model=model)
+
+
+def _describe(config, corpora, tokenizers, selection, plan, padding, say) -> None:
+    data = config.data
+    say(f"{data.source_lang} -> {data.target_lang}: " + ", ".join(c.name for c in corpora))
+    pairs = itertools.chain.from_iterable(c.read() for c in corpora)
+    for source, target in itertools.islice(pairs, 3):
+        say(f"  {source}  ->  {target}")
+    sizes = {tokenizers.source.vocab_size, tokenizers.target.vocab_size}
+    say(
+        f"{selection.num_pairs:,} pairs, {' and '.join(map(str, sorted(sizes)))} pieces; "
+        f"left out: {selection.num_empty:,} with an empty side, "
+        f"{selection.num_too_long:,} above data.max_len={data.max_len}"
+    )
+    largest = plan.shapes[0]
+    say(
+        f"batches ({data.batching}): {plan.batches_per_epoch:.1f} an epoch, {len(plan.shapes)} "
+        f"shape(s), the largest {largest.rows} x {largest.source_len} + {largest.target_len} "
+        f"positions; padding {100 * padding:.1f}%"
+    )
+    if padding > 0.5:
+        logging.warning("more than half of all positions are padding: lower data.max_len")

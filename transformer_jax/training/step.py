@@ -1,0 +1,113 @@
+"""The training step as two pure functions that know no devices.
+
+`grad_sums` gives sums of gradients, loss and tokens over any part of a batch; sums of parts are the
+sums of the whole. `apply_sums` divides once and updates. A runner adds up in between.
+"""
+
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from transformer_jax.config import Config
+from transformer_jax.model import Transformer, init_params
+from transformer_jax.ops import losses
+from transformer_jax.training.optimizer import make_optimizer, make_schedule
+
+Tree = Any
+
+
+@flax.struct.dataclass
+class TrainState:
+    """What one step hands to the next."""
+
+    step: jax.Array  # updates done
+    params: Tree
+    opt_state: Tree
+    ema: Tree  # exponential average of params, or None
+
+
+class Sums(NamedTuple):
+    """Sums over target tokens, not yet divided."""
+
+    grads: Tree
+    losses: losses.LossSums
+
+
+class TrainStep:
+    """The pure functions of one run, closed over its model, schedule and optimizer."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.model = Transformer(config.model, remat=config.train.remat)
+        self.schedule = make_schedule(
+            config.optimizer, config.model.d_model, config.train.num_steps
+        )
+        self.tx = make_optimizer(config.optimizer, self.schedule)
+
+    def init_state(self, rng: jax.Array) -> TrainState:
+        """Fresh parameters and optimizer state."""
+        params = init_params(self.config.model, rng)
+        ema = jax.tree.map(jnp.copy, params) if self.config.train.ema_decay else None
+        return TrainState(jnp.zeros((), jnp.int32), params, self.tx.init(params), ema)
+
+    def loss_sums(self, params: Tree, batch: dict[str, jax.Array], rng) -> losses.LossSums:
+        """Loss of a batch with dropout, its `[B, T, V]` logits never held at once."""
+        hidden = self.model.apply(
+            {"params": params}, batch, deterministic=False, rngs={"dropout": rng}, method="hidden"
+        )
+        table = self.model.apply({"params": params}, method="output_embedding")
+        return losses.projected_cross_entropy(
+            hidden.reshape(-1, hidden.shape[-1]),  # --> [B * T, M]
+            table,
+            batch["targets"].reshape(-1),
+            batch["loss_mask"].reshape(-1),
+            self.config.train.label_smoothing,
+        )
+
+    def grad_sums(self, params: Tree, batch: dict[str, jax.Array], rng: jax.Array) -> Sums:
+        """Sums over `batch`, whose rows are worked off in `accumulate_steps` equal parts."""
+
+        def part_sums(part, part_rng):
+            def loss(p):
+                sums = self.loss_sums(p, part, part_rng)
+                return sums.loss, sums
+
+            grads, sums = jax.grad(loss, has_aux=True)(params)
+            return Sums(grads, sums)
+
+        num_parts = self.config.train.accumulate_steps
+        if num_parts == 1:
+            return part_sums(batch, rng)
+        parts = jax.tree.map(lambda x: x.reshape(num_parts, -1, *x.shape[1:]), batch)
+
+        def add(total, numbered_part):
+            i, part = numbered_part
+            new = part_sums(part, jax.random.fold_in(rng, i))
+            return jax.tree.map(jnp.add, total, new), None
+
+        zeros = jax.tree.map(jnp.zeros_like, Sums(params, losses.LossSums(*[jnp.zeros(())] * 4)))
+        return jax.lax.scan(add, zeros, (jnp.arange(num_parts), parts))[0]
+
+    def apply_sums(self, state: TrainState, sums: Sums) -> tuple[TrainState, dict[str, jax.Array]]:
+        """The update for sums over the whole batch, and the step's metrics (float32 scalars)."""
+        tokens = jnp.maximum(sums.losses.tokens, 1.0)
+        grads = jax.tree.map(lambda g: g / tokens, sums.grads)
+        updates, opt_state = self.tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        ema = state.ema
+        if ema is not None:
+            # Early on the average forgets faster, so that it does not remember the initialisation.
+            count = state.step.astype(jnp.float32)
+            decay = jnp.minimum(self.config.train.ema_decay, (1.0 + count) / (10.0 + count))
+            ema = jax.tree.map(lambda e, p: e + (1.0 - decay) * (p - e), ema, params)
+        metrics = {
+            "loss_sum": sums.losses.loss,
+            "correct_sum": sums.losses.correct,
+            "tokens": sums.losses.tokens,
+            "learning_rate": jnp.asarray(self.schedule(state.step), jnp.float32),
+            "grad_norm": optax.global_norm(grads),
+        }
+        return TrainState(state.step + 1, params, opt_state, ema), metrics

@@ -1,0 +1,108 @@
+"""The folder of one run: its config, tokenizer and what it was trained on.
+
+A work directory moves between machines and is all that evaluation, decoding and export need.
+"""
+
+import dataclasses
+import json
+import os
+import uuid
+from typing import Any
+
+from etils import epath
+
+from transformer_jax.config import Config, from_json, to_json
+from transformer_jax.data.tokenizer import TokenizerPair
+from transformer_jax.errors import UserError
+
+# What may differ when a run goes on; everything else would make it another run.
+FREE_ON_RESUME = (
+    "train.num_steps", "train.eval_every_steps", "train.checkpoint_every_steps",
+    "train.log_every_steps", "train.early_stopping_patience", "train.eval_beam_size",
+    "train.eval_sentences", "train.remat", "parallel.", "decode.", "checkpoint.", "data.data_dir",
+    "data.cache_dir", "data.train", "data.validation", "data.test", "data.tokenizer_model",
+    "optimizer.learning_rate",
+)  # fmt: skip
+
+
+def read_config(workdir: epath.PathLike) -> Config:
+    """The config of the run in `workdir`.
+
+    Raises:
+      UserError: where there is none.
+    """
+    path = epath.Path(workdir) / "config.json"
+    if not path.exists():
+        raise UserError(f"{workdir} is no work directory: it has no config.json.")
+    return from_json(path.read_text(), str(path))
+
+
+def read_tokenizers(workdir: epath.PathLike) -> TokenizerPair:
+    return TokenizerPair.load(epath.Path(workdir) / "tokenizer")
+
+
+def write_config(workdir: epath.PathLike, config: Config) -> None:
+    write_atomically(epath.Path(workdir) / "config.json", to_json(config))
+
+
+def check_resumable(workdir: epath.PathLike, config: Config) -> None:
+    """Refuses a config that does not continue the run in `workdir`.
+
+    Raises:
+      UserError: naming each setting that differs but may not.
+    """
+    if not (epath.Path(workdir) / "config.json").exists():
+        return
+    old = _flatten(dataclasses.asdict(read_config(workdir)))
+    new = _flatten(dataclasses.asdict(config))
+    changed = [
+        f"config.{name} was {old[name]!r}, is {value!r}"
+        for name, value in new.items()
+        if old[name] != value and not _is_free(name)
+    ]
+    if changed:
+        raise UserError(
+            f"{workdir} holds a run with other settings ({'; '.join(changed)}); "
+            "use another --workdir, or the settings it was started with."
+        )
+
+
+def check_same_data(workdir: epath.PathLike, fingerprint: str) -> None:
+    """Notes what a new run trains on; refuses to go on with anything else.
+
+    Raises:
+      UserError: where the corpus or tokenizer is not the one the run was started with.
+    """
+    path = epath.Path(workdir) / "data.json"
+    if not path.exists():
+        write_atomically(path, json.dumps({"fingerprint": fingerprint}) + "\n")
+    elif json.loads(path.read_text())["fingerprint"] != fingerprint:
+        raise UserError(
+            f"The training corpus is not the one that the run in {workdir} was started on "
+            "(its text or its tokenizer changed); restore it, or use another --workdir."
+        )
+
+
+def write_atomically(path: epath.Path, text: str) -> None:
+    """Writes `path` so that a reader finds the old text or the new one, never a part."""
+    aside = path.parent / f".{path.name}.{uuid.uuid4().hex}"
+    aside.write_text(text)
+    if os.path.exists(aside):
+        os.replace(aside, path)
+    else:
+        aside.replace(path)
+
+
+def _is_free(name: str) -> bool:
+    return any(name == free or (free.endswith(".") and name.startswith(free))
+               for free in FREE_ON_RESUME)  # fmt: skip
+
+
+def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            flat.update(_flatten(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat
