@@ -5,6 +5,7 @@ Modules own parameters and call the pure functions of `transformer_jax.ops`. Dec
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -58,53 +59,72 @@ class LayerNorm(nn.Module):
         return norm(x).astype(x.dtype)
 
 
+class HeadProjection(nn.Module):
+    """Parameters of a projection to heads: kernel `[M, H, D]` and bias `[H, D]`."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        heads, dim = self.config.num_heads, self.config.resolved_head_dim
+        init = nn.initializers.xavier_uniform(in_axis=0, out_axis=(1, 2))
+        self.kernel = self.param("kernel", init, (self.config.d_model, heads, dim))
+        self.bias = self.param("bias", nn.initializers.zeros, (heads, dim))
+
+
+def project_heads(x: jax.Array, projections: Sequence[HeadProjection]) -> list[jax.Array]:
+    """`x` `[B, T, M]` under each projection, `[B, T, H, D]`, by one matrix product for all."""
+    width = projections[0].bias.size
+    kernel = jnp.concatenate([p.kernel.reshape(-1, width) for p in projections], axis=1)
+    bias = jnp.concatenate([p.bias.reshape(-1) for p in projections])
+    out = jnp.einsum("btm,mn->btn", x, kernel.astype(x.dtype)) + bias.astype(x.dtype)
+    heads = out.reshape(*out.shape[:2], len(projections), *projections[0].bias.shape)
+    return [heads[:, :, i] for i in range(len(projections))]
+
+
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (section 3.2.2); `head_dim` is free of `d_model`."""
 
     config: ModelConfig
 
     def setup(self) -> None:
-        config, dtype = self.config, compute_dtype(self.config)
-        heads = functools.partial(
-            nn.DenseGeneral,
-            (config.num_heads, config.resolved_head_dim),
-            dtype=dtype,
-            kernel_init=nn.initializers.xavier_uniform(),
-        )
-        self.query, self.key, self.value = heads(), heads(), heads()
+        self.query = HeadProjection(self.config)
+        self.key = HeadProjection(self.config)
+        self.value = HeadProjection(self.config)
         self.out = nn.DenseGeneral(
-            config.d_model,
+            self.config.d_model,
             axis=(-2, -1),
-            dtype=dtype,
+            dtype=compute_dtype(self.config),
             kernel_init=nn.initializers.xavier_uniform(),
         )
 
-    def _rotate(self, x: jax.Array, positions: jax.Array) -> jax.Array:
-        if self.config.positional != "rotary":
-            return x
-        return positional.apply_rotary(x, positions, self.config.positional_base)
+    def project_self(self, x: jax.Array, positions: jax.Array) -> list[jax.Array]:
+        """Query, key and value `[B, T, H, D]` of `x` `[B, T, M]`, rotated where positions rotate."""
+        query, key, value = project_heads(x, (self.query, self.key, self.value))
+        if self.config.positional == "rotary":
+            query, key = (
+                positional.apply_rotary(y, positions, self.config.positional_base)
+                for y in (query, key)
+            )
+        return [query, key, value]
 
-    def project_key_value(
-        self, x: jax.Array, positions: jax.Array | None = None
-    ) -> tuple[jax.Array, jax.Array]:
-        """Keys and values `[B, S, H, D]` of `x` `[B, S, M]`; positions rotate keys of one's own."""
-        key = self.key(x)
-        return (key if positions is None else self._rotate(key, positions)), self.value(x)
+    def project_query(self, x: jax.Array) -> jax.Array:
+        """Query `[B, T, H, D]` of `x` `[B, T, M]`."""
+        return project_heads(x, (self.query,))[0]
+
+    def project_source(self, encoded: jax.Array) -> list[jax.Array]:
+        """Key and value `[B, S, H, D]` of the encoder's output `[B, S, M]`."""
+        return project_heads(encoded, (self.key, self.value))
 
     def attend(
         self,
-        x: jax.Array,
+        query: jax.Array,
         key: jax.Array,
         value: jax.Array,
-        positions: jax.Array | None = None,
         deterministic: bool = True,
         **masking: Any,
     ) -> jax.Array:
-        """Attention of `x` `[B, T, M]` over keys and values `[B, S, H, D]`. Returns `[B, T, M]`."""
+        """Attention over `key` and `value`, projected back to `[B, T, M]`."""
         config = self.config
-        query = self.query(x)
-        if positions is not None:
-            query = self._rotate(query, positions)
         use_dropout = config.attention_dropout_rate > 0.0 and not deterministic
         out = attention_lib.dot_product_attention(
             query,
@@ -159,12 +179,8 @@ class EncoderLayer(_Layer):
 
     def __call__(self, x, positions, segment_ids, deterministic):
         def attend(h):
-            key, value = self.self_attention.project_key_value(h, positions)
             return self.self_attention.attend(
-                h,
-                key,
-                value,
-                positions,
+                *self.self_attention.project_self(h, positions),
                 deterministic,
                 query_segment_ids=segment_ids,
                 key_segment_ids=segment_ids,
@@ -189,12 +205,8 @@ class DecoderLayer(_Layer):
 
     def __call__(self, x, encoded, positions, segment_ids, source_segment_ids, deterministic):
         def attend_self(h):
-            key, value = self.self_attention.project_key_value(h, positions)
             return self.self_attention.attend(
-                h,
-                key,
-                value,
-                positions,
+                *self.self_attention.project_self(h, positions),
                 deterministic,
                 causal=True,
                 query_segment_ids=segment_ids,
@@ -202,12 +214,9 @@ class DecoderLayer(_Layer):
             )
 
         def attend_source(h):
-            key, value = self.cross_attention.project_key_value(encoded)
             return self.cross_attention.attend(
-                h,
-                key,
-                value,
-                None,
+                self.cross_attention.project_query(h),
+                *self.cross_attention.project_source(encoded),
                 deterministic,
                 query_segment_ids=segment_ids,
                 key_segment_ids=source_segment_ids,
@@ -227,21 +236,24 @@ class DecoderLayer(_Layer):
         positions = index[None, None]
 
         def attend_self(h):
-            key, value = self.self_attention.project_key_value(h, positions)
+            query, key, value = self.self_attention.project_self(h, positions)
             for name, new in (("key", key), ("value", value)):
                 self_cache[name] = jax.lax.dynamic_update_slice_in_dim(
                     self_cache[name], new.astype(self_cache[name].dtype), index, axis=1
                 )
             mask = jnp.arange(self_cache["key"].shape[1]) <= index
             return self.self_attention.attend(
-                h, self_cache["key"], self_cache["value"], positions, mask=mask[None, None, None]
+                query, self_cache["key"], self_cache["value"], mask=mask[None, None, None]
             )
 
         def attend_source(h):
             rows = cross_cache["key"].shape[0]
             h = h.reshape(rows, -1, h.shape[-1])  # --> [B, K, M]
             out = self.cross_attention.attend(
-                h, cross_cache["key"], cross_cache["value"], mask=source_mask[:, None, None, :]
+                self.cross_attention.project_query(h),
+                cross_cache["key"],
+                cross_cache["value"],
+                mask=source_mask[:, None, None, :],
             )
             return out.reshape(-1, 1, out.shape[-1])  # --> [N, 1, M]
 
@@ -398,7 +410,7 @@ class Transformer(nn.Module):
         empty = jnp.zeros(shape, compute_dtype(config))
         cross = []
         for layer in self.decoder_layers:
-            key, value = layer.cross_attention.project_key_value(encoded)
+            key, value = layer.cross_attention.project_source(encoded)
             cross.append({"key": key, "value": value})
         return {
             "index": jnp.zeros((), jnp.int32),
