@@ -18,7 +18,7 @@ def get_config() -> Config:
             d_model=128,
             num_heads=4,
             d_ff=256,
-            dropout_rate=0.15,
+            dropout_rate=0.1,
             norm_position="pre",
             max_len=128,
         ),
@@ -33,9 +33,9 @@ def get_config() -> Config:
             batch_tokens=4096,
         ),
         train=TrainConfig(
-            num_steps=3000,
-            eval_every_steps=500,
-            checkpoint_every_steps=500,
+            num_steps=2600,
+            eval_every_steps=650,
+            checkpoint_every_steps=650,
         ),
         optimizer=OptimizerConfig(
             schedule="cosine", learning_rate=0.005, warmup_steps=400, clip_norm=1.0

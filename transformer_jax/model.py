@@ -164,6 +164,8 @@ class _Layer(nn.Module):
 
     def _residual(self, x, norm, branch, dropout_layer, deterministic):
         if self.config.norm_position == "pre":
+            # Without the barrier XLA adds up the gradient of the stream anew for every layer.
+            x = jax.lax.optimization_barrier(x)
             return x + dropout_layer(branch(norm(x)), deterministic)
         return norm(x + dropout_layer(branch(x), deterministic))
 

@@ -112,14 +112,15 @@ def _forward(hidden, table, targets, weights, label_smoothing):
         grad = grad - (1.0 - label_smoothing) * (classes[None, :] == t[:, None])
         grad = (grad * w[:, None]).astype(h.dtype)
         hidden_grad = jnp.einsum("nv,vm->nm", grad, cast)
-        table_grad += jnp.einsum("nv,nm->vm", grad, h, preferred_element_type=jnp.float32)
+        # [M, V]: of the two factors, the small one is transposed.
+        table_grad += jnp.einsum("nm,nv->mv", h, grad, preferred_element_type=jnp.float32)
         return (jax.tree.map(jnp.add, sums, tuple(new)), table_grad), hidden_grad
 
     zero = (jnp.zeros((), jnp.float32),) * 4
     (sums, table_grad), hidden_grad = jax.lax.scan(
-        add, (zero, jnp.zeros(table.shape, jnp.float32)), (hidden, targets, weights)
+        add, (zero, jnp.zeros(table.shape[::-1], jnp.float32)), (hidden, targets, weights)
     )
-    return sums, (hidden_grad, table_grad.astype(table.dtype))
+    return sums, (hidden_grad, table_grad.T.astype(table.dtype))
 
 
 def _backward(label_smoothing, residuals, cotangents):

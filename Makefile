@@ -1,0 +1,50 @@
+# make quickstart   train, evaluate and use a small translator
+# make test         the tests, 6 minutes at most on two cores
+# make test-slow    the tests that start processes, kill them, or take long
+# make test-all     both
+# make lint types   ruff, mypy
+PYTHON ?= python3
+BIN := .venv/bin
+# Compiled programs stay here between runs; small ones count too.
+export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/xla
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: quickstart test test-slow test-all lint types clean
+
+$(BIN)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; name one with make PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(BIN)/.installed-test: $(BIN)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+quickstart: $(BIN)/.installed
+	$(BIN)/python train.py --config=quickstart --workdir=runs/quickstart
+	$(BIN)/python eval.py --workdir=runs/quickstart --json=runs/quickstart/eval.json
+	printf '%s\n' 'thirty-four' 'three hundred and forty-seven' \
+	  'nine hundred and eighty-seven thousand, six hundred and fifty-four' > runs/quickstart/input.txt
+	@echo "--- decode.py --workdir=runs/quickstart --input=runs/quickstart/input.txt"
+	@$(BIN)/python decode.py --workdir=runs/quickstart --input=runs/quickstart/input.txt \
+	  | paste -d '\t' runs/quickstart/input.txt -
+
+test: $(BIN)/.installed-test
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: $(BIN)/.installed-test
+	$(BIN)/python -m pytest -m slow
+
+test-all: test test-slow
+
+lint: $(BIN)/.installed-test
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(BIN)/.installed-test
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv .cache build *.egg-info
