@@ -6,7 +6,13 @@ elsewhere with --config.data.train=DIR/train and so on. Another pair, for exampl
 """
 
 from transformer_jax.config import (
-    CheckpointConfig, Config, DataConfig, DecodeConfig, ModelConfig, OptimizerConfig, TrainConfig,
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    DecodeConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
 )  # fmt: skip
 
 

@@ -1,7 +1,13 @@
 """English number words to German ones: learns to put units before tens, in minutes on a CPU."""
 
 from transformer_jax.config import (
-    CheckpointConfig, Config, DataConfig, DecodeConfig, ModelConfig, OptimizerConfig, TrainConfig,
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    DecodeConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
 )  # fmt: skip
 
 

@@ -6,7 +6,12 @@ Result: a model that has learned next to nothing, in a few seconds.
 """
 
 from transformer_jax.config import (
-    Config, DataConfig, DecodeConfig, ModelConfig, OptimizerConfig, TrainConfig,
+    Config,
+    DataConfig,
+    DecodeConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
 )  # fmt: skip
 
 

@@ -10,7 +10,13 @@ Result: not measured by this project yet; it takes an accelerator.
 """
 
 from transformer_jax.config import (
-    CheckpointConfig, Config, DataConfig, DecodeConfig, ModelConfig, OptimizerConfig, TrainConfig,
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    DecodeConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
 )  # fmt: skip
 
 
@@ -35,9 +41,7 @@ def get_config() -> Config:
             max_len=256,
             batch_tokens=25_088,  # 98 rows of 256
         ),
-        train=TrainConfig(
-            num_steps=300_000, eval_every_steps=10_000, checkpoint_every_steps=1500
-        ),
+        train=TrainConfig(num_steps=300_000, eval_every_steps=10_000, checkpoint_every_steps=1500),
         optimizer=OptimizerConfig(schedule="rsqrt", learning_rate=1.0, warmup_steps=4000),
         decode=DecodeConfig(beam_size=4, length_penalty=0.6, max_decode_len=512),
         checkpoint=CheckpointConfig(max_to_keep=20),

@@ -27,7 +27,7 @@ class Checkpointer:
 
     def __init__(self, workdir: epath.PathLike, config: CheckpointConfig):
         self._config = config
-        self._folder = epath.Path(workdir) / "checkpoints"
+        self._folder = _folder(workdir)
         sign = -1.0 if config.best_metric == "eval_loss" else 1.0
 
         def quality(metrics: dict[str, float]) -> float:
@@ -38,11 +38,13 @@ class Checkpointer:
         if config.keep_best:
             keep.append(
                 policies.BestN(
-                    get_metric_fn=quality, n=config.keep_best, keep_checkpoints_without_metrics=False
+                    get_metric_fn=quality,
+                    n=config.keep_best,
+                    keep_checkpoints_without_metrics=False,
                 )
             )
         self._manager = ocp.CheckpointManager(
-            epath.Path(self._folder),
+            self._folder,
             options=ocp.CheckpointManagerOptions(
                 best_fn=quality,
                 preservation_policy=policies.AnyPreservationPolicy(keep),
@@ -83,7 +85,9 @@ class Checkpointer:
                 step, args=ocp.args.Composite(meta=ocp.args.JsonRestore(), **args)
             )
         except (ValueError, OSError, KeyError) as error:
-            raise UserError(f"Checkpoint {self._folder / str(step)} cannot be read: {error}") from error
+            raise UserError(
+                f"Checkpoint {self._folder / str(step)} cannot be read: {error}"
+            ) from error
         return {name: restored[name] if name in args else None for name in targets}, restored.meta
 
     def close(self) -> None:
@@ -109,7 +113,7 @@ def load_params(
     Raises:
       UserError: no such checkpoint, or one of another model.
     """
-    folder = epath.Path(workdir) / "checkpoints"
+    folder = _folder(workdir)
     steps = _steps(folder)
     if not steps:
         raise UserError(f"{workdir} has no checkpoint; train there first.")
@@ -127,9 +131,15 @@ def load_params(
 
 def read_metrics(workdir: epath.PathLike, step: int) -> dict[str, float]:
     """Evaluation metrics kept with a checkpoint; empty where it was not evaluated."""
-    folder = epath.Path(workdir) / "checkpoints" / str(step)
+    folder = _folder(workdir) / str(step)
     with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
         return reader.restore(folder / "meta").get("metrics") or {}
+
+
+def _folder(workdir: epath.PathLike) -> epath.Path:
+    """Where the checkpoints lie; Orbax takes absolute paths only."""
+    path = epath.Path(workdir)
+    return (path if "://" in str(path) else path.expanduser().absolute()) / "checkpoints"
 
 
 def _steps(folder: epath.Path) -> list[int]:

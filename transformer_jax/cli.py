@@ -5,6 +5,7 @@ The root scripts and the installed `transformer-jax COMMAND` both come here.
 
 import contextlib
 import dataclasses
+import difflib
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 from etils import epath
 
+from transformer_jax.config import Config
 from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
@@ -37,18 +39,37 @@ def run(command: str, argv: Sequence[str]) -> None:
     """Runs a command with its flags; `argv[0]` is the program's name. Does not return."""
     _use_huge_pages()
     define, execute = COMMANDS[command]
-    app.usage = lambda *args, **kwargs: None
-    with _one_sentence():
-        arguments = define(list(argv))
 
     def call(rest: Sequence[str]) -> None:
         with _one_sentence():
             if len(rest) > 1:
-                raise UserError(f"Unexpected argument {rest[1]!r}; settings are given as --flag=value.")
+                raise UserError(
+                    f"Unexpected argument {rest[1]!r}; settings are given as --flag=value."
+                )
             _configure_jax()
             execute()
 
+    with _one_sentence():
+        _check_overrides(argv)
+        arguments = define(list(argv))
     app.run(call, argv=arguments)
+
+
+def _check_overrides(argv: Sequence[str]) -> None:
+    """Refuses `--config.a.b` for which there is no setting; absl would show its own frames."""
+    for argument in argv:
+        name = argument.lstrip("-").split("=")[0]
+        if not argument.startswith("-") or not name.startswith("config."):
+            continue
+        cls: Any = Config
+        for part in name.split(".")[1:]:
+            fields = {f.name: f.type for f in dataclasses.fields(cls)} if (
+                dataclasses.is_dataclass(cls)) else {}  # fmt: skip
+            if part not in fields:
+                close = difflib.get_close_matches(part, fields, 1)
+                hint = f"; did you mean {close[0]}?" if close else "."
+                raise UserError(f"There is no setting {name}{hint}")
+            cls = fields[part]
 
 
 def _use_huge_pages() -> None:
@@ -191,7 +212,9 @@ def _eval() -> None:
 
 def _define_decode(argv: list[str]) -> list[str]:
     _define_reading(argv)
-    flags.DEFINE_string("input", "-", "Text to translate, one sentence a line; - is standard input.")
+    flags.DEFINE_string(
+        "input", "-", "Text to translate, one sentence a line; - is standard input."
+    )
     flags.DEFINE_string("output", "-", "Where the translations go; - is standard output.")
     flags.DEFINE_integer("beam_size", None, "Instead of config.decode.beam_size; 1 is greedy.")
     flags.DEFINE_float("length_penalty", None, "Instead of config.decode.length_penalty.")
@@ -222,7 +245,9 @@ def _decode() -> None:
                 out.write(_as_line(hypotheses[0].text))
             else:
                 for hypothesis in hypotheses:
-                    text = f"{number} ||| {_as_line(hypothesis.text)[:-1]} ||| {hypothesis.score:.6f}"
+                    text = (
+                        f"{number} ||| {_as_line(hypothesis.text)[:-1]} ||| {hypothesis.score:.6f}"
+                    )
                     out.write(text + "\n")
             out.flush()
 

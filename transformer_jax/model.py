@@ -359,9 +359,7 @@ class Transformer(nn.Module):
             segment_ids = jnp.ones_like(decoder_inputs)
         if source_segment_ids is None:
             source_segment_ids = jnp.ones(encoded.shape[:2], jnp.int32)
-        x = self.embed_target(
-            self.target_table, decoder_inputs, positions, deterministic
-        )
+        x = self.embed_target(self.target_table, decoder_inputs, positions, deterministic)
         for layer in self.decoder_layers:
             x = layer(x, encoded, positions, segment_ids, source_segment_ids, deterministic)
         return self.decoder_norm(x) if self.config.norm_position == "pre" else x
@@ -424,9 +422,7 @@ class Transformer(nn.Module):
     def decode_step(self, cache: Cache, tokens: jax.Array) -> tuple[jax.Array, Cache]:
         """Logits `[N, V]` after `tokens` `[N]`, the last of each hypothesis, and the new cache."""
         index = cache["index"]
-        x = self.embed_target(
-            self.target_table, tokens[:, None], index[None, None], True
-        )
+        x = self.embed_target(self.target_table, tokens[:, None], index[None, None], True)
         layers = zip(self.decoder_layers, cache["self"], cache["cross"], strict=True)
         written = []
         for layer, self_cache, cross_cache in layers:
@@ -442,7 +438,5 @@ class Transformer(nn.Module):
 def init_params(config: ModelConfig, rng: jax.Array) -> dict[str, Any]:
     """Fresh parameters; trace it with `jax.eval_shape` for shapes alone."""
     tokens = jnp.ones((1, 2), jnp.int32)
-    batch = {name: tokens for name in (
-        "inputs", "inputs_positions", "inputs_segment_ids",
-        "decoder_inputs", "targets_positions", "targets_segment_ids")}  # fmt: skip
+    batch = dict.fromkeys(("inputs", "inputs_positions", "inputs_segment_ids", "decoder_inputs", "targets_positions", "targets_segment_ids"), tokens)  # fmt: skip
     return Transformer(config).init({"params": rng}, batch)["params"]

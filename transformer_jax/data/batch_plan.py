@@ -326,9 +326,7 @@ class BucketPlan:
                 for c in bucket
             ]
             self._members.append(np.concatenate(spans))
-        batches = [
-            -(-len(m) // s.rows) for m, s in zip(self._members, self._shapes, strict=True)
-        ]
+        batches = [-(-len(m) // s.rows) for m, s in zip(self._members, self._shapes, strict=True)]
         self._first_batch = np.concatenate([[0], np.cumsum(batches)])
 
     @property

@@ -167,9 +167,7 @@ class Engine:
         apply = functools.partial(self._model.apply, {"params": params})
         encoded = apply(inputs, None, source_mask.astype(jnp.int32), method="encode")
         max_decode_len = self._limit(inputs.shape[1], decode)
-        cache = apply(
-            encoded, source_mask, decode.beam_size, max_decode_len, method="init_cache"
-        )
+        cache = apply(encoded, source_mask, decode.beam_size, max_decode_len, method="init_cache")
         return search.beam_search(
             lambda cache, tokens: apply(cache, tokens, method="decode_step"),
             cache,

@@ -75,9 +75,7 @@ def projected_cross_entropy(
 
     weights = weights.astype(jnp.float32)
     return LossSums(
-        *_chunked_sums(
-            chunked(hidden), table, chunked(targets), chunked(weights), label_smoothing
-        )
+        *_chunked_sums(chunked(hidden), table, chunked(targets), chunked(weights), label_smoothing)
     )
 
 

@@ -34,7 +34,9 @@ def make_schedule(config: OptimizerConfig, d_model: int, num_steps: int) -> opta
     return lambda count: joined(count + 1)
 
 
-def make_optimizer(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
+def make_optimizer(
+    config: OptimizerConfig, schedule: optax.Schedule
+) -> optax.GradientTransformation:
     """Adam, AdamW or Adafactor under `schedule`, after clipping by global norm where it is set."""
     if config.name == "adafactor":
         core = optax.adafactor(

@@ -1,0 +1,95 @@
+"""Eight simulated CPU devices, quiet logs, and the small run that many tests read."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+import dataclasses
+import io
+import random
+from pathlib import Path
+
+import pytest
+import sentencepiece
+
+from transformer_jax.config import Config
+from transformer_jax.data.tokenizer import Tokenizer, TokenizerPair
+
+DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+ZIFFERN = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
+
+
+def digit_pairs(count: int, seed: int = 0, longest: int = 6) -> list[tuple[str, str]]:
+    """Sentence pairs of a language whose translation is word by word, in reverse order."""
+    rng = random.Random(seed)
+    pairs = []
+    for _ in range(count):
+        numbers = [rng.randrange(10) for _ in range(rng.randint(1, longest))]
+        source = " ".join(DIGITS[n] for n in numbers)
+        pairs.append((source, " ".join(ZIFFERN[n] for n in reversed(numbers))))
+    return pairs
+
+
+def write_pairs(folder: Path, name: str, pairs: list[tuple[str, str]]) -> str:
+    """Writes `name.en` and `name.de`; returns the prefix."""
+    for side, language in enumerate(("en", "de")):
+        text = "".join(pair[side] + "\n" for pair in pairs)
+        (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
+    return str(folder / name)
+
+
+def tiny_config(folder: Path, **train) -> Config:
+    """The `tiny` recipe on digit pairs written below `folder`."""
+    from configs import tiny
+
+    config = tiny.get_config()
+    for name, count, seed in (("train", 400, 0), ("val", 12, 1), ("test", 20, 2)):
+        if not (folder / f"{name}.en").exists():
+            write_pairs(folder, name, digit_pairs(count, seed))
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(
+            config.data,
+            source="files",
+            train=str(folder / "train"),
+            validation=str(folder / "val"),
+            test=str(folder / "test"),
+            cache_dir=str(folder / "cache"),
+        ),
+        train=dataclasses.replace(config.train, **train),
+        parallel=dataclasses.replace(config.parallel, data=1),
+    )
+
+
+@pytest.fixture(scope="session")
+def tokenizers() -> TokenizerPair:
+    """A shared tokenizer of digit words, with byte pieces."""
+    model = io.BytesIO()
+    texts = [text for pair in digit_pairs(300) for text in pair]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=model, vocab_size=340, byte_fallback=True,
+        character_coverage=1.0, pad_id=0, bos_id=1, eos_id=2, unk_id=3, minloglevel=2,
+    )  # fmt: skip
+    tokenizer = Tokenizer(model.getvalue())
+    return TokenizerPair(tokenizer, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory) -> tuple[Path, Path]:
+    """A finished run of the `tiny` recipe: its data folder and its work directory."""
+    from transformer_jax.training.loop import train
+
+    folder = tmp_path_factory.mktemp("tiny")
+    train(tiny_config(folder), folder / "run")
+    return folder, folder / "run"
+
+
+@pytest.fixture(scope="session")
+def translator(tiny_run):
+    from transformer_jax import Translator
+
+    return Translator.load(tiny_run[1])

@@ -1,0 +1,272 @@
+"""The permutation, the plans, and the arrays they become."""
+
+import collections
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import digit_pairs, write_pairs
+from transformer_jax.config import Config, DataConfig
+from transformer_jax.data import batch_plan, loader, sources, token_cache
+from transformer_jax.data.permutation import make_key, permute
+from transformer_jax.errors import UserError
+
+# --- Permutation --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000])
+def test_every_key_gives_a_permutation(size):
+    images = set()
+    for seed in range(8):
+        image = permute(np.arange(size), size, make_key(seed))
+        assert sorted(image) == list(range(size))
+        images.add(tuple(image))
+    assert len(images) > 1 or size == 1
+
+
+def test_it_shuffles_like_a_fair_one():
+    """Each of 5 elements lands on each place about equally often, and orders vary."""
+    counts, orders = np.zeros((5, 5)), collections.Counter()
+    for seed in range(3000):
+        image = permute(np.arange(5), 5, make_key(3, seed))
+        counts[np.arange(5), image] += 1
+        orders[tuple(image)] += 1
+    assert np.all(np.abs(counts - 600) < 5 * np.sqrt(600 * 0.8))
+    assert len(orders) == 120
+    assert max(orders.values()) < 60
+
+
+def test_elements_may_have_domains_and_keys_of_their_own():
+    index, size = np.array([0, 1, 2, 0, 1]), np.array([3, 3, 3, 2, 2])
+    key = make_key(np.array([1, 1, 1, 2, 2]))
+    image = permute(index, size, key)
+    np.testing.assert_array_equal(image[:3], permute(np.arange(3), 3, make_key(1)))
+    np.testing.assert_array_equal(image[3:], permute(np.arange(2), 2, make_key(2)))
+
+
+# --- Plans --------------------------------------------------------------------------------------
+
+
+def lengths(count=3000, seed=0, longest=40):
+    rng = np.random.default_rng(seed)
+    source = np.clip(rng.gamma(4, 3, count), 1, longest).astype(int)
+    target = np.clip(source * rng.normal(1.1, 0.2, count), 1, longest).astype(int)
+    return source, target
+
+
+def make(batching, seed=0, rows=1, max_len=41, batch_tokens=1024, selection=None, **data):
+    config = Config(
+        seed=seed,
+        data=DataConfig(max_len=max_len, batching=batching, batch_tokens=batch_tokens, **data),
+    )
+    selection = selection or batch_plan.select_pairs(*lengths(), max_len)
+    return batch_plan.make_plan(selection, config, rows), selection
+
+
+def pairs_of_epoch(plan, epoch):
+    """Pairs of an epoch; a packed stream is cut at its rows, not at its batches."""
+    if isinstance(plan, batch_plan.BucketPlan):
+        first = epoch * plan.batches_per_epoch
+        parts = [plan.placement(t).pairs for t in range(first, first + plan.batches_per_epoch)]
+        return np.concatenate(parts)
+    rows = plan.shapes[0].rows
+    collected = []
+    start, end = epoch * plan.num_rows, (epoch + 1) * plan.num_rows
+    for t in range(start // rows, -(-end // rows)):
+        placement = plan.placement(t)
+        stream = t * rows + placement.rows
+        collected.append(placement.pairs[(stream >= start) & (stream < end)])
+    return np.concatenate(collected)
+
+
+@pytest.mark.parametrize("batching", ["pack", "bucket"])
+def test_every_pair_once_an_epoch_in_another_order_each(batching):
+    plan, selection = make(batching)
+    first, second = pairs_of_epoch(plan, 0), pairs_of_epoch(plan, 1)
+    np.testing.assert_array_equal(np.sort(first), selection.pairs)
+    np.testing.assert_array_equal(np.sort(second), selection.pairs)
+    assert np.mean(first == second) < 0.02
+    other, _ = make(batching, seed=1)
+    assert np.mean(pairs_of_epoch(other, 0) == first) < 0.02
+
+
+@pytest.mark.parametrize("batching", ["pack", "bucket"])
+def test_a_batch_does_not_depend_on_those_before(batching):
+    plan, _ = make(batching)
+    in_order = [plan.placement(t) for t in range(12)]
+    fresh, _ = make(batching)
+    for t in (11, 3, 7):
+        for name in ("pairs", "rows", "source_starts", "target_starts", "segments"):
+            np.testing.assert_array_equal(
+                getattr(fresh.placement(t), name), getattr(in_order[t], name)
+            )
+
+
+@pytest.mark.parametrize("batching", ["pack", "bucket"])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_sentences_fit_their_rows_without_overlap(batching, rows):
+    plan, _ = make(batching, rows=rows)
+    source, target = lengths()
+    for t in range(30):
+        placement = plan.placement(t)
+        shape = placement.shape
+        assert shape in plan.shapes
+        assert shape.rows % rows == 0
+        assert shape.rows * shape.target_len <= 1024
+        for starts, all_lengths, width in (
+            (placement.source_starts, source, shape.source_len),
+            (placement.target_starts, target, shape.target_len),
+        ):
+            used = np.zeros((shape.rows, width + 1), int)
+            for row, start, pair in zip(placement.rows, starts, placement.pairs, strict=True):
+                used[row, start : start + all_lengths[pair] + 1] += 1
+                assert start + all_lengths[pair] + 1 <= width
+            assert used.max() == 1
+        assert [
+            s for r, s in zip(placement.rows, placement.segments, strict=True) if r == 0
+        ] == list(range(1, 1 + int((placement.rows == 0).sum())))
+
+
+@pytest.mark.parametrize(("batching", "limit"), [("pack", 0.05), ("bucket", 0.15)])
+def test_padding_stays_low_and_is_reported_truly(batching, limit):
+    plan, selection = make(batching, selection=batch_plan.select_pairs(*lengths(30_000), 64),
+                           max_len=64, batch_tokens=4096)  # fmt: skip
+    reported = batch_plan.padding_report(plan, selection)
+    real = (selection.source_lengths + selection.target_lengths).sum()
+    batches = int(np.ceil(plan.batches_per_epoch))
+    shapes = [plan.placement(t).shape for t in range(batches)]
+    positions = sum(s.rows * (s.source_len + s.target_len) for s in shapes)
+    assert reported == pytest.approx(1 - real / positions, abs=0.01)
+    assert reported < limit
+
+
+def test_bucket_shapes_are_few_and_the_largest_comes_first():
+    plan, _ = make("bucket", num_buckets=6)
+    assert len(plan.shapes) <= 6
+    assert plan.shapes[0].target_len == max(s.target_len for s in plan.shapes)
+
+
+def test_empty_and_long_pairs_are_left_out_and_counted():
+    source, target = np.array([3, 0, 5, 9, 10, 2]), np.array([2, 4, 0, 9, 3, 9])
+    selection = batch_plan.select_pairs(source, target, 10)
+    np.testing.assert_array_equal(selection.pairs, [0, 3, 5])
+    np.testing.assert_array_equal(selection.source_lengths, [4, 10, 3])
+    assert (selection.num_pairs, selection.num_empty, selection.num_too_long) == (6, 2, 1)
+    with pytest.raises(UserError, match="6, 2 have an empty side and 4 exceed"):
+        batch_plan.select_pairs(source, target, 2)
+
+
+def test_weights_set_the_shares_and_leave_no_pair_out():
+    source, target = lengths(1200)
+    selection = batch_plan.select_pairs(source, target, 41, (1000, 200), (1.0, 2.0))
+    counts = np.bincount(selection.pairs, minlength=1200)
+    assert counts.min() == 1
+    assert counts[1000:].sum() / counts[:1000].sum() == pytest.approx(2.0, rel=0.01)
+    assert counts[1000:].max() - counts[1000:].min() <= 1
+    plan, _ = make("pack", selection=selection)
+    np.testing.assert_array_equal(np.sort(pairs_of_epoch(plan, 1)), np.sort(selection.pairs))
+
+
+def test_too_many_devices_for_the_batch_is_said():
+    with pytest.raises(UserError, match="32 rows of 41 target positions"):
+        make("pack", rows=32)
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_any_lengths_pack(pairs):
+    source, target = np.array(pairs).T
+    for batching in ("pack", "bucket"):
+        selection = batch_plan.select_pairs(source, target, 13)
+        plan, _ = make(batching, max_len=13, batch_tokens=64, selection=selection)
+        np.testing.assert_array_equal(np.sort(pairs_of_epoch(plan, 2)), selection.pairs)
+
+
+# --- Token cache and arrays ---------------------------------------------------------------------
+
+IDS = loader.SpecialIds(
+    source_pad=90, source_eos=91, target_pad=92, target_eos=93, decoder_start=94
+)
+
+
+def side(sentences):
+    flat = np.array([t for s in sentences for t in s], np.uint16)
+    return token_cache.TokenizedSide(flat, np.cumsum([0, *map(len, sentences)]))
+
+
+def test_arrays_of_a_packed_batch_by_hand():
+    corpus = token_cache.TokenizedCorpus(
+        side([[1, 2], [3], [4, 5, 6]]), side([[11], [12, 13], [14]]), (3,), ""
+    )
+    placement = batch_plan.Placement(
+        shape=batch_plan.BatchShape(2, 6, 6),
+        pairs=np.array([2, 1, 0]),
+        rows=np.array([0, 0, 1]),
+        source_starts=np.array([0, 4, 0]),
+        target_starts=np.array([0, 2, 0]),
+        segments=np.array([1, 2, 1]),
+    )
+    batch = loader.make_batch(corpus, placement, IDS)
+    want = {
+        "inputs": [[4, 5, 6, 91, 3, 91], [1, 2, 91, 90, 90, 90]],
+        "inputs_positions": [[0, 1, 2, 3, 0, 1], [0, 1, 2, 0, 0, 0]],
+        "inputs_segment_ids": [[1, 1, 1, 1, 2, 2], [1, 1, 1, 0, 0, 0]],
+        "targets": [[14, 93, 12, 13, 93, 92], [11, 93, 92, 92, 92, 92]],
+        "decoder_inputs": [[94, 14, 94, 12, 13, 92], [94, 11, 92, 92, 92, 92]],
+        "targets_positions": [[0, 1, 0, 1, 2, 0], [0, 1, 0, 0, 0, 0]],
+        "targets_segment_ids": [[1, 1, 2, 2, 2, 0], [1, 1, 0, 0, 0, 0]],
+        "loss_mask": [[1, 1, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0]],
+    }
+    assert batch.keys() == want.keys()
+    for name, array in want.items():
+        np.testing.assert_array_equal(batch[name], array, err_msg=name)
+
+
+@pytest.fixture
+def small_corpus(tmp_path, tokenizers):
+    config = DataConfig(source="files", train=write_pairs(tmp_path, "a", [*digit_pairs(50), ("", "x")]),
+                        cache_dir=str(tmp_path / "cache"))  # fmt: skip
+    corpora = sources.open_corpora(config, "train")
+    return config, corpora, token_cache.tokenize_corpora(corpora, tokenizers, config)
+
+
+def test_the_cache_holds_what_the_tokenizer_says(small_corpus, tokenizers, monkeypatch):
+    config, corpora, corpus = small_corpus
+    assert len(corpus) == 51
+    for i, (source, target) in enumerate(corpora[0].read()):
+        np.testing.assert_array_equal(corpus.source[i], tokenizers.source.encode(source))
+        np.testing.assert_array_equal(corpus.target[i], tokenizers.target.encode(target))
+    assert isinstance(corpus.source.tokens, np.memmap)
+    # The second time nothing is tokenised.
+    monkeypatch.setattr(token_cache, "_write", None)
+    again = token_cache.tokenize_corpora(corpora, tokenizers, config)
+    np.testing.assert_array_equal(again.source.tokens, corpus.source.tokens)
+
+
+def test_tags_stand_before_the_source(tmp_path, tokenizers, monkeypatch):
+    monkeypatch.setattr(type(tokenizers), "tag_ids", lambda self, language: [7])
+    config = DataConfig(source="files", train=write_pairs(tmp_path, "a", [("one", "eins"), ("", "x")]),
+                        cache_dir=str(tmp_path / "cache"), target_language_tags=True)  # fmt: skip
+    corpus = token_cache.tokenize_corpora(sources.open_corpora(config, "train"), tokenizers, config)
+    assert list(corpus.source[0]) == [7, *tokenizers.source.encode("one")]
+    assert list(corpus.target[0]) == tokenizers.target.encode("eins")
+    assert len(corpus.source[1]) == 0
+
+
+def test_the_loader_gives_the_plans_batches_from_any_step(small_corpus):
+    _, _, corpus = small_corpus
+    selection = batch_plan.select_pairs(corpus.source.lengths, corpus.target.lengths, 40)
+    plan, _ = make("pack", selection=selection, max_len=40, batch_tokens=160)
+    source = loader.BatchSource(corpus, plan, IDS, num_steps=9)
+    straight = list(loader.load_batches(source, 0))
+    assert len(straight) == 9
+    later = list(loader.load_batches(source, 4))
+    assert len(later) == 5
+    for a, b in zip(straight[4:], later, strict=True):
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+    text = dataclasses.asdict(IDS)
+    assert straight[0]["targets"].max() <= max(340, *text.values())

@@ -1,0 +1,75 @@
+"""The commands: what they print, write and refuse."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def command(*arguments, **kwargs):
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        **kwargs,
+    )
+
+
+@pytest.mark.slow
+def test_decode_reads_standard_input_and_writes_one_line_each(tiny_run):
+    _, workdir = tiny_run
+    text = "one two\n\n" + "three " * 200 + "\n🙂\n"
+    done = command("decode.py", f"--workdir={workdir}", "--beam_size=2", input=text)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 4
+    assert done.stdout.split("\n")[1] == ""
+    assert "line 3: " in done.stderr
+    n_best = command("decode.py", f"--workdir={workdir}", "--n_best=2", input="one\ntwo\n")
+    assert [line.split(" ||| ")[0] for line in n_best.stdout.splitlines()] == ["0", "0", "1", "1"]
+    assert all(float(line.split(" ||| ")[2]) < 0 for line in n_best.stdout.splitlines())
+
+
+@pytest.mark.slow
+def test_eval_prints_and_writes_the_contracts_fields(tiny_run, tmp_path):
+    data, workdir = tiny_run
+    out = tmp_path / "scores.json"
+    done = command("eval.py", f"--workdir={workdir}", f"--json={out}", "--checkpoint=average:2",
+                   f"--config.data.test={data / 'val'}", f"--output={tmp_path / 'out.txt'}")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "tok:13a" in done.stdout
+    scores = json.loads(out.read_text())
+    assert list(scores) == ["loss", "perplexity", "token_accuracy", "exact_match", "bleu",
+                            "bleu_signature", "chrf", "chrf_signature", "num_sentences",
+                            "checkpoint_step"]  # fmt: skip
+    assert scores["num_sentences"] == 12
+    assert len((tmp_path / "out.txt").read_text().splitlines()) == 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train.py", "--config=nowhere", "--workdir=x"], ["no recipe nowhere", "quickstart"]),
+        (
+            ["train.py", "--config=tiny", "--workdir=x", "--config.model.num_heads=3"],
+            ["num_heads=3"],
+        ),
+        (["train.py", "--config=tiny", "--workdir=x", "--config.model.heads=3"], ["heads"]),
+        (["eval.py", "--workdir=nowhere"], ["nowhere is no work directory"]),
+        (["decode.py", "--workdir=nowhere"], ["nowhere is no work directory"]),
+        (["-c", "from transformer_jax.cli import main; main()", "fly"], ["usage", "decode"]),
+    ],
+)
+@pytest.mark.slow
+def test_mistakes_get_one_sentence_and_a_status(arguments, words):
+    done = command(*arguments)
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr, done.stderr
+    for word in words:
+        assert word in done.stderr
+    assert not (ROOT / "x").exists()

@@ -1,0 +1,100 @@
+import dataclasses
+import importlib
+
+import pytest
+
+from transformer_jax.config import Config, from_json, to_json, validate
+from transformer_jax.errors import UserError
+
+RECIPES = (
+    "quickstart",
+    "multi30k",
+    "wmt14_en_de_base",
+    "wmt14_en_de_big",
+    "wmt14_en_fr_big",
+    "tiny",
+)
+
+
+def changed(**sections):
+    config = Config()
+    for section, values in sections.items():
+        if isinstance(values, dict):
+            values = dataclasses.replace(getattr(config, section), **values)
+        config = dataclasses.replace(config, **{section: values})
+    return config
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_are_valid_and_survive_json(name):
+    config = importlib.import_module(f"configs.{name}").get_config()
+    assert from_json(to_json(validate(config))) == config
+
+
+def test_json_keeps_tuples_and_none():
+    config = changed(data={"train_weights": (1.0, 2.5)}, model={"head_dim": None})
+    assert from_json(to_json(config)).data.train_weights == (1.0, 2.5)
+    assert from_json(to_json(config)).model.head_dim is None
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"model": {"d_model": 100, "num_heads": 8}}, ["num_heads=8", "d_model=100"]),
+        ({"model": {"max_len": 100}}, ["model.max_len=100", "data.max_len=256"]),
+        ({"data": {"batch_tokens": 200}}, ["batch_tokens=200", "256"]),
+        ({"data": {"pack_len": 100}}, ["pack_len=100", "max_len=256"]),
+        ({"train": {"accumulate_steps": 200}}, ["25000", "200 accumulated"]),
+        ({"model": {"activation": "gelu_tan"}}, ["gelu_tan", "did you mean gelu_tanh?"]),
+        ({"model": {"positional": "sinus"}}, ["positional='sinus'", "interleaved"]),
+        ({"model": {"dropout_rate": 1.0}}, ["dropout_rate=1.0", "below 1"]),
+        ({"model": {"d_model": 7, "num_heads": 7}}, ["d_model=7", "even"]),
+        (
+            {"model": {"positional": "rotary", "head_dim": 3}},
+            ["head_dim=3", "even", "rotary"],
+        ),
+        ({"model": {"head_dim": 0}}, ["head_dim=0"]),
+        ({"data": {"shared_vocab": False}}, ["tie_embeddings=all", "shared_vocab"]),
+        ({"data": {"source_lang": "de"}}, ["source_lang", "'de'"]),
+        ({"data": {"train": "a,b"}}, ["source=files"]),
+        (
+            {"data": {"source": "files", "train": "a,b", "train_weights": (1.0,)}},
+            ["train_weights has 1", "2 corpora"],
+        ),
+        (
+            {"data": {"source": "files", "train": "a,b", "train_languages": ("en-de", "en-fr")}},
+            ["target_language_tags"],
+        ),
+        ({"parallel": {"data": 0}}, ["parallel.data=0"]),
+        ({"parallel": {"runner": "xmap"}}, ["runner='xmap'", "jit, pmap"]),
+        ({"optimizer": {"learning_rate": 0.0}}, ["learning_rate=0.0", "> 0"]),
+        ({"optimizer": {"name": "adan"}}, ["did you mean adam?"]),
+        ({"train": {"num_steps": 0}}, ["num_steps=0"]),
+        ({"decode": {"beam_size": 0}}, ["beam_size=0"]),
+    ],
+)
+def test_what_cannot_work_is_told_in_one_sentence(sections, words):
+    with pytest.raises(UserError) as error:
+        validate(changed(**sections))
+    message = str(error.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", ["run/config.json is not JSON"]),
+        ('{"modle": {}}', ["no setting modle", "did you mean model?"]),
+        ('{"model": {"d_modl": 4}}', ["model.d_modl", "model.d_model"]),
+        ('{"model": {"d_model": "4"}}', ["model.d_model='4'", "int"]),
+        ('{"seed": true}', ["seed=True", "int"]),
+        ('{"model": 3}', ["model must be an object"]),
+    ],
+)
+def test_damaged_json_is_named(text, words):
+    with pytest.raises(UserError) as error:
+        from_json(text, "run/config.json")
+    for word in words:
+        assert word in str(error.value)

@@ -1,0 +1,55 @@
+"""Dropout: right rate, right scale, and bits that look independent."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer_jax.ops.dropout import dropout, keep_mask
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.9])
+def test_rate_and_scale(rate):
+    x = jnp.ones((400, 500))
+    out = np.asarray(dropout(x, rate, jax.random.key(1)))
+    # Five standard deviations of a binomial.
+    tolerance = 5 * np.sqrt(rate * (1 - rate) / x.size)
+    assert abs(np.mean(out == 0) - rate) < tolerance
+    np.testing.assert_allclose(out[out != 0], 1 / (1 - rate), rtol=1e-6)
+
+
+def test_no_key_or_no_rate_changes_nothing():
+    x = jnp.arange(6.0)
+    np.testing.assert_array_equal(dropout(x, 0.5, None), x)
+    np.testing.assert_array_equal(dropout(x, 0.0, jax.random.key(0)), x)
+    assert dropout(x.astype(jnp.bfloat16), 0.5, jax.random.key(0)).dtype == jnp.bfloat16
+
+
+def test_gradient_passes_where_the_value_did():
+    x = jnp.linspace(1.0, 2.0, 64)
+    out, grad = jax.value_and_grad(lambda x: jnp.sum(dropout(x, 0.5, jax.random.key(3))))(x)
+    np.testing.assert_array_equal(grad, np.where(dropout(x, 0.5, jax.random.key(3)) != 0, 2.0, 0.0))
+    assert np.isfinite(out)
+
+
+def test_bits_are_uncorrelated_with_neighbours_and_other_keys():
+    shape = (256, 512)
+    draw = lambda seed: np.asarray(keep_mask(jax.random.key(seed), 0.5, shape)) * 2.0 - 1  # noqa: E731
+    a = draw(0)
+    bound = 5 / np.sqrt(a.size)
+    for shifted in (a[1:] * a[:-1], a[:, 1:] * a[:, :-1], a[:, 8:] * a[:, :-8], a[4:] * a[:-4]):
+        assert abs(shifted.mean()) < bound * 1.1
+    for seed in range(1, 20):
+        b = draw(seed)
+        assert abs((a * b).mean()) < bound
+        assert abs((a[:, 1:] * b[:, :-1]).mean()) < bound * 1.1
+    # Per row and per column counts spread like a binomial.
+    for axis, n in ((0, 256), (1, 512)):
+        spread = (a.sum(axis=axis) / np.sqrt(n)).var()
+        assert 0.7 < spread < 1.3
+
+
+def test_same_key_same_bits_under_jit():
+    eager = keep_mask(jax.random.key(5), 0.3, (7, 9))
+    jitted = jax.jit(lambda k: keep_mask(k, 0.3, (7, 9)))(jax.random.key(5))
+    np.testing.assert_array_equal(eager, jitted)

@@ -1,0 +1,58 @@
+"""The direction of imports, and what an import must not load."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "transformer_jax"
+# Each room imports only from those before it.
+ORDER = ["errors", "config", "ops", "model", "data", "workdir", "checkpoint", "decoding",
+         "evaluation", "interop", "training", "api", "cli"]  # fmt: skip
+
+
+def edges():
+    for path in sorted(ROOT.rglob("*.py")):
+        room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        if room == "__init__":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                parts = name.split(".")
+                if parts[0] == "transformer_jax" and len(parts) > 1 and parts[1] in ORDER:
+                    yield room, parts[1], path
+
+
+def test_imports_follow_the_order():
+    found = list(edges())
+    assert len(found) > 30
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {target}"
+        for room, target, path in found
+        if ORDER.index(target) > ORDER.index(room)
+    ]
+    assert not wrong
+
+
+def test_every_room_is_in_the_order():
+    rooms = {p.relative_to(ROOT).parts[0].removesuffix(".py") for p in ROOT.rglob("*.py")}
+    assert rooms - {"__init__", "configs"} <= set(ORDER)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["transformer_jax", "transformer_jax.cli", "transformer_jax.api",
+     "transformer_jax.training.loop", "transformer_jax.data.number_words"],
+)  # fmt: skip
+def test_an_import_loads_no_other_framework(module):
+    code = f"import sys, {module}; print([m for m in sys.modules if m.split('.')[0] in " \
+           "('tensorflow', 'torch', 'matplotlib', 'tensorflow_text', 'clu')])"  # fmt: skip
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

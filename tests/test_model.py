@@ -1,0 +1,295 @@
+"""The model against a float64 forward pass in NumPy, and the properties that decoding relies on."""
+
+import dataclasses
+import importlib
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.model import Transformer, init_params
+
+TINY = ModelConfig(
+    num_encoder_layers=2,
+    num_decoder_layers=1,
+    d_model=8,
+    num_heads=2,
+    d_ff=12,
+    dropout_rate=0.0,
+    max_len=12,
+    source_vocab_size=13,
+    target_vocab_size=13,
+    decoder_start_id=1,
+)
+VARIANTS = {
+    "paper": {},
+    "pre": {"norm_position": "pre"},
+    "gelu": {"activation": "gelu"},
+    "gelu_tanh": {"activation": "gelu_tanh"},
+    "silu": {"activation": "silu"},
+    "halves": {"positional": "halves", "positional_base": 100.0},
+    "tensor2tensor": {"positional": "tensor2tensor"},
+    "learned": {"positional": "learned", "norm_position": "pre"},
+    "rotary": {"positional": "rotary"},
+    "no_positions": {"positional": "none"},
+    "tied_decoder": {"tie_embeddings": "decoder", "source_vocab_size": 17},
+    "untied": {"tie_embeddings": "none", "source_vocab_size": 17},
+    "wide_heads": {"head_dim": 6, "norm_epsilon": 1e-3},
+    "unequal_depths": {"num_encoder_layers": 1, "num_decoder_layers": 3},
+}
+
+
+def variant(name):
+    return dataclasses.replace(TINY, **VARIANTS[name])
+
+
+def random_params(config, seed=0):
+    """Parameters whose biases and norms are not at their neutral initial values."""
+    shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda s: jnp.asarray(rng.normal(0, 0.4, s.shape), jnp.float32), shapes)
+
+
+def tokens(config, batch=3, source=7, target=6, seed=1):
+    rng = np.random.default_rng(seed)
+    return (
+        rng.integers(0, config.source_vocab_size, (batch, source)),
+        rng.integers(0, config.target_vocab_size, (batch, target)),
+    )
+
+
+class Oracle:
+    """One sentence pair at a time, no batches, no masks but the causal one; all in float64."""
+
+    def __init__(self, config, params):
+        self.c, self.p = config, jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+
+    def norm(self, x, p):
+        mean = x.mean(-1, keepdims=True)
+        deviation = np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + self.c.norm_epsilon)
+        return (x - mean) / deviation * p["norm"]["scale"] + p["norm"]["bias"]
+
+    def activation(self, x):
+        erf = np.vectorize(math.erf)
+        return {
+            "relu": lambda: np.maximum(x, 0),
+            "gelu": lambda: x * 0.5 * (1 + erf(x / np.sqrt(2))),
+            "gelu_tanh": lambda: (
+                0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+            ),
+            "silu": lambda: x / (1 + np.exp(-x)),
+        }[self.c.activation]()
+
+    def rotate(self, x):
+        half = x.shape[-1] // 2
+        angles = np.arange(len(x))[:, None] * self.c.positional_base ** (-np.arange(half) / half)
+        turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angles)[:, None]
+        return np.concatenate([turned.real, turned.imag], -1)
+
+    def attention(self, x, memory, p, causal):
+        query, key, value = (
+            np.einsum("tm,mhd->thd", source, p[name]["kernel"]) + p[name]["bias"]
+            for name, source in (("query", x), ("key", memory), ("value", memory))
+        )
+        if self.c.positional == "rotary" and x is memory:
+            query, key = self.rotate(query), self.rotate(key)
+        out = np.zeros_like(query)
+        for h in range(query.shape[1]):
+            for t in range(len(query)):
+                seen = t + 1 if causal else len(key)
+                scores = key[:seen, h] @ query[t, h] / np.sqrt(query.shape[-1])
+                weights = np.exp(scores - scores.max())
+                out[t, h] = weights / weights.sum() @ value[:seen, h]
+        return np.einsum("thd,hdm->tm", out, p["out"]["kernel"]) + p["out"]["bias"]
+
+    def feed_forward(self, x, p):
+        hidden = self.activation(x @ p["up"]["kernel"] + p["up"]["bias"])
+        return hidden @ p["down"]["kernel"] + p["down"]["bias"]
+
+    def residual(self, x, norm, branch):
+        if self.c.norm_position == "pre":
+            return x + branch(self.norm(x, norm))
+        return self.norm(x + branch(x), norm)
+
+    def embed(self, table, ids, learned):
+        x = table[ids] * np.sqrt(self.c.d_model)
+        width = self.c.d_model
+        if self.c.positional == "learned":
+            return x + self.p[learned]["positions"][: len(ids)]
+        if self.c.positional not in ("interleaved", "halves", "tensor2tensor"):
+            return x
+        half = width // 2
+        for t in range(len(ids)):
+            for i in range(half):
+                steps = half - 1 if self.c.positional == "tensor2tensor" else half
+                angle = t / self.c.positional_base ** (i / steps)
+                interleaved = self.c.positional == "interleaved"
+                x[t, 2 * i if interleaved else i] += np.sin(angle)
+                x[t, 2 * i + 1 if interleaved else half + i] += np.cos(angle)
+        return x
+
+    def __call__(self, source, target):
+        p = self.p
+        target_table = p["target_embedding"]
+        source_table = p.get("source_embedding", target_table)
+        x = self.embed(source_table, source, "embed_source")
+        for i in range(self.c.num_encoder_layers):
+            q = p[f"encoder_layers_{i}"]
+            x = self.residual(
+                x,
+                q["self_attention_norm"],
+                lambda h: self.attention(h, h, q["self_attention"], False),
+            )  # noqa: B023
+            x = self.residual(
+                x, q["feed_forward_norm"], lambda h: self.feed_forward(h, q["feed_forward"])
+            )  # noqa: B023
+        memory = self.norm(x, p["encoder_norm"]) if self.c.norm_position == "pre" else x
+        x = self.embed(target_table, target, "embed_target")
+        for i in range(self.c.num_decoder_layers):
+            q = p[f"decoder_layers_{i}"]
+            x = self.residual(
+                x,
+                q["self_attention_norm"],
+                lambda h: self.attention(h, h, q["self_attention"], True),
+            )  # noqa: B023
+            x = self.residual(
+                x,
+                q["cross_attention_norm"],
+                lambda h: self.attention(h, memory, q["cross_attention"], False),
+            )  # noqa: B023
+            x = self.residual(
+                x, q["feed_forward_norm"], lambda h: self.feed_forward(h, q["feed_forward"])
+            )  # noqa: B023
+        x = self.norm(x, p["decoder_norm"]) if self.c.norm_position == "pre" else x
+        return x @ p.get("output_embedding", target_table).T
+
+
+def full_logits(model, params, source, target):
+    apply = lambda *args, method: model.apply({"params": params}, *args, method=method)  # noqa: E731
+    return apply(apply(apply(source, method="encode"), target, method="decode"), method="logits")
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_equal_numpy_and_cached_steps_equal_both(name):
+    config = variant(name)
+    model, params = Transformer(config), random_params(config)
+    source, target = tokens(config)
+    oracle = Oracle(config, params)
+    want = np.stack([oracle(s, t) for s, t in zip(source, target, strict=True)])
+    np.testing.assert_allclose(
+        full_logits(model, params, source, target), want, rtol=2e-4, atol=2e-4
+    )
+
+    @jax.jit
+    def decode(params):
+        apply = lambda *args, method: model.apply({"params": params}, *args, method=method)  # noqa: E731
+        encoded = apply(source, method="encode")
+        cache = apply(encoded, jnp.ones(source.shape, bool), 1, 9, method="init_cache")
+        steps = []
+        for t in range(target.shape[1]):
+            logits, cache = apply(cache, target[:, t], method="decode_step")
+            steps.append(logits)
+        return jnp.stack(steps, axis=1)
+
+    np.testing.assert_allclose(decode(params), want, rtol=2e-4, atol=2e-4)
+
+
+def batch_of(source, target, source_segments, target_segments, source_positions, target_positions):
+    return {
+        "inputs": source, "decoder_inputs": target,
+        "inputs_segment_ids": source_segments, "targets_segment_ids": target_segments,
+        "inputs_positions": source_positions, "targets_positions": target_positions,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["paper", "pre", "learned", "rotary"])
+def test_packed_sentences_do_not_see_each_other_or_padding(name):
+    config = variant(name)
+    model, params = Transformer(config), random_params(config)
+    (source,), (target,) = tokens(config, batch=1)
+    packed = batch_of(
+        np.array([[*source[:3], *source[3:7], 0, 5]]),
+        np.array([[*target[:2], *target[2:6], 0]]),
+        np.array([[1, 1, 1, 2, 2, 2, 2, 0, 0]]),
+        np.array([[1, 1, 2, 2, 2, 2, 0]]),
+        np.array([[0, 1, 2, 0, 1, 2, 3, 0, 0]]),
+        np.array([[0, 1, 0, 1, 2, 3, 0]]),
+    )
+    got = model.apply({"params": params}, packed)[0]
+    first = full_logits(model, params, source[None, :3], target[None, :2])[0]
+    second = full_logits(model, params, source[None, 3:7], target[None, 2:6])[0]
+    np.testing.assert_allclose(got[:2], first, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got[2:6], second, rtol=1e-4, atol=1e-5)
+    assert np.all(np.isfinite(got))
+
+
+def test_no_gradient_flows_from_a_later_token():
+    config = variant("pre")
+    model, params = Transformer(config), random_params(config)
+    source, target = tokens(config, batch=1)
+    encoded = model.apply({"params": params}, source, method="encode")
+    width, length = config.d_model, target.shape[1]
+
+    def hidden_at(t, nudge):
+        table = params["target_embedding"]
+        grown = {**params, "target_embedding": jnp.concatenate([table[target[0]] + nudge, table])}
+        ids = jnp.arange(length)[None]
+        return model.apply({"params": grown}, encoded, ids, method="decode")[0, t].sum()
+
+    for t in range(length):
+        grad = jax.grad(lambda nudge: hidden_at(t, nudge))(jnp.zeros((length, width)))  # noqa: B023
+        per_position = jnp.abs(grad).sum(axis=-1)
+        assert not np.any(per_position[t + 1 :])
+        assert np.all(per_position[: t + 1] > 0)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "pieces", "parameters"),
+    [("wmt14_en_de_base", 37_000, 63_082_496), ("wmt14_en_de_big", 37_000, 214_245_376)],
+)
+def test_parameter_counts_of_the_paper(recipe, pieces, parameters):
+    """Table 3 says 65 and 213 million, rounded; these are its sizes with biases and norms."""
+    config = importlib.import_module(f"configs.{recipe}").get_config().model
+    config = dataclasses.replace(config, source_vocab_size=pieces, target_vocab_size=pieces)
+    shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    assert sum(x.size for x in jax.tree.leaves(shapes)) == parameters
+
+
+@pytest.mark.parametrize("field", ["dropout_rate", "attention_dropout_rate",
+                                   "activation_dropout_rate"])  # fmt: skip
+def test_each_dropout_acts_only_while_training(field):
+    config = dataclasses.replace(TINY, **{field: 0.5})
+    model, params = Transformer(config), random_params(config)
+    source, target = tokens(config)
+    ones = lambda x: np.ones_like(x)  # noqa: E731
+    places = lambda x: np.broadcast_to(np.arange(x.shape[1]), x.shape)  # noqa: E731
+    batch = batch_of(source, target, ones(source), ones(target), places(source), places(target))
+    run = lambda seed: model.apply(  # noqa: E731
+        {"params": params}, batch, False, rngs={"dropout": jax.random.key(seed)}
+    )
+    quiet = model.apply({"params": params}, batch)
+    np.testing.assert_array_equal(run(0), run(0))
+    assert np.abs(run(0) - run(1)).max() > 1e-3
+    assert np.abs(run(0) - quiet).max() > 1e-3
+
+
+def test_remat_changes_nothing_but_memory():
+    config = dataclasses.replace(TINY, dropout_rate=0.2)
+    params = random_params(config)
+    source, target = tokens(config)
+    ones = np.ones_like
+    places = lambda x: np.broadcast_to(np.arange(x.shape[1]), x.shape)  # noqa: E731
+    batch = batch_of(source, target, ones(source), ones(target), places(source), places(target))
+
+    def loss(params, remat):
+        model = Transformer(config, remat=remat)
+        rngs = {"dropout": jax.random.key(7)}
+        return jnp.sum(model.apply({"params": params}, batch, False, rngs=rngs) ** 2)
+
+    plain, saved = (jax.jit(jax.grad(loss), static_argnums=1)(params, r) for r in (False, True))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), plain, saved)
+    text = jax.jit(jax.grad(loss), static_argnums=1).lower(params, True).as_text()
+    assert text.count("optimization_barrier") > 0

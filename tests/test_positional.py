@@ -1,0 +1,60 @@
+"""Position encodings against the paper's table and NumPy."""
+
+import numpy as np
+import pytest
+
+from transformer_jax.ops import positional
+
+TABLE = [
+    [0.0, 1.0, 0.0, 1.0],
+    [0.84147098, 0.54030231, 0.00999983, 0.99995000],
+    [0.90929743, -0.41614684, 0.01999867, 0.99980001],
+    [0.14112001, -0.98999250, 0.02999550, 0.99955003],
+]
+LAST_COLUMNS_BASE_100 = [
+    [0.0, 1.0], [0.09983342, 0.99500417], [0.19866933, 0.98006658], [0.29552021, 0.95533649],
+]  # fmt: skip
+
+
+def test_the_papers_table():
+    np.testing.assert_allclose(positional.sinusoids(4, 4), TABLE, atol=5e-8)
+    np.testing.assert_allclose(
+        positional.sinusoids(4, 4, base=100)[:, 2:], LAST_COLUMNS_BASE_100, atol=5e-8
+    )
+
+
+def test_halves_hold_the_same_values_in_another_order():
+    interleaved = positional.sinusoids(50, 12)
+    halves = positional.sinusoids(50, 12, "halves")
+    np.testing.assert_array_equal(halves[:, :6], interleaved[:, 0::2])
+    np.testing.assert_array_equal(halves[:, 6:], interleaved[:, 1::2])
+
+
+def test_tensor2tensor_reaches_the_base_itself():
+    table = positional.sinusoids(30, 8, "tensor2tensor")
+    for p in (0, 1, 17, 29):
+        for i in range(4):
+            angle = p / 10_000.0 ** (i / 3)
+            assert table[p, i] == pytest.approx(np.sin(angle), abs=1e-6)
+            assert table[p, 4 + i] == pytest.approx(np.cos(angle), abs=1e-6)
+    assert np.all(np.isfinite(positional.sinusoids(3, 2, "tensor2tensor")))
+
+
+def test_odd_width_and_unknown_layout_are_errors():
+    with pytest.raises(ValueError, match="even d_model, got 5"):
+        positional.sinusoids(4, 5)
+    with pytest.raises(ValueError, match="layout"):
+        positional.sinusoids(4, 4, "spiral")
+    with pytest.raises(ValueError, match="even head_dim, got 3"):
+        positional.apply_rotary(np.zeros((1, 2, 1, 3)), np.arange(2)[None])
+
+
+def test_rotary_rotates_pairs_and_depends_on_distance_alone():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 1, 1, 1, 6)).astype(np.float32)
+    at = lambda v, p: np.asarray(positional.apply_rotary(v, np.array([[p]])))[0, 0, 0]  # noqa: E731
+    pairs = x[0, 0, 0, :3] + 1j * x[0, 0, 0, 3:]
+    want = pairs * np.exp(1j * 5 * 10_000.0 ** (-np.arange(3) / 3))
+    np.testing.assert_allclose(at(x, 5), np.concatenate([want.real, want.imag]), atol=1e-5)
+    np.testing.assert_allclose(at(x, 7) @ at(y, 4), at(x, 13) @ at(y, 10), atol=1e-5)
+    assert abs(at(x, 7) @ at(y, 4) - at(x, 7) @ at(y, 5)) > 1e-3

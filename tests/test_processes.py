@@ -1,0 +1,104 @@
+"""Runs that are started as processes and killed, and the package installed from a wheel."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from tests.conftest import tiny_config
+
+ROOT = Path(__file__).parent.parent
+
+pytestmark = pytest.mark.slow
+
+
+def train_command(data: Path, workdir: Path, num_steps: int) -> list[str]:
+    tiny_config(data)  # writes the files
+    return [
+        sys.executable, "train.py", "--config=configs/tiny.py", f"--workdir={workdir}",
+        "--config.data.source=files", f"--config.data.train={data / 'train'}",
+        f"--config.data.validation={data / 'val'}", f"--config.data.cache_dir={data / 'cache'}",
+        f"--config.train.num_steps={num_steps}", "--config.train.checkpoint_every_steps=10",
+        "--config.checkpoint.max_to_keep=100", "--config.parallel.data=1",
+        "--config.train.eval_every_steps=0", "--config.model.dropout_rate=0.2",
+    ]  # fmt: skip
+
+
+def latest_params(workdir):
+    from transformer_jax import Translator
+
+    return Translator.load(workdir, "60").params
+
+
+def wait_for(path: Path, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None, "the run ended by itself"
+        assert time.monotonic() < deadline, f"{path} never came"
+        os.sched_yield()
+
+
+def test_sixty_steps_straight_equal_thirty_a_kill_and_thirty_more(tmp_path):
+    data, straight, killed = tmp_path / "data", tmp_path / "straight", tmp_path / "killed"
+    data.mkdir()
+    subprocess.run(train_command(data, straight, 60), cwd=ROOT, check=True, capture_output=True)
+    endless = subprocess.Popen(
+        train_command(data, killed, 1_000_000), cwd=ROOT, stdout=subprocess.DEVNULL
+    )
+    wait_for(killed / "checkpoints" / "30", endless)
+    endless.send_signal(signal.SIGKILL)
+    assert endless.wait() == -signal.SIGKILL
+    reached = [int(p.name) for p in (killed / "checkpoints").iterdir() if p.name.isdigit()]
+    for step in reached:  # as if it had been killed before it got further
+        if step > 30:
+            subprocess.run(["rm", "-r", str(killed / "checkpoints" / str(step))], check=True)
+    done = subprocess.run(
+        train_command(data, killed, 60), cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert "going on from step 30" in done.stdout
+    jax.tree.map(np.testing.assert_array_equal, latest_params(killed), latest_params(straight))
+
+
+def test_the_wheel_gives_the_command_anywhere(tmp_path):
+    run = lambda *a, **k: subprocess.run(  # noqa: E731
+        a, check=True, capture_output=True, text=True, **k
+    )
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(ROOT))
+    (wheel,) = tmp_path.glob("*.whl")
+    site = tmp_path / "site"
+    run(*pip, "install", "--no-deps", "--target", str(site), str(wheel))
+    data = tmp_path / "data"
+    data.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    tiny_config(data)
+    flags = train_command(data, tmp_path / "run", 10)[4:]
+    command = str(site / "bin" / "transformer-jax")
+    done = run(command, "train", "--config=tiny", f"--workdir={tmp_path / 'run'}", *flags,
+               cwd=tmp_path, env=environment)  # fmt: skip
+    assert "finished at step 10" in done.stdout
+    where = run(sys.executable, "-c", "import transformer_jax; print(transformer_jax.__file__)",
+                cwd=tmp_path, env=environment)  # fmt: skip
+    assert where.stdout.startswith(str(site))
+    done = run(command, "decode", f"--workdir={tmp_path / 'run'}", "--checkpoint=latest",
+               input="one\n", cwd=tmp_path, env=environment)  # fmt: skip
+    assert done.stdout.count("\n") == 1
+
+
+def test_two_runs_that_prepare_the_embedded_corpus_at_once_both_work(tmp_path):
+    command = [
+        sys.executable, "-c",
+        "from transformer_jax.data import number_words, sources\n"
+        "number_words.SIZES = {'train': 1500, 'validation': 5, 'test': 5}\n"
+        f"b = sources.prepared_builder('number_words/de', {str(tmp_path)!r})\n"
+        "print(len(b.as_data_source('train')))",
+    ]  # fmt: skip
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [p.communicate()[0].split()[-1] for p in both] == ["1500", "1500"]
+    assert [p.name for p in tmp_path.iterdir()] == ["number_words"]

@@ -1,0 +1,208 @@
+"""Search against brute force on a tiny vocabulary, and the penalties and stopping rules."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer_jax.config import DecodeConfig
+from transformer_jax.decoding import search
+
+VOCAB, EOS, START, PAD = 4, 3, 0, 9
+
+
+def random_model(rows, longest, seed):
+    """A table: next-piece log-probabilities for every prefix, drawn once."""
+    rng = np.random.default_rng(seed)
+    return [
+        {prefix: rng.normal(0, 1.5, VOCAB)
+         for n in range(longest) for prefix in itertools.product(range(VOCAB), repeat=n)}
+        for _ in range(rows)
+    ]  # fmt: skip
+
+
+def log_softmax(x):
+    return x - np.log(np.exp(x).sum())
+
+
+def penalty(length, alpha, kind):
+    return ((5 + length) / 6) ** alpha if kind == "gnmt" else length**alpha
+
+
+def brute_force(table, limit, alpha, kind):
+    """All complete sequences, best first: (score, log-probability, pieces)."""
+    found = []
+    for n in range(1, limit + 1):
+        for body in itertools.product([p for p in range(VOCAB) if p != EOS], repeat=n - 1):
+            pieces = (*body, EOS)
+            # At the limit a sequence must end, but its end costs what it costs.
+            total = sum(log_softmax(table[pieces[:i]])[pieces[i]] for i in range(n))
+            found.append((total / penalty(n, alpha, kind), total, pieces))
+    return sorted(found, reverse=True)
+
+
+def run(tables, limits, beam_size, num_hypotheses=1, longest=None, **settings):
+    """`beam_search` over table models; the cache keeps each hypothesis's prefix."""
+    longest = longest or max(limits)
+    rows = len(tables)
+    size = sum(VOCAB**n for n in range(longest))
+    logits = np.zeros((rows, size, VOCAB))
+    for b, table in enumerate(tables):
+        for prefix, values in table.items():
+            if len(prefix) < longest:
+                logits[b, index_of(prefix)] = values
+    logits = jnp.asarray(logits, jnp.float32)
+
+    def step(cache, tokens):
+        state = cache["self"]["node"]
+        first = cache["index"] == 0
+        child = state * VOCAB + 1 + tokens
+        node = jnp.where(first, 0, jnp.minimum(child, size - 1))
+        owner = jnp.arange(rows * beam_size) // beam_size
+        new = {"index": cache["index"] + 1, "self": {"node": node}}
+        return logits[owner, node], new
+
+    cache = {"index": jnp.zeros((), jnp.int32),
+             "self": {"node": jnp.zeros(rows * beam_size, jnp.int32)}}  # fmt: skip
+    config = DecodeConfig(beam_size=beam_size, **settings)
+    return jax.jit(
+        lambda limits: search.beam_search(
+            step, cache, limits, max_decode_len=longest, start_id=START, eos_id=EOS, pad_id=PAD,
+            config=config, num_hypotheses=num_hypotheses)
+    )(jnp.asarray(limits))  # fmt: skip
+
+
+def index_of(prefix):
+    """Number of a prefix when all are counted breadth first."""
+    node = 0
+    for piece in prefix:
+        node = node * VOCAB + 1 + piece
+    return node
+
+
+def pieces(hypotheses, row, k):
+    tokens = [int(t) for t in hypotheses.tokens[row, k]]
+    end = tokens.index(EOS)
+    assert all(t == PAD for t in tokens[end + 1 :])
+    return tuple(tokens[: end + 1])
+
+
+@pytest.mark.parametrize("kind", ["gnmt", "power"])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
+def test_a_large_beam_finds_what_brute_force_finds(alpha, kind):
+    tables, limits = random_model(3, 4, seed=1), [4, 3, 1]
+    found = run(tables, limits, beam_size=64, num_hypotheses=5, length_penalty=alpha,
+                length_penalty_kind=kind)  # fmt: skip
+    for row, (table, limit) in enumerate(zip(tables, limits, strict=True)):
+        want = brute_force(table, limit, alpha, kind)[:5]
+        for k, (score, log_prob, sequence) in enumerate(want):
+            assert pieces(found, row, k) == sequence
+            assert float(found.scores[row, k]) == pytest.approx(score, abs=1e-4)
+            assert float(found.log_probs[row, k]) == pytest.approx(log_prob, abs=1e-4)
+        if len(want) < 5:
+            assert float(found.scores[row, len(want)]) == search.NEVER
+
+
+def greedy(table, limit):
+    sequence, total = (), 0.0
+    while True:
+        log_probs = log_softmax(table[sequence])
+        best = EOS if len(sequence) + 1 == limit else int(np.argmax(log_probs))
+        total += log_probs[best]
+        sequence = (*sequence, best)
+        if best == EOS:
+            return sequence, total
+
+
+@pytest.mark.parametrize("stopping", ["first_k", "hf_default", "exact"])
+def test_beam_one_is_greedy_search(stopping):
+    tables = random_model(6, 4, seed=2)
+    found = run(tables, [4] * 6, beam_size=1, stopping=stopping, length_penalty=1.0)
+    for row, table in enumerate(tables):
+        sequence, total = greedy(table, 4)
+        assert pieces(found, row, 0) == sequence
+        assert float(found.log_probs[row, 0]) == pytest.approx(total, abs=1e-4)
+
+
+def reference_beam(table, limit, beams, alpha, stopping):
+    """Textbook beam search with lists, for the rules that stop early."""
+    live, finished = [(0.0, ())], []
+    for length in range(1, limit + 1):
+        grown = []
+        for total, prefix in live:
+            log_probs = log_softmax(table[prefix])
+            for piece in range(VOCAB):
+                if length < limit or piece == EOS:
+                    grown.append((total + log_probs[piece], (*prefix, piece)))
+        grown.sort(key=lambda x: -x[0])
+        for rank, (total, sequence) in enumerate(grown[: 2 * beams]):
+            if sequence[-1] == EOS and rank < beams:
+                finished.append((total / length**alpha, sequence))
+        live = [g for g in grown[: 2 * beams] if g[1][-1] != EOS][:beams]
+        kept = sorted(finished, reverse=True)[:beams]
+        if not live:
+            break
+        if stopping == "first_k" and len(finished) >= beams:
+            break
+        if stopping == "hf_default" and len(kept) == beams:
+            if kept[-1][0] >= live[0][0] / length**alpha:
+                break
+        if stopping == "exact" and kept and kept[0][0] >= live[0][0] / limit**alpha:
+            break
+    return sorted(finished, reverse=True)[:beams], length
+
+
+@pytest.mark.parametrize("stopping", ["first_k", "hf_default", "exact"])
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 2.0])
+def test_each_stopping_rule_is_the_one_named(stopping, alpha):
+    tables = random_model(12, 5, seed=3)
+    for table in tables:
+        found = run([table], [5], beam_size=2, stopping=stopping, length_penalty=alpha,
+                    length_penalty_kind="power")  # fmt: skip
+        want, steps = reference_beam(table, 5, 2, alpha, stopping)
+        assert int(found.steps) == steps
+        assert pieces(found, 0, 0) == want[0][1]
+        assert float(found.scores[0, 0]) == pytest.approx(want[0][0], abs=1e-4)
+
+
+def test_rules_differ_where_they_should():
+    """At a high alpha the rules stop at different steps for some of the tables."""
+    tables = random_model(12, 5, seed=3)
+    steps = {
+        rule: [reference_beam(t, 5, 2, 2.0, rule)[1] for t in tables]
+        for rule in ("first_k", "hf_default", "exact")
+    }
+    assert steps["first_k"] != steps["exact"]
+    assert steps["hf_default"] != steps["exact"]
+
+
+def test_a_sentence_does_not_depend_on_its_neighbours():
+    tables, limits = random_model(5, 5, seed=4), [5, 2, 4, 5, 3]
+    for rule in ("first_k", "exact"):
+        together = run(tables, limits, beam_size=3, stopping=rule)
+        for row in range(5):
+            alone = run([tables[row]], [limits[row]], beam_size=3, stopping=rule, longest=5)
+            assert pieces(alone, 0, 0) == pieces(together, row, 0)
+            np.testing.assert_allclose(alone.scores[0], together.scores[row], rtol=1e-6)
+
+
+def test_length_penalties_by_hand():
+    assert float(search.length_penalty(1, 0.6, "gnmt")) == pytest.approx(1.0)
+    assert float(search.length_penalty(7, 1.0, "gnmt")) == pytest.approx(2.0)
+    assert float(search.length_penalty(7, 0.6, "gnmt")) == pytest.approx(2**0.6)
+    assert float(search.length_penalty(9, 0.5, "power")) == pytest.approx(3.0)
+    assert float(search.length_penalty(9, 0.0, "power")) == 1.0
+
+
+def test_beams_are_picked_and_caches_follow():
+    x = jnp.arange(12).reshape(2, 3, 2)
+    beams = jnp.array([[2, 0], [1, 1]])
+    np.testing.assert_array_equal(
+        search.gather_beams(x, beams), [[[4, 5], [0, 1]], [[8, 9], [8, 9]]]
+    )
+    cache = {"self": [{"key": jnp.arange(4)}], "cross": "kept"}
+    reordered = search.reorder_cache(cache, jnp.array([[1, 1], [0, 1]]))
+    np.testing.assert_array_equal(reordered["self"][0]["key"], [1, 1, 2, 3])
+    assert reordered["cross"] == "kept"

@@ -1,0 +1,219 @@
+"""Reading parallel text and TFDS sets, and what is said when they are damaged."""
+
+import dataclasses
+import gzip
+import threading
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from tests.conftest import write_pairs
+from transformer_jax.config import DataConfig
+from transformer_jax.data import number_words, sources
+from transformer_jax.errors import UserError
+
+PAIRS = [("a b", "c"), ("", "leer"), ("naïve\u2028x", "Straße"), ("😀 tab", " ")]
+
+
+def read(**fields):
+    config = DataConfig(source="files", **fields)
+    return [list(corpus.read()) for corpus in sources.open_corpora(config, "train")]
+
+
+def test_plain_gzip_and_tsv_hold_the_same_pairs(tmp_path):
+    prefix = write_pairs(tmp_path, "plain", PAIRS)
+    for side, lang in enumerate(("en", "de")):
+        with gzip.open(tmp_path / f"zipped.{lang}.gz", "wt", encoding="utf-8") as out:
+            out.write("".join(p[side] + "\r\n" for p in PAIRS))
+    tsv = tmp_path / "both.tsv"
+    tsv.write_text("\n".join("\t".join(p) for p in PAIRS), encoding="utf-8")  # no last newline
+    assert read(train=prefix) == [PAIRS]
+    assert read(train=str(tmp_path / "zipped")) == [PAIRS]
+    assert read(train=str(tsv)) == [PAIRS]
+    assert read(train=f"{prefix},{tsv}") == [PAIRS, PAIRS]
+
+
+def test_direction_follows_the_config(tmp_path):
+    prefix = write_pairs(tmp_path, "plain", PAIRS)
+    swapped = read(train=prefix, source_lang="de", target_lang="en")
+    assert swapped == [[(b, a) for a, b in PAIRS]]
+    config = DataConfig(source="files", train=f"{prefix},{prefix}",
+                        train_languages=("en-de", "de-en"))  # fmt: skip
+    both = sources.open_corpora(config, "train")
+    assert [(c.source_lang, c.target_lang) for c in both] == [("en", "de"), ("de", "en")]
+    assert next(both[1].read()) == ("c", "a b")
+
+
+def damaged(tmp_path, name):
+    prefix = write_pairs(tmp_path, "data", PAIRS)
+    english, german = tmp_path / "data.en", tmp_path / "data.de"
+    if name == "missing":
+        german.unlink()
+    elif name == "longer":
+        english.write_text(english.read_text() + "one\nmore\n")
+    elif name == "utf8":
+        german.write_bytes(b"gut\n\xff\xfe\n")
+    elif name == "nul":
+        english.write_bytes(b"a\nb\0c\n")
+    elif name == "empty":
+        english.write_text("")
+        german.write_text("")
+    elif name == "gzip":
+        english.unlink()
+        (tmp_path / "data.en.gz").write_bytes(gzip.compress(b"x\n" * 9000)[:-20])
+    elif name == "columns":
+        (tmp_path / "x.tsv").write_text("a\tb\na\tb\tc\n")
+        return str(tmp_path / "x.tsv")
+    return prefix
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("missing", ["data.de", "no file"]),
+        ("longer", ["data.de ends after line 4", "data.en has 6 lines"]),
+        ("utf8", ["data.de, line 2", "invalid UTF-8", "iconv"]),
+        ("nul", ["data.en, line 2", "NUL"]),
+        ("empty", ["data.en is empty"]),
+        ("gzip", ["data.en.gz", "damaged gzip"]),
+        ("columns", ["x.tsv, line 2", "3 columns"]),
+    ],
+)
+def test_damage_is_named_by_file_and_line(tmp_path, name, words):
+    with pytest.raises(UserError) as error:
+        read(train=damaged(tmp_path, name))
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_the_fingerprint_follows_the_content(tmp_path):
+    config = DataConfig(source="files", train=write_pairs(tmp_path, "a", PAIRS))
+    first = sources.open_corpora(config, "train")[0].fingerprint
+    assert sources.open_corpora(config, "train")[0].fingerprint == first
+    write_pairs(tmp_path, "a", [*PAIRS, ("x", "y")])
+    assert sources.open_corpora(config, "train")[0].fingerprint != first
+
+
+# --- The embedded corpus --------------------------------------------------------------------------
+
+
+def test_embedded_splits_are_disjoint_and_small_numbers_are_trained():
+    splits = number_words.split_numbers()
+    assert {name: len(numbers) for name, numbers in splits.items()} == number_words.SIZES
+    everything = [n for numbers in splits.values() for n in numbers]
+    assert len(set(everything)) == len(everything)
+    assert set(range(1000)) <= set(splits["train"])
+    assert min(splits["test"]) >= 1000
+    assert splits == number_words.split_numbers()
+
+
+@pytest.fixture
+def few_numbers(monkeypatch):
+    monkeypatch.setattr(number_words, "SIZES", {"train": 1040, "validation": 5, "test": 6})
+
+
+@pytest.mark.parametrize(
+    ("language", "word"),
+    [("de", "vierunddreißig"), ("fr", "trente-quatre"), ("es", "treinta y cuatro"),
+     ("cs", "třicet čtyři")],
+)  # fmt: skip
+def test_embedded_corpus_in_every_language(tmp_path, few_numbers, language, word):
+    config = DataConfig(tfds_name=f"number_words/{language}", data_dir=str(tmp_path),
+                        target_lang=language)  # fmt: skip
+    (corpus,) = sources.open_corpora(config, "train")
+    pairs = dict(corpus.read())
+    assert len(pairs) == 1040
+    assert pairs["thirty-four"] == word
+    assert len(list(sources.open_corpora(config, "test")[0].read())) == 6
+
+
+def test_two_preparations_at_once_leave_one_whole_corpus(tmp_path, few_numbers):
+    results, barrier = [], threading.Barrier(2)
+
+    def prepare():
+        barrier.wait()
+        builder = sources.prepared_builder("number_words/de", str(tmp_path))
+        results.append(len(builder.as_data_source("train")))
+
+    threads = [threading.Thread(target=prepare) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [1040, 1040]
+    assert [p.name for p in tmp_path.iterdir()] == ["number_words"]
+
+
+def test_data_dir_follows_the_environment(monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", "/somewhere")
+    assert sources.data_dir(DataConfig()) == "/somewhere"
+    assert sources.data_dir(DataConfig(data_dir="/here")) == "/here"
+
+
+# --- Other TFDS sets ------------------------------------------------------------------------------
+
+
+class ToyTranslate(tfds.core.GeneratorBasedBuilder):
+    """A data set under the feature layout of `wmt14_translate/de-en`."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="de-en")]
+    pkg_dir_path = None
+
+    def _info(self):
+        features = tfds.features.Translation(languages=("de", "en"))
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager):
+        return {name: self._examples(n) for name, n in (("train", 5), ("validation", 2))}
+
+    def _examples(self, count):
+        for i in range(count):
+            yield i, {"de": f"Satz {i} ß", "en": f"sentence {i}"}
+
+
+def test_a_prepared_set_is_read_by_name(tmp_path):
+    ToyTranslate(config="de-en", data_dir=str(tmp_path)).download_and_prepare(
+        file_format="array_record"
+    )
+    config = DataConfig(tfds_name="toy_translate/de-en", data_dir=str(tmp_path))
+    (corpus,) = sources.open_corpora(config, "train")
+    assert sorted(corpus.read()) == [(f"sentence {i}", f"Satz {i} ß") for i in range(5)]
+    part = dataclasses.replace(config, train="train[:2]")
+    assert len(list(sources.open_corpora(part, "train")[0].read())) == 2
+    for fields, words in (
+        ({"target_lang": "fr"}, ["de, en", "'fr'"]),
+        ({"train": "dev"}, ["'dev'", "train, validation"]),
+    ):
+        with pytest.raises(UserError) as error:
+            sources.open_corpora(dataclasses.replace(config, **fields), "train")
+        for word in words:
+            assert word in str(error.value)
+
+
+def test_an_unknown_set_is_named(tmp_path):
+    for name, word in (("no_such_set/de-en", "no_such_set"), ("number_words/xx", "de, fr, es, cs")):
+        with pytest.raises(UserError, match=word):
+            sources.open_corpora(DataConfig(tfds_name=name, data_dir=str(tmp_path)), "train")
+
+
+def test_a_set_that_cannot_be_prepared_tells_how(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise ConnectionError("no route to host\nmore")
+
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", refuse)
+    config = DataConfig(tfds_name="wmt14_translate/de-en", data_dir=str(tmp_path))
+    with pytest.raises(UserError) as error:
+        sources.open_corpora(config, "train")
+    message = str(error.value)
+    assert "tfds build wmt14_translate/de-en --file_format=array_record" in message
+    assert str(tmp_path) in message
+    assert "no route to host" in message
+    assert "\n" not in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_of_lines_beyond_one_are_kept_in_order(tmp_path):
+    pairs = [(str(i), str(-i)) for i in np.random.default_rng(0).permutation(1000)]
+    assert read(train=write_pairs(tmp_path, "many", pairs)) == [pairs]

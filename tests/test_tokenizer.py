@@ -1,0 +1,124 @@
+"""Text -> ids -> text, special ids, saving, and models that others trained."""
+
+import dataclasses
+import io
+
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import digit_pairs, write_pairs
+from transformer_jax.config import DataConfig
+from transformer_jax.data import sources
+from transformer_jax.data.tokenizer import Tokenizer, TokenizerPair, make_tokenizers
+from transformer_jax.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def corpus_config(tmp_path_factory):
+    prefix = write_pairs(tmp_path_factory.mktemp("tok"), "train", digit_pairs(300))
+    return DataConfig(source="files", train=prefix, vocab_size=340)
+
+
+def make(config, **fields):
+    config = dataclasses.replace(config, **fields)
+    return make_tokenizers(config, sources.open_corpora(config, "train"))
+
+
+@given(text=st.text(max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_any_text_survives_up_to_normalisation(tokenizers, text):
+    tokenizer = tokenizers.source
+    ids = tokenizer.encode(text)
+    assert tokenizer.unk_id not in ids  # byte pieces write everything
+    # The space that stands for a word's start is the only thing that decoding may drop.
+    assert tokenizer.decode(ids).strip() == tokenizer.normalize(text).replace("▁", " ").strip()
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_trained_special_ids_are_four_different_ones(corpus_config, kind, shared):
+    size = 340 if shared else 320
+    pair = make(corpus_config, tokenizer=kind, shared_vocab=shared, vocab_size=size)
+    assert pair.shared == shared
+    for tokenizer in (pair.source, pair.target):
+        assert len(set(tokenizer.special_ids)) == 4
+        assert tokenizer.vocab_size == size
+        text = "three four" if tokenizer is pair.source else "drei vier"
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_lowercase_is_applied_and_saved(corpus_config, tmp_path):
+    pair = make(corpus_config, lowercase=True)
+    pair.save(tmp_path)
+    loaded = TokenizerPair.load(tmp_path)
+    assert loaded.source.encode("THREE Four") == pair.source.encode("three four")
+    assert loaded.source.decode(loaded.source.encode("Straße")) == "straße"
+    assert loaded.fingerprint == pair.fingerprint
+    assert loaded.fingerprint != make(corpus_config).fingerprint
+
+
+def test_separate_models_are_saved_apart(corpus_config, tmp_path):
+    pair = make(corpus_config, shared_vocab=False, vocab_size=320)
+    pair.save(tmp_path)
+    loaded = TokenizerPair.load(tmp_path)
+    assert not loaded.shared
+    assert loaded.source.encode("three") == pair.source.encode("three")
+    assert loaded.target.encode("drei") == pair.target.encode("drei")
+    assert loaded.source.model != loaded.target.model
+
+
+def test_a_model_without_padding_gets_ids_behind_its_pieces():
+    model = io.BytesIO()
+    texts = [text for pair in digit_pairs(100) for text in pair]
+    sentencepiece.SentencePieceTrainer.train(  # SentencePiece's defaults: no padding
+        sentence_iterator=iter(texts), model_writer=model, vocab_size=60, bos_id=-1, minloglevel=2
+    )
+    tokenizer = Tokenizer(model.getvalue())
+    assert (tokenizer.unk_id, tokenizer.eos_id) == (0, 2)
+    assert {tokenizer.pad_id, tokenizer.bos_id} == {60, 61}
+    assert tokenizer.vocab_size == 62
+    ids = [tokenizer.bos_id, *tokenizer.encode("one two"), tokenizer.eos_id, tokenizer.pad_id]
+    assert tokenizer.decode(ids) == "one two"
+    assert tokenizer.pieces(ids)[0] == "<s>"
+    assert tokenizer.pieces(ids)[-2:] == ["</s>", "<pad>"]
+
+
+def test_a_given_model_is_used(corpus_config, tokenizers, tmp_path):
+    path = tmp_path / "given.model"
+    path.write_bytes(tokenizers.source.model)
+    pair = make(corpus_config, tokenizer_model=str(path))
+    assert pair.source.model == tokenizers.source.model
+    both = make(corpus_config, tokenizer_model=f"{path}, {path}", shared_vocab=False)
+    assert not both.shared
+
+
+def test_language_tags_are_pieces_of_their_own(corpus_config):
+    pair = make(corpus_config, target_language_tags=True)
+    (tag,) = pair.tag_ids("de")
+    assert pair.source.pieces([tag]) == ["<2de>"]
+    with pytest.raises(UserError, match="<2fr>"):
+        pair.tag_ids("fr")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"vocab_size": 5000}, ["vocab_size=5000", "cannot be trained"]),
+        ({"tokenizer_model": "nowhere.model"}, ["nowhere.model"]),
+        ({"tokenizer_model": "a,b"}, ["2 files", "must name 1"]),
+        ({"tokenizer_model": "a", "shared_vocab": False}, ["SOURCE,TARGET"]),
+        ({"tokenizer_model": __file__}, ["no SentencePiece model"]),
+    ],
+)
+def test_what_cannot_be_a_tokenizer_is_said(corpus_config, fields, words):
+    with pytest.raises(UserError) as error:
+        make(corpus_config, **fields)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_damaged_folder_is_named(tmp_path):
+    with pytest.raises(UserError, match="no usable tokenizer"):
+        TokenizerPair.load(tmp_path)

@@ -1,0 +1,408 @@
+"""Schedules, the step on one and on many devices, checkpoints, and whole small runs."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from etils import epath
+
+from tests.conftest import digit_pairs, tiny_config, write_pairs
+from transformer_jax import checkpoint as checkpoint_lib
+from transformer_jax.config import CheckpointConfig, OptimizerConfig
+from transformer_jax.data.batch_plan import BatchShape
+from transformer_jax.errors import UserError
+from transformer_jax.model import Transformer
+from transformer_jax.ops import losses
+from transformer_jax.training import runners
+from transformer_jax.training.loop import train
+from transformer_jax.training.optimizer import make_optimizer, make_schedule
+from transformer_jax.training.step import TrainStep
+
+# --- Schedules and optimizers --------------------------------------------------------------------
+
+
+def rates(schedule, steps, **fields):
+    config = OptimizerConfig(schedule=schedule, **fields)
+    make = make_schedule(config, d_model=512, num_steps=100)
+    return [float(make(step - 1)) for step in steps]  # counts start at 0, steps at 1
+
+
+def test_rsqrt_is_the_papers_formula():
+    steps = [1, 100, 4000, 16_000]
+    want = [512**-0.5 * min(s**-0.5, s * 4000**-1.5) for s in steps]
+    np.testing.assert_allclose(rates("rsqrt", steps), want, rtol=1e-5)
+    np.testing.assert_allclose(
+        rates("rsqrt", steps, learning_rate=2.0), np.multiply(want, 2), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "want"),
+    [
+        ("constant", [0.1, 0.5, 1.0, 1.0, 1.0]),
+        ("linear", [0.1, 0.5, 1.0, 0.5, 0.0]),
+        ("cosine", [0.1, 0.5, 1.0, 0.5, 0.0]),
+    ],
+)
+def test_the_others_rise_and_then_follow_their_name(schedule, want):
+    got = rates(schedule, [1, 5, 10, 55, 100], learning_rate=1.0, warmup_steps=10)
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_cosine_is_half_a_cosine():
+    got = rates("cosine", [32], learning_rate=1.0, warmup_steps=10)[0]
+    assert got == pytest.approx(0.5 * (1 + np.cos(np.pi * 22 / 90)), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "adafactor"])
+def test_optimizers_move_against_the_gradient(name):
+    config = OptimizerConfig(name=name, weight_decay=0.1, learning_rate=0.1, schedule="constant",
+                             warmup_steps=1, clip_norm=1.0)  # fmt: skip
+    tx = make_optimizer(config, make_schedule(config, 8, 10))
+    params = {"w": jnp.full((4, 4), 5.0)}
+    updates, _ = tx.update({"w": jnp.ones((4, 4))}, tx.init(params), params)
+    assert np.all(updates["w"] < 0)
+    plain = dataclasses.replace(config, weight_decay=0.0)
+    tx = make_optimizer(plain, make_schedule(plain, 8, 10))
+    without, _ = tx.update({"w": jnp.ones((4, 4))}, tx.init(params), params)
+    assert (np.abs(updates["w"] - without["w"]).max() > 1e-4) == (name != "adam")
+
+
+def test_adam_and_clipping_by_hand():
+    config = OptimizerConfig(learning_rate=0.1, schedule="constant", warmup_steps=1, b1=0.9, b2=0.98,
+                             eps=1e-9, clip_norm=0.5)  # fmt: skip
+    tx = make_optimizer(config, make_schedule(config, 8, 10))
+    params, state = jnp.array([1.0, 2.0]), None
+    state = tx.init(params)
+    grads = [np.array([3.0, 4.0]), np.array([0.1, -0.2])]
+    m = v = np.zeros(2)
+    want = np.array([1.0, 2.0])
+    for t, grad in enumerate(grads, start=1):
+        updates, state = tx.update(jnp.asarray(grad, jnp.float32), state, params)
+        params = optax.apply_updates(params, updates)
+        clipped = grad * min(1.0, 0.5 / np.linalg.norm(grad))
+        m, v = 0.9 * m + 0.1 * clipped, 0.98 * v + 0.02 * clipped**2
+        want = want - 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.98**t)) + 1e-9)
+    np.testing.assert_allclose(params, want, rtol=1e-5)
+
+
+# --- The step, on one device and on eight --------------------------------------------------------
+
+SHAPE = BatchShape(rows=16, source_len=10, target_len=9)
+
+
+def step_config(runner="jit", devices=1, accumulate=1, dropout=0.0, **train_fields):
+    from configs import tiny
+
+    config = tiny.get_config()
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, dropout_rate=dropout, source_vocab_size=30,
+                                  target_vocab_size=30, decoder_start_id=1),
+        train=dataclasses.replace(config.train, accumulate_steps=accumulate, **train_fields),
+        parallel=dataclasses.replace(config.parallel, runner=runner, data=devices),
+    )  # fmt: skip
+
+
+def uneven_batch(seed):
+    """Rows whose padding differs a lot, some of them all padding."""
+    rng = np.random.default_rng(seed)
+    batch = {}
+    for name, width in (("inputs", SHAPE.source_len), ("targets", SHAPE.target_len)):
+        lengths = rng.integers(1, width + 1, SHAPE.rows)
+        lengths[: SHAPE.rows // 2] = 1
+        lengths[-3:] = 0
+        real = np.arange(width) < lengths[:, None]
+        batch[name] = np.where(real, rng.integers(4, 30, (SHAPE.rows, width)), 0).astype(np.int32)
+        batch[f"{name}_segment_ids"] = real.astype(np.int32)
+        batch[f"{name}_positions"] = np.where(real, np.arange(width), 0).astype(np.int32)
+    batch["decoder_inputs"] = np.roll(batch["targets"], 1, axis=1)
+    batch["decoder_inputs"][:, 0] = 1
+    batch["loss_mask"] = batch["targets_segment_ids"] != 0
+    return batch
+
+
+def run_steps(config, count=20):
+    runner = runners.make_runner(config, runners.choose_devices(config))
+    state = runner.init(0)
+    runner.compile(state, SHAPE)
+    history = []
+    for t in range(count):
+        state, metrics = runner.step(state, uneven_batch(t))
+        history.append(float(metrics["loss_sum"] / metrics["tokens"]))
+    return np.array(history), jax.device_get(runner.to_host_layout(state).params)
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return run_steps(step_config())
+
+
+@pytest.mark.parametrize(
+    ("runner", "devices", "accumulate"),
+    [("jit", 8, 1), ("pmap", 8, 1), ("jit", 1, 4), ("jit", 2, 4), ("pmap", 2, 2)],
+)
+def test_devices_runners_and_accumulation_do_not_change_the_update(
+    one_device, runner, devices, accumulate
+):
+    history, params = run_steps(step_config(runner, devices, accumulate))
+    np.testing.assert_allclose(history, one_device[0], rtol=1e-5)
+    assert history[-1] < history[0]
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4, rtol=1e-3), params, one_device[1]
+    )
+
+
+def test_devices_draw_different_dropout():
+    """With one key for all, eight equal rows would give eight equal gradients."""
+    one, _ = run_steps(step_config(dropout=0.5), 1)
+    eight, _ = run_steps(step_config(devices=8, dropout=0.5), 1)
+    assert abs(one[0] - eight[0]) > 1e-6
+
+
+def test_gradients_are_reduced_once_a_step():
+    config = step_config(devices=8, accumulate=2)
+    runner = runners.make_runner(config, runners.choose_devices(config))
+    state = runner.init(0)
+    runner.compile(state, SHAPE)
+    (compiled,) = runner._compiled.values()
+    text = compiled.as_text()
+    bodies = [part for part in text.split("\n\n") if "while" in part.split("{")[0]]
+    assert "all-reduce" in text
+    assert not any("all-reduce(" in body for body in bodies)
+
+
+def test_sums_equal_the_loss_of_the_whole_batch():
+    config = step_config()
+    step = TrainStep(config)
+    state = step.init_state(jax.random.key(0))
+    batch = uneven_batch(0)
+
+    def mean_loss(params):
+        logits = Transformer(config.model).apply({"params": params}, batch)
+        sums = losses.cross_entropy(logits, batch["targets"], batch["loss_mask"], 0.1)
+        return sums.loss / sums.tokens
+
+    want, want_grads = jax.value_and_grad(mean_loss)(state.params)
+    sums = step.grad_sums(state.params, batch, jax.random.key(0))
+    assert float(sums.losses.tokens) == batch["loss_mask"].sum()
+    assert float(sums.losses.loss / sums.losses.tokens) == pytest.approx(float(want), rel=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a / sums.losses.tokens, b, atol=1e-6),
+        sums.grads, want_grads)  # fmt: skip
+
+
+def test_ema_follows_the_parameters():
+    config = step_config(ema_decay=0.9)
+    step = TrainStep(config)
+    state = step.init_state(jax.random.key(0))
+    want = jax.device_get(state.params["target_embedding"])
+    for t in range(3):
+        sums = step.grad_sums(state.params, uneven_batch(t), jax.random.key(t))
+        state, _ = step.apply_sums(state, sums)
+        decay = min(0.9, (1 + t) / (10 + t))
+        want = decay * want + (1 - decay) * np.asarray(state.params["target_embedding"])
+    np.testing.assert_allclose(state.ema["target_embedding"], want, rtol=1e-5)
+
+
+# --- Checkpoints ---------------------------------------------------------------------------------
+
+
+def save_all(folder, scores, **config):
+    checkpointer = checkpoint_lib.Checkpointer(folder, CheckpointConfig(**config))
+    for step, score in scores.items():
+        params = {"w": jnp.full((3,), float(step))}
+        metrics = {} if score is None else {"eval_bleu": score, "eval_loss": -score}
+        checkpointer.save(step, {"params": params, "ema": None}, {"metrics": metrics})
+    checkpointer.close()
+    return {p.name for p in (folder / "checkpoints").iterdir() if p.name.isdigit()}
+
+
+TARGET = {"w": jax.ShapeDtypeStruct((3,), jnp.float32)}
+
+
+@pytest.mark.parametrize("metric", ["eval_bleu", "eval_loss"])
+def test_the_newest_and_the_best_stay(tmp_path, metric):
+    scores = {1: 10.0, 2: 30.0, 3: None, 4: 20.0, 5: None, 6: 5.0}
+    kept = save_all(epath.Path(tmp_path), scores, max_to_keep=2, best_metric=metric)
+    assert kept == {"2", "5", "6"}
+    load = lambda which: checkpoint_lib.load_params(tmp_path, which, metric, TARGET)  # noqa: E731
+    for which, step in (("best", 2), ("latest", 6), ("5", 5)):
+        params, found = load(which)
+        assert found == step
+        np.testing.assert_array_equal(params["w"], step)
+    params, found = load("average:3")
+    assert found == 6
+    np.testing.assert_allclose(params["w"], (2 + 5 + 6) / 3, rtol=1e-6)
+    for which, word in (("3", "has 2, 5, 6"), ("average:4", "holds 3"), ("worst", "must be best")):
+        with pytest.raises(UserError, match=word):
+            load(which)
+
+
+def test_missing_and_foreign_checkpoints_are_named(tmp_path):
+    with pytest.raises(UserError, match="no checkpoint; train there first"):
+        checkpoint_lib.load_params(tmp_path, "latest", "eval_bleu", TARGET)
+    save_all(epath.Path(tmp_path), {1: None})
+    with pytest.raises(UserError, match="none is best"):
+        checkpoint_lib.load_params(tmp_path, "best", "eval_bleu", TARGET)
+    with pytest.raises(UserError, match="cannot be read as this model"):
+        other = {"w": jax.ShapeDtypeStruct((4,), jnp.float32)}
+        checkpoint_lib.load_params(tmp_path, "latest", "eval_bleu", other)
+
+
+# --- Whole runs ----------------------------------------------------------------------------------
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_run_leaves_what_the_contract_names(tiny_run):
+    _, workdir = tiny_run
+    assert {p.name for p in workdir.iterdir()} >= {
+        "config.json", "tokenizer", "checkpoints", "metrics.jsonl", "tensorboard", "samples.jsonl"
+    }  # fmt: skip
+    metrics = lines(workdir / "metrics.jsonl")
+    training = [m for m in metrics if "train_loss" in m]
+    assert [m["step"] for m in training] == [10, 20, 30, 40, 50, 60]
+    assert training[-1]["train_loss"] < training[0]["train_loss"]
+    assert {"learning_rate", "target_tokens_per_second", "padding"} <= training[0].keys()
+    evaluated = [m for m in metrics if "eval_bleu" in m]
+    assert [m["step"] for m in evaluated] == [30, 60]
+    assert evaluated[1]["eval_loss"] < evaluated[0]["eval_loss"]
+    samples = lines(workdir / "samples.jsonl")
+    assert {"step", "source", "reference", "hypothesis"} == samples[0].keys()
+    config = json.loads((workdir / "config.json").read_text())
+    assert config["model"]["source_vocab_size"] == 350
+
+
+def final_params(workdir):
+    from transformer_jax import Translator
+
+    return Translator.load(workdir, "latest").params
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_going_on_is_exact_also_with_the_other_runner_and_pads_no_metrics(tiny_run, tmp_path):
+    data, straight = tiny_run
+    config = tiny_config(data, num_steps=30)
+    train(config, tmp_path / "run")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as out:
+        out.write('{"step": 40, "train_loss": 1.0}\n{"step": 3')  # written before a crash
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=60))
+    train(longer, tmp_path / "run")
+    assert_same(final_params(tmp_path / "run"), final_params(straight))
+    steps = [m["step"] for m in lines(tmp_path / "run" / "metrics.jsonl") if "train_loss" in m]
+    assert steps == [10, 20, 30, 40, 50, 60]
+    train(longer, tmp_path / "run")  # nothing left to do
+
+
+def test_pmap_goes_on_from_what_jit_saved(tiny_run, tmp_path):
+    data, _ = tiny_run
+    config = tiny_config(data, num_steps=20, checkpoint_every_steps=10, eval_every_steps=0)
+    train(config, tmp_path / "run")
+    more = dataclasses.replace(
+        config,
+        train=dataclasses.replace(config.train, num_steps=30),
+        parallel=dataclasses.replace(config.parallel, runner="pmap", data=2),
+    )
+    train(more, tmp_path / "run")
+    assert lines(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 30
+
+
+def test_early_stopping_counts_across_restarts(tiny_run, tmp_path):
+    data, _ = tiny_run
+    config = tiny_config(
+        data,
+        num_steps=40,
+        eval_every_steps=10,
+        early_stopping_patience=2,
+        checkpoint_every_steps=40,
+    )
+    # Nothing is learned at this rate, so exact match stays at 0 and the first is the best.
+    config = dataclasses.replace(
+        config,
+        optimizer=dataclasses.replace(config.optimizer, learning_rate=1e-9),
+        checkpoint=dataclasses.replace(config.checkpoint, best_metric="eval_exact_match"),
+    )
+    first = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=20))
+    train(first, tmp_path / "run")
+    train(config, tmp_path / "run")
+    evaluated = [m["step"] for m in lines(tmp_path / "run" / "metrics.jsonl") if "eval_loss" in m]
+    assert evaluated == [10, 20, 30]
+
+
+def test_bucket_batches_and_ema_train_too(tiny_run, tmp_path):
+    data, _ = tiny_run
+    config = tiny_config(data, num_steps=10, eval_every_steps=10, ema_decay=0.9)
+    config = dataclasses.replace(
+        config, data=dataclasses.replace(config.data, batching="bucket", num_buckets=2)
+    )
+    train(config, tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoints" / "10" / "ema").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: dataclasses.replace(c, seed=1), ["config.seed was 0, is 1"]),
+        (
+            lambda c: dataclasses.replace(c, model=dataclasses.replace(c.model, d_ff=64)),
+            ["config.model.d_ff was 32, is 64", "another --workdir"],
+        ),
+        (
+            lambda c: dataclasses.replace(c, parallel=dataclasses.replace(c.parallel, data=9)),
+            ["parallel.data=9", "8 devices"],
+        ),
+    ],
+)
+def test_another_run_is_not_started_over_an_old_one(tiny_run, change, words):
+    data, workdir = tiny_run
+    before = (workdir / "config.json").read_text()
+    with pytest.raises(UserError) as error:
+        train(change(tiny_config(data)), workdir)
+    for word in words:
+        assert word in str(error.value)
+    assert (workdir / "config.json").read_text() == before
+
+
+def test_another_corpus_is_refused(tiny_run, tmp_path):
+    data, workdir = tiny_run
+    config = tiny_config(data, num_steps=70)
+    prefix = write_pairs(tmp_path, "train", digit_pairs(400, seed=77))
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, train=prefix))
+    with pytest.raises(UserError, match="not the one that the run"):
+        train(config, workdir)
+
+
+def test_several_corpora_with_weights_and_tags(tmp_path):
+    config = tiny_config(tmp_path, num_steps=4, eval_every_steps=4, eval_sentences=2)
+    swapped = [(b, a) for a, b in digit_pairs(100, seed=4)]
+    (tmp_path / "back.de").write_text("".join(a + "\n" for a, _ in swapped))
+    (tmp_path / "back.en").write_text("".join(b + "\n" for _, b in swapped))
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(
+            config.data,
+            train=f"{config.data.train},{tmp_path / 'back'}",
+            train_languages=("en-de", "de-en"),
+            train_weights=(1.0, 1.0),
+            target_language_tags=True,
+        ),
+    )
+    train(config, tmp_path / "run")
+    from transformer_jax import Translator
+
+    translator = Translator.load(tmp_path / "run")
+    assert translator.engine.encode_source(["one"], "en") != translator.engine.encode_source(
+        ["one"]
+    )
+    with pytest.raises(UserError, match="<2fr>"):
+        list(translator.translate(["one"], target_lang="fr"))

@@ -1,0 +1,181 @@
+"""From text to text: batching, long and odd input, scoring, n-best, and the scores of a corpus."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.conftest import digit_pairs
+from transformer_jax import evaluation
+from transformer_jax.decoding import batching
+from transformer_jax.errors import UserError
+
+
+def test_batches_hold_every_sentence_once_in_declared_shapes():
+    rng = np.random.default_rng(0)
+    sentences = [[7] * int(n) for n in rng.integers(1, 41, 300)]
+    seen, shapes = [], set()
+    for batch in batching.make_batches(sentences, 40, 320, pad_id=0):
+        shapes.add(batch.inputs.shape)
+        seen.extend(batch.indices)
+        for row, i in enumerate(batch.indices):
+            assert batch.lengths[row] == len(sentences[i])
+            assert (batch.inputs[row] == 7).sum() == len(sentences[i])
+        assert not batch.lengths[len(batch.indices) :].any()
+    assert sorted(seen) == list(range(300))
+    assert {size for _, size in shapes} == {8, 16, 32, 40}
+    assert len(shapes) <= 4 * 3
+    assert all(rows * size <= 320 for rows, size in shapes)
+
+
+def test_declared_lengths_and_rows():
+    assert [batching.padded_length(n, 100) for n in (1, 8, 9, 33, 65, 100)] == [
+        8, 8, 16, 64, 100, 100]  # fmt: skip
+    assert batching.row_options(64) == [1, 8, 64]
+    assert batching.row_options(1) == [1]
+    assert list(batching.make_batches([], 8, 64, 0)) == []
+
+
+def test_long_text_is_cut_at_punctuation_then_words_then_anywhere():
+    pieces = ["▁a", "b.", "▁c", "d", "▁e", "f", "▁g", "h"]
+    ids = list(range(8))
+    assert batching.split_ids(ids, pieces, 8) == [ids]
+    assert batching.split_ids(ids, pieces, 3) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert batching.split_ids(ids, ["x"] * 8, 3) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    for limit in (1, 2, 5):
+        assert sum(batching.split_ids(ids, pieces, limit), []) == ids
+
+
+ODD = [
+    "",
+    "   ",
+    "one",
+    "🙂🙃 é\u2028ß",
+    "\x00\x01\ufffd",
+    "zzz qqq",
+    "one two " * 2500,
+    "one",
+    "x" * 3000,
+]
+
+
+def test_any_input_gives_one_output_each_in_order(translator, capsys):
+    outputs = translator.translate(ODD, beam_size=2)
+    assert len(outputs) == len(ODD)
+    assert outputs[0].text == outputs[1].text == ""
+    assert outputs[2] == outputs[7]
+    assert outputs[2].text == translator.translate(["one"], beam_size=2)[0].text
+    said = capsys.readouterr().err
+    assert "line 7: " in said
+    assert "line 9: " in said
+    assert "translated in" in said
+
+
+def test_alone_or_in_any_batch_the_same_text_and_score(translator):
+    texts = list(dict.fromkeys(source for source, _ in digit_pairs(60, seed=5, longest=9)))
+    together = translator.translate(texts, beam_size=3)
+    backwards = translator.translate(texts[::-1], beam_size=3)[::-1]
+    for i, text in enumerate(texts):
+        assert backwards[i].text == together[i].text
+        assert backwards[i].score == pytest.approx(together[i].score, abs=1e-5)
+        if i % 10 == 0:
+            alone = translator.translate([text], beam_size=3)[0]
+            assert alone.text == together[i].text
+            assert alone.score == pytest.approx(together[i].score, abs=1e-5)
+
+
+def test_n_best_is_sorted_distinct_and_scores_are_those_of_force_decoding(translator):
+    sources = ["one two three", "nine"]
+    for source, hypotheses in zip(
+        sources,
+        translator.translate_n_best(sources, 4, beam_size=4, length_penalty=0.6),
+        strict=True,
+    ):
+        assert len(hypotheses) == 4
+        scores = [h.score for h in hypotheses]
+        assert scores == sorted(scores, reverse=True)
+        assert len({h.pieces for h in hypotheses}) == 4
+        for h in hypotheses:
+            length = len(h.pieces) + 1
+            assert h.score == pytest.approx(h.log_prob / ((5 + length) / 6) ** 0.6, rel=1e-5)
+            ids = translator.engine.tokenizers.target.encode(h.text)
+            if translator.engine.tokenizers.target.pieces(ids) == list(h.pieces):
+                assert translator.score([source], [h.text])[0] == pytest.approx(
+                    h.log_prob, abs=1e-4
+                )
+
+
+def test_duplicates_are_searched_once(translator, monkeypatch):
+    counted = []
+    original = translator.engine._translate_ids
+
+    def count(params, sentences, *rest):
+        counted.append(len(sentences))
+        return original(params, sentences, *rest)
+
+    monkeypatch.setattr(translator.engine, "_translate_ids", count)
+    translator.translate(["one", "two", "one", "", "two"], beam_size=1)
+    assert counted == [2]
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (lambda t: t.translate("one"), "list of texts"),
+        (lambda t: t.translate(["one"], beam=3), "beam"),
+        (lambda t: t.translate(["one"], beam_size=0), "beam_size=0"),
+        (lambda t: t.translate_n_best(["one"], 5, beam_size=4), "beam of at least that size"),
+        (lambda t: t.score(["a"], []), "1 sources"),
+    ],
+)
+def test_impossible_calls_are_told(translator, call, word):
+    with pytest.raises(UserError, match=word):
+        call(translator)
+
+
+def test_scores_of_a_pair_equal_the_full_forward_pass(translator):
+    import jax
+
+    engine = translator.engine
+    source, target = "one two", "zwei eins"
+    source_ids = [*engine.tokenizers.source.encode(source), engine.ids.source_eos]
+    target_ids = [*engine.tokenizers.target.encode(target), engine.ids.target_eos]
+    model = engine._model
+    apply = lambda *a, method: model.apply({"params": translator.params}, *a, method=method)  # noqa: E731
+    encoded = apply(np.array([source_ids]), method="encode")
+    inputs = np.array([[engine.ids.decoder_start, *target_ids[:-1]]])
+    logits = apply(apply(encoded, inputs, method="decode"), method="logits")
+    log_probs = jax.nn.log_softmax(logits[0])
+    want = float(log_probs[np.arange(len(target_ids)), np.array(target_ids)].sum())
+    padded = engine.score(translator.params, [source, "three " * 9], [target, "drei " * 9])
+    assert padded[0].log_prob == pytest.approx(want, abs=1e-4)
+    assert padded[0].num_tokens == len(target_ids)
+
+
+def test_evaluation_counts_every_sentence(translator):
+    pairs = [*digit_pairs(10, seed=9), ("", "nichts"), ("one", ""), ("one " * 100, "eins " * 100)]
+    decode = dataclasses.replace(translator.config.decode, beam_size=1)
+    scores, outputs = evaluation.evaluate(translator.engine, translator.params, pairs, decode)
+    assert scores.num_sentences == len(outputs) == 13
+    assert scores.perplexity == pytest.approx(np.exp(scores.loss))
+    parts = translator.engine.score(translator.params, *zip(*pairs, strict=True))
+    tokens = sum(p.num_tokens for p in parts)
+    assert scores.loss == pytest.approx(-sum(p.log_prob for p in parts) / tokens)
+    assert scores.token_accuracy == pytest.approx(100 * sum(p.num_correct for p in parts) / tokens)
+
+
+def test_corpus_scores_are_sacrebleus_with_signatures():
+    references = ["The cat sat on the mat today.", "A dog runs."]
+    scores = evaluation.corpus_scores(references, references)
+    assert scores["bleu"] == pytest.approx(100)
+    assert scores["chrf"] == pytest.approx(100)
+    assert scores["exact_match"] == 100
+    assert "case:mixed" in scores["bleu_signature"]
+    assert "tok:13a" in scores["bleu_signature"]
+    assert "nc:6" in scores["chrf_signature"]
+    # By hand: 6/7, 4/5, 2/3, 0 -> exponential smoothing puts 1/2 for the missing 4-gram... of 1.
+    worse = evaluation.corpus_scores(["The cat sat on the mat", "a dog runs."], references)
+    assert 0 < worse["bleu"] < 100
+    assert worse["exact_match"] == 0
+    cased = evaluation.corpus_scores([r.lower() for r in references], references)
+    assert cased["bleu"] < 100
