@@ -227,7 +227,8 @@ def test_arrays_of_a_packed_batch_by_hand():
 
 @pytest.fixture
 def small_corpus(tmp_path, tokenizers):
-    config = DataConfig(source="files", train=write_pairs(tmp_path, "a", [*digit_pairs(50), ("", "x")]),
+    pairs = [*digit_pairs(50), ("", "x")]
+    config = DataConfig(source="files", train=write_pairs(tmp_path, "a", pairs),
                         cache_dir=str(tmp_path / "cache"))  # fmt: skip
     corpora = sources.open_corpora(config, "train")
     return config, corpora, token_cache.tokenize_corpora(corpora, tokenizers, config)
@@ -247,8 +248,9 @@ def test_the_cache_holds_what_the_tokenizer_says(small_corpus, tokenizers, monke
 
 
 def test_tags_stand_before_the_source(tmp_path, tokenizers, monkeypatch):
+    pairs = [("one", "eins"), ("", "x")]
     monkeypatch.setattr(type(tokenizers), "tag_ids", lambda self, language: [7])
-    config = DataConfig(source="files", train=write_pairs(tmp_path, "a", [("one", "eins"), ("", "x")]),
+    config = DataConfig(source="files", train=write_pairs(tmp_path, "a", pairs),
                         cache_dir=str(tmp_path / "cache"), target_language_tags=True)  # fmt: skip
     corpus = token_cache.tokenize_corpora(sources.open_corpora(config, "train"), tokenizers, config)
     assert list(corpus.source[0]) == [7, *tokenizers.source.encode("one")]

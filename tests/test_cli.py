@@ -39,8 +39,14 @@ def test_decode_reads_standard_input_and_writes_one_line_each(tiny_run):
 def test_eval_prints_and_writes_the_contracts_fields(tiny_run, tmp_path):
     data, workdir = tiny_run
     out = tmp_path / "scores.json"
-    done = command("eval.py", f"--workdir={workdir}", f"--json={out}", "--checkpoint=average:2",
-                   f"--config.data.test={data / 'val'}", f"--output={tmp_path / 'out.txt'}")  # fmt: skip
+    done = command(
+        "eval.py",
+        f"--workdir={workdir}",
+        f"--json={out}",
+        "--checkpoint=average:2",
+        f"--config.data.test={data / 'val'}",
+        f"--output={tmp_path / 'out.txt'}",
+    )
     assert done.returncode == 0, done.stderr
     assert "tok:13a" in done.stdout
     scores = json.loads(out.read_text())

@@ -142,10 +142,10 @@ class Oracle:
                 x,
                 q["self_attention_norm"],
                 lambda h: self.attention(h, h, q["self_attention"], False),
-            )  # noqa: B023
+            )
             x = self.residual(
                 x, q["feed_forward_norm"], lambda h: self.feed_forward(h, q["feed_forward"])
-            )  # noqa: B023
+            )
         memory = self.norm(x, p["encoder_norm"]) if self.c.norm_position == "pre" else x
         x = self.embed(target_table, target, "embed_target")
         for i in range(self.c.num_decoder_layers):
@@ -154,15 +154,15 @@ class Oracle:
                 x,
                 q["self_attention_norm"],
                 lambda h: self.attention(h, h, q["self_attention"], True),
-            )  # noqa: B023
+            )
             x = self.residual(
                 x,
                 q["cross_attention_norm"],
                 lambda h: self.attention(h, memory, q["cross_attention"], False),
-            )  # noqa: B023
+            )
             x = self.residual(
                 x, q["feed_forward_norm"], lambda h: self.feed_forward(h, q["feed_forward"])
-            )  # noqa: B023
+            )
         x = self.norm(x, p["decoder_norm"]) if self.c.norm_position == "pre" else x
         return x @ p.get("output_embedding", target_table).T
 
@@ -240,7 +240,7 @@ def test_no_gradient_flows_from_a_later_token():
         return model.apply({"params": grown}, encoded, ids, method="decode")[0, t].sum()
 
     for t in range(length):
-        grad = jax.grad(lambda nudge: hidden_at(t, nudge))(jnp.zeros((length, width)))  # noqa: B023
+        grad = jax.grad(lambda nudge: hidden_at(t, nudge))(jnp.zeros((length, width)))
         per_position = jnp.abs(grad).sum(axis=-1)
         assert not np.any(per_position[t + 1 :])
         assert np.all(per_position[: t + 1] > 0)

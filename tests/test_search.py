@@ -146,9 +146,9 @@ def reference_beam(table, limit, beams, alpha, stopping):
             break
         if stopping == "first_k" and len(finished) >= beams:
             break
-        if stopping == "hf_default" and len(kept) == beams:
-            if kept[-1][0] >= live[0][0] / length**alpha:
-                break
+        full = len(kept) == beams
+        if stopping == "hf_default" and full and kept[-1][0] >= live[0][0] / length**alpha:
+            break
         if stopping == "exact" and kept and kept[0][0] >= live[0][0] / limit**alpha:
             break
     return sorted(finished, reverse=True)[:beams], length

@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import threading
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -158,7 +159,7 @@ class ToyTranslate(tfds.core.GeneratorBasedBuilder):
     """A data set under the feature layout of `wmt14_translate/de-en`."""
 
     VERSION = tfds.core.Version("1.0.0")
-    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="de-en")]
+    BUILDER_CONFIGS: ClassVar = [tfds.core.BuilderConfig(name="de-en")]
     pkg_dir_path = None
 
     def _info(self):

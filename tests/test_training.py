@@ -73,8 +73,8 @@ def test_optimizers_move_against_the_gradient(name):
 
 
 def test_adam_and_clipping_by_hand():
-    config = OptimizerConfig(learning_rate=0.1, schedule="constant", warmup_steps=1, b1=0.9, b2=0.98,
-                             eps=1e-9, clip_norm=0.5)  # fmt: skip
+    config = OptimizerConfig(learning_rate=0.1, schedule="constant", warmup_steps=1, b1=0.9,
+                             b2=0.98, eps=1e-9, clip_norm=0.5)  # fmt: skip
     tx = make_optimizer(config, make_schedule(config, 8, 10))
     params, state = jnp.array([1.0, 2.0]), None
     state = tx.init(params)
@@ -249,8 +249,8 @@ def test_missing_and_foreign_checkpoints_are_named(tmp_path):
     save_all(epath.Path(tmp_path), {1: None})
     with pytest.raises(UserError, match="none is best"):
         checkpoint_lib.load_params(tmp_path, "best", "eval_bleu", TARGET)
+    other = {"w": jax.ShapeDtypeStruct((4,), jnp.float32)}
     with pytest.raises(UserError, match="cannot be read as this model"):
-        other = {"w": jax.ShapeDtypeStruct((4,), jnp.float32)}
         checkpoint_lib.load_params(tmp_path, "latest", "eval_bleu", other)
 
 

@@ -1,7 +1,7 @@
 """Checkpoints by Orbax: `<workdir>/checkpoints/<step>/`, written in the background.
 
-A checkpoint has the items `params`, `ema` (only where an average is kept), `optimizer`, and `meta`
-(JSON: evaluation metrics and the trainer's counters), so that reading a model restores no optimizer.
+A checkpoint has the items `params`, `ema` (only where an average is kept), `optimizer`, and
+`meta` (JSON: evaluation metrics and the trainer's counters): reading a model reads no optimizer.
 """
 
 import logging
@@ -74,7 +74,7 @@ class Checkpointer:
         )
 
     def restore(self, step: int, targets: dict[str, Tree]) -> tuple[dict[str, Tree], dict]:
-        """Items as `targets` describes them (`jax.ShapeDtypeStruct` with shardings), and the meta."""
+        """Items as `targets` describes them (`jax.ShapeDtypeStruct`, sharded), and the meta."""
         args: dict[str, Any] = {
             name: ocp.args.StandardRestore(tree)
             for name, tree in targets.items()

@@ -6,6 +6,7 @@ The root scripts and the installed `transformer-jax COMMAND` both come here.
 import contextlib
 import dataclasses
 import difflib
+import itertools
 import json
 import logging
 import os
@@ -29,8 +30,11 @@ INTERRUPTED_STATUS = 130
 def main() -> None:
     """Entry point of `transformer-jax COMMAND [flags]`."""
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
-        print(f"usage: transformer-jax {{{'|'.join(COMMANDS)}}} [flags]; "
-              "transformer-jax COMMAND --help lists a command's flags.", file=sys.stderr)  # fmt: skip
+        print(
+            f"usage: transformer-jax {{{'|'.join(COMMANDS)}}} [flags]; "
+            "transformer-jax COMMAND --help lists a command's flags.",
+            file=sys.stderr,
+        )
         sys.exit(USAGE_STATUS)
     run(sys.argv[1], [f"transformer-jax {sys.argv[1]}", *sys.argv[2:]])
 
@@ -159,7 +163,7 @@ def _define_reading(argv: list[str]) -> None:
     flags.DEFINE_string("checkpoint", "best", "best, latest, a step, or average:N.")
     prefixes = ("--workdir=", "-workdir=")
     given = [a.split("=", 1)[1] for a in argv if a.startswith(prefixes)]
-    given += [b for a, b in zip(argv, argv[1:], strict=False) if a.lstrip("-") == "workdir"]
+    given += [b for a, b in itertools.pairwise(argv) if a.lstrip("-") == "workdir"]
     if given:
         config = workdir_lib.read_config(given[-1])
         config_flags.DEFINE_config_dataclass("config", config)
@@ -195,8 +199,10 @@ def _eval() -> None:
         translator.engine, translator.params, pairs, translator.config.decode
     )
     result = {**dataclasses.asdict(scores), "checkpoint_step": translator.checkpoint_step}
-    print(f"{FLAGS.split}, {data.source_lang} -> {data.target_lang}, {scores.num_sentences} sentences, "
-          f"checkpoint of step {translator.checkpoint_step}")  # fmt: skip
+    print(
+        f"{FLAGS.split}, {data.source_lang} -> {data.target_lang}, "
+        f"{scores.num_sentences} sentences, checkpoint of step {translator.checkpoint_step}"
+    )
     print(f"BLEU            {scores.bleu:.2f}  {scores.bleu_signature}")
     print(f"chrF            {scores.chrf:.2f}  {scores.chrf_signature}")
     print(f"exact match     {scores.exact_match:.2f}%")

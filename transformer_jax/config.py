@@ -16,7 +16,7 @@ from transformer_jax.errors import UserError
 
 @dataclasses.dataclass(unsafe_hash=True)
 class ModelConfig:
-    """Shape of the encoder-decoder. Sizes of vocabularies and the start id come from the tokenizer."""
+    """Shape of the encoder-decoder. Vocabulary sizes and the start id come from the tokenizer."""
 
     num_encoder_layers: int = 6
     num_decoder_layers: int = 6
@@ -292,12 +292,12 @@ def _conflicts(config: Config):
         if len(targets) > 1:
             yield (
                 f"config.data.train_languages has targets {', '.join(sorted(targets))}: set "
-                "config.data.target_language_tags=True so that the model is told which one to write."
+                "config.data.target_language_tags=True so that the model is told which to write."
             )
     if data.source_lang == data.target_lang:
         yield f"config.data.source_lang and target_lang are both {data.source_lang!r}."
     if config.parallel.data == 0 or config.parallel.data < -1:
-        yield f"config.parallel.data={config.parallel.data} must be a number of devices, or -1 for all."
+        yield f"config.parallel.data={config.parallel.data} must be a number of devices or -1, all."
 
 
 def _get(config: Any, path: str) -> Any:

@@ -30,7 +30,7 @@ class Evaluation:
 def corpus_scores(
     hypotheses: Sequence[str], references: Sequence[str], target_lang: str = ""
 ) -> dict[str, float | str]:
-    """BLEU (cased, tokenizer 13a; `zh` for Chinese) and chrF on untouched references, and exact match.
+    """BLEU (cased, 13a; `zh` for Chinese) and chrF on untouched references, and exact match.
 
     Returns:
       bleu, bleu_signature, chrf, chrf_signature, exact_match (percent).

@@ -98,7 +98,7 @@ class MultiHeadAttention(nn.Module):
         )
 
     def project_self(self, x: jax.Array, positions: jax.Array) -> list[jax.Array]:
-        """Query, key and value `[B, T, H, D]` of `x` `[B, T, M]`, rotated where positions rotate."""
+        """Query, key and value `[B, T, H, D]` of `x` `[B, T, M]`; rotary positions turn them."""
         query, key, value = project_heads(x, (self.query, self.key, self.value))
         if self.config.positional == "rotary":
             query, key = (
@@ -230,7 +230,7 @@ class DecoderLayer(_Layer):
         return self._residual(x, self.feed_forward_norm, feed, self.dropout, deterministic)
 
     def decode_step(self, x, self_cache, cross_cache, source_mask, index):
-        """One position. `x` is `[N, 1, M]`; returns it and the self-attention cache with it written.
+        """One position `x` `[N, 1, M]`; returns its output and the self-attention cache with it.
 
         N may be a multiple of the B sentences in `cross_cache`: the beams of a sentence are then
         queries of one attention over its keys, which are not copied.
@@ -438,5 +438,8 @@ class Transformer(nn.Module):
 def init_params(config: ModelConfig, rng: jax.Array) -> dict[str, Any]:
     """Fresh parameters; trace it with `jax.eval_shape` for shapes alone."""
     tokens = jnp.ones((1, 2), jnp.int32)
-    batch = dict.fromkeys(("inputs", "inputs_positions", "inputs_segment_ids", "decoder_inputs", "targets_positions", "targets_segment_ids"), tokens)  # fmt: skip
+    names = ["decoder_inputs"]
+    for side in ("inputs", "targets"):
+        names += [side, f"{side}_positions", f"{side}_segment_ids"]
+    batch = dict.fromkeys(names, tokens)
     return Transformer(config).init({"params": rng}, batch)["params"]

@@ -5,6 +5,7 @@ language, exact to score, and needs no download.
 """
 
 import random
+from typing import ClassVar
 
 import num2words
 import tensorflow_datasets as tfds
@@ -32,7 +33,7 @@ class NumberWords(tfds.core.GeneratorBasedBuilder):
     """TFDS builder with one config a target language, under the feature layout of the WMT sets."""
 
     VERSION = tfds.core.Version("1.0.0")
-    BUILDER_CONFIGS = [
+    BUILDER_CONFIGS: ClassVar = [
         tfds.core.BuilderConfig(name=language, description=f"English to {language}.")
         for language in LANGUAGES
     ]

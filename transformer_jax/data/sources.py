@@ -94,7 +94,7 @@ def _existing(name: str) -> epath.Path:
 def read_lines(path: epath.Path, allow_nul: bool = False) -> Iterator[str]:
     """Lines of a UTF-8 text file, `.gz` too; see `decode_lines`."""
     with path.open("rb") as raw:
-        stream: Any = gzip.open(raw) if path.name.endswith(".gz") else raw
+        stream: Any = gzip.GzipFile(fileobj=raw) if path.name.endswith(".gz") else raw
         yield from decode_lines(stream, str(path), allow_nul)
 
 
@@ -253,7 +253,7 @@ def _find_builder(name: str, folder: str) -> Any:
                 f"{', '.join(number_words.LANGUAGES)}, for example {EMBEDDED}/de."
             )
         return number_words.NumberWords(config=config_name, data_dir=folder)
-    # Translation sets are registered only once their module was imported, where TensorFlow is absent.
+    # Where TensorFlow is absent, a translation set is known only once its module was imported.
     for module in (base.split(":")[0], base.split("_")[0]):
         try:
             importlib.import_module(f"tensorflow_datasets.translate.{module}")

@@ -60,7 +60,7 @@ def make_batches(
 
 
 def split_ids(ids: Sequence[int], pieces: Sequence[str], limit: int) -> list[list[int]]:
-    """Cuts `ids` into parts of at most `limit`: after punctuation, else between words, else anywhere.
+    """Cuts into parts of at most `limit`: after punctuation, else between words, else anywhere.
 
     Args:
       ids: piece ids of one text.

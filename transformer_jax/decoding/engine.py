@@ -200,7 +200,7 @@ class Engine:
         target_lang: str = "",
         batch_tokens: int = 4096,
     ) -> list[PairScores]:
-        """Teacher-forced scores of given pairs, in order; over-long sides are cut, and it is said."""
+        """Teacher-forced scores of pairs, in order; over-long sides are cut, and it is said."""
         max_len = self.config.model.max_len
         source_ids = self.encode_source(sources, target_lang)
         target_ids = self.tokenizers.target.encode_batch(list(targets))

@@ -50,7 +50,7 @@ def attention_weights(
 
 
 def masked_softmax(scores: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Softmax over the last axis of those entries that `mask` allows; zeros where it allows none."""
+    """Softmax over the last axis where `mask` allows; zeros where it allows nothing."""
     if mask is None:
         return jax.nn.softmax(scores, axis=-1)
     scores = jnp.where(mask, scores, -jnp.inf)

@@ -1,4 +1,4 @@
-"""Position encodings of "Attention Is All You Need" (section 3.5), its common variants, and rotary."""
+"""Position encodings of "Attention Is All You Need" (section 3.5), their variants, and rotary."""
 
 import jax
 import jax.numpy as jnp

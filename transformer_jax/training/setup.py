@@ -91,7 +91,7 @@ def resolve(config: Config, tokenizers: TokenizerPair) -> Config:
         given = getattr(config.model, name)
         if given not in (0, getattr(model, name)):
             raise UserError(
-                f"config.model.{name}={given}, but the tokenizer has {getattr(model, name)} pieces; "
+                f"config.model.{name}={given}, but the tokenizer has {getattr(model, name)}; "
                 "leave it at 0 to take the tokenizer's."
             )
     return dataclasses.replace(config, model=model)
