@@ -55,6 +55,7 @@ def tiny_config(folder: Path, **train) -> Config:
         data=dataclasses.replace(
             config.data,
             source="files",
+            vocab_size=295,
             train=str(folder / "train"),
             validation=str(folder / "val"),
             test=str(folder / "test"),
@@ -71,7 +72,7 @@ def tokenizers() -> TokenizerPair:
     model = io.BytesIO()
     texts = [text for pair in digit_pairs(300) for text in pair]
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_writer=model, vocab_size=340, byte_fallback=True,
+        sentence_iterator=iter(texts), model_writer=model, vocab_size=295, byte_fallback=True,
         character_coverage=1.0, pad_id=0, bos_id=1, eos_id=2, unk_id=3, minloglevel=2,
     )  # fmt: skip
     tokenizer = Tokenizer(model.getvalue())

@@ -1,6 +1,7 @@
 """The model against a float64 forward pass in NumPy, and the properties that decoding relies on."""
 
 import dataclasses
+import functools
 import importlib
 import math
 
@@ -167,6 +168,7 @@ class Oracle:
         return x @ p.get("output_embedding", target_table).T
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def full_logits(model, params, source, target):
     apply = lambda *args, method: model.apply({"params": params}, *args, method=method)  # noqa: E731
     return apply(apply(apply(source, method="encode"), target, method="decode"), method="logits")
@@ -218,7 +220,7 @@ def test_packed_sentences_do_not_see_each_other_or_padding(name):
         np.array([[0, 1, 2, 0, 1, 2, 3, 0, 0]]),
         np.array([[0, 1, 0, 1, 2, 3, 0]]),
     )
-    got = model.apply({"params": params}, packed)[0]
+    got = jax.jit(model.apply)({"params": params}, packed)[0]
     first = full_logits(model, params, source[None, :3], target[None, :2])[0]
     second = full_logits(model, params, source[None, 3:7], target[None, 2:6])[0]
     np.testing.assert_allclose(got[:2], first, rtol=1e-4, atol=1e-5)
@@ -232,15 +234,22 @@ def test_no_gradient_flows_from_a_later_token():
     source, target = tokens(config, batch=1)
     encoded = model.apply({"params": params}, source, method="encode")
     width, length = config.d_model, target.shape[1]
+    # One row of the embedding for each position, so that each has a gradient of its own.
+    grown_model = Transformer(
+        dataclasses.replace(config, source_vocab_size=13 + length, target_vocab_size=13 + length)
+    )
 
     def hidden_at(t, nudge):
         table = params["target_embedding"]
         grown = {**params, "target_embedding": jnp.concatenate([table[target[0]] + nudge, table])}
         ids = jnp.arange(length)[None]
-        return model.apply({"params": grown}, encoded, ids, method="decode")[0, t].sum()
+        hidden = grown_model.apply({"params": grown}, encoded, ids, method="decode")
+        return hidden[0, t] @ probe
 
+    probe = jnp.asarray(np.random.default_rng(2).normal(size=width))
+    gradient = jax.jit(jax.grad(hidden_at, argnums=1))
     for t in range(length):
-        grad = jax.grad(lambda nudge: hidden_at(t, nudge))(jnp.zeros((length, width)))
+        grad = gradient(t, jnp.zeros((length, width)))
         per_position = jnp.abs(grad).sum(axis=-1)
         assert not np.any(per_position[t + 1 :])
         assert np.all(per_position[: t + 1] > 0)
@@ -267,9 +276,10 @@ def test_each_dropout_acts_only_while_training(field):
     ones = lambda x: np.ones_like(x)  # noqa: E731
     places = lambda x: np.broadcast_to(np.arange(x.shape[1]), x.shape)  # noqa: E731
     batch = batch_of(source, target, ones(source), ones(target), places(source), places(target))
-    run = lambda seed: model.apply(  # noqa: E731
-        {"params": params}, batch, False, rngs={"dropout": jax.random.key(seed)}
+    train = jax.jit(
+        lambda key: model.apply({"params": params}, batch, False, rngs={"dropout": key})
     )
+    run = lambda seed: train(jax.random.key(seed))  # noqa: E731
     quiet = model.apply({"params": params}, batch)
     np.testing.assert_array_equal(run(0), run(0))
     assert np.abs(run(0) - run(1)).max() > 1e-3
@@ -277,7 +287,7 @@ def test_each_dropout_acts_only_while_training(field):
 
 
 def test_remat_changes_nothing_but_memory():
-    config = dataclasses.replace(TINY, dropout_rate=0.2)
+    config = dataclasses.replace(TINY, dropout_rate=0.2, num_encoder_layers=1)
     params = random_params(config)
     source, target = tokens(config)
     ones = np.ones_like

@@ -22,7 +22,8 @@ def train_command(data: Path, workdir: Path, num_steps: int) -> list[str]:
     tiny_config(data)  # writes the files
     return [
         sys.executable, "train.py", "--config=configs/tiny.py", f"--workdir={workdir}",
-        "--config.data.source=files", f"--config.data.train={data / 'train'}",
+        "--config.data.source=files", "--config.data.vocab_size=295",
+        f"--config.data.train={data / 'train'}",
         f"--config.data.validation={data / 'val'}", f"--config.data.cache_dir={data / 'cache'}",
         f"--config.train.num_steps={num_steps}", "--config.train.checkpoint_every_steps=10",
         "--config.checkpoint.max_to_keep=100", "--config.parallel.data=1",

@@ -167,9 +167,9 @@ class ToyTranslate(tfds.core.GeneratorBasedBuilder):
         return tfds.core.DatasetInfo(builder=self, features=features)
 
     def _split_generators(self, dl_manager):
-        return {name: self._examples(n) for name, n in (("train", 5), ("validation", 2))}
+        return {name: self._generate_examples(n) for name, n in (("train", 5), ("validation", 2))}
 
-    def _examples(self, count):
+    def _generate_examples(self, count):
         for i in range(count):
             yield i, {"de": f"Satz {i} ß", "en": f"sentence {i}"}
 

@@ -277,7 +277,7 @@ def test_a_run_leaves_what_the_contract_names(tiny_run):
     samples = lines(workdir / "samples.jsonl")
     assert {"step", "source", "reference", "hypothesis"} == samples[0].keys()
     config = json.loads((workdir / "config.json").read_text())
-    assert config["model"]["source_vocab_size"] == 350
+    assert config["model"]["source_vocab_size"] == 295
 
 
 def final_params(workdir):

@@ -72,7 +72,7 @@ class DataConfig:
     batching: str = "pack"
     batch_tokens: int = 25_000  # target positions in one optimizer step, all devices together
     pack_len: int = 0  # target positions in one packed row; 0: data.max_len
-    num_buckets: int = 16  # shapes that `bucket` may use
+    num_buckets: int = 20  # shapes that `bucket` may use
 
 
 @dataclasses.dataclass(unsafe_hash=True)

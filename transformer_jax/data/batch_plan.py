@@ -300,7 +300,7 @@ def _starts(lengths: np.ndarray, row_firsts: np.ndarray) -> np.ndarray:
 class BucketPlan:
     """One sentence a row; rows of similar length share a batch of one of a few shapes.
 
-    The last batch of each bucket in an epoch is filled up with empty rows.
+    The last batch of each bucket in an epoch may have a few empty rows.
     """
 
     def __init__(
@@ -320,6 +320,10 @@ class BucketPlan:
         for bucket in buckets:
             target_len = int(classes.target_len[bucket].max())
             rows = _rows(batch_tokens, target_len, row_multiple)
+            # As many batches as full ones would take, but equally full: few rows stay empty.
+            size = int(classes.sizes[bucket].sum())
+            rows = -(-size // -(-size // rows))
+            rows = -(-rows // row_multiple) * row_multiple
             self._shapes.append(BatchShape(rows, int(classes.source_len[bucket].max()), target_len))
             spans = [
                 classes.order[classes.starts[c] : classes.starts[c] + classes.sizes[c]]

@@ -31,8 +31,9 @@ def make_batch(corpus: TokenizedCorpus, placement: Placement, ids: SpecialIds) -
 
     Returns:
       `inputs` `[B, S]`, `targets` and `decoder_inputs` `[B, T]` piece ids;
-      `{inputs,targets}_positions` that restart with each sentence; `{inputs,targets}_segment_ids` from 1, 0 being padding;
-      `loss_mask` `[B, T]`, True on targets that count. All int32 but the boolean mask.
+      `{inputs,targets}_positions` that restart with each sentence; `{inputs,targets}_segment_ids`
+      from 1, 0 being padding; `loss_mask` `[B, T]`, True on targets that count. All are int32 but
+      the boolean mask.
     """
     shape = placement.shape
     source = _lay_out(

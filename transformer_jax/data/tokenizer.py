@@ -205,7 +205,7 @@ def _train(config: DataConfig, texts: Iterator[str], tags: list[str]) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
-        reason = " ".join(str(error).split()).rpartition(") ")[2].strip(" []") or str(error)
+        reason = " ".join(str(error).split()).rpartition("] ")[2]
         raise UserError(
             f"A tokenizer of config.data.vocab_size={config.vocab_size} pieces cannot be trained "
             f"on this corpus: {reason}"

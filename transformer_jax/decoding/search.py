@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from transformer_jax.config import DecodeConfig
 
 # Below any score, and finite: sums and differences of it never make a NaN.
-NEVER = -1e30
+NEVER = -(2.0**100)
 
 StepFn = Callable[[Any, jax.Array], tuple[jax.Array, Any]]
 
