@@ -47,7 +47,7 @@ def loading_rate(batching: str) -> float:
     corpus = synthetic_corpus(100_000)
     config = Config(data=DataConfig(batching=batching, batch_tokens=4096))
     selection = batch_plan.select_pairs(corpus.source.lengths, corpus.target.lengths, 256)
-    plan = batch_plan.make_plan(selection, config, 1)
+    plan = batch_plan.make_plan(selection, config)
     source = loader.BatchSource(corpus, plan, loader.SpecialIds(0, 2, 0, 2, 1), 300)
     rates = []
     for _ in range(REPEATS):
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> None:
     lengths = synthetic_lengths(_PAIRS.value)
     started = time.perf_counter()
     selection = batch_plan.select_pairs(*lengths, 256)
-    plan = batch_plan.make_plan(selection, Config(), 1)
+    plan = batch_plan.make_plan(selection, Config())
     seconds = time.perf_counter() - started
     megabytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     results = {

@@ -57,13 +57,13 @@ def lengths(count=3000, seed=0, longest=40):
     return source, target
 
 
-def make(batching, seed=0, rows=1, max_len=41, batch_tokens=1024, selection=None, **data):
+def make(batching, seed=0, max_len=41, batch_tokens=1024, selection=None, **data):
     config = Config(
         seed=seed,
         data=DataConfig(max_len=max_len, batching=batching, batch_tokens=batch_tokens, **data),
     )
     selection = selection or batch_plan.select_pairs(*lengths(), max_len)
-    return batch_plan.make_plan(selection, config, rows), selection
+    return batch_plan.make_plan(selection, config), selection
 
 
 def pairs_of_epoch(plan, epoch):
@@ -106,15 +106,13 @@ def test_a_batch_does_not_depend_on_those_before(batching):
 
 
 @pytest.mark.parametrize("batching", ["pack", "bucket"])
-@pytest.mark.parametrize("rows", [1, 8])
-def test_sentences_fit_their_rows_without_overlap(batching, rows):
-    plan, _ = make(batching, rows=rows)
+def test_sentences_fit_their_rows_without_overlap(batching):
+    plan, _ = make(batching)
     source, target = lengths()
     for t in range(30):
         placement = plan.placement(t)
         shape = placement.shape
         assert shape in plan.shapes
-        assert shape.rows % rows == 0
         assert shape.rows * shape.target_len <= 1024
         for starts, all_lengths, width in (
             (placement.source_starts, source, shape.source_len),
@@ -170,11 +168,6 @@ def test_weights_set_the_shares_and_leave_no_pair_out():
     np.testing.assert_array_equal(np.sort(pairs_of_epoch(plan, 1)), np.sort(selection.pairs))
 
 
-def test_too_many_devices_for_the_batch_is_said():
-    with pytest.raises(UserError, match="32 rows of 41 target positions"):
-        make("pack", rows=32)
-
-
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=60))
 @settings(max_examples=60, deadline=None)
 def test_any_lengths_pack(pairs):
@@ -223,6 +216,21 @@ def test_arrays_of_a_packed_batch_by_hand():
     assert batch.keys() == want.keys()
     for name, array in want.items():
         np.testing.assert_array_equal(batch[name], array, err_msg=name)
+
+
+def test_devices_get_empty_rows_and_the_same_sentences():
+    """The plan knows no devices: with 8 of them the same batch only has rows of padding more."""
+    corpus = token_cache.TokenizedCorpus(side([[1, 2], [3]]), side([[11], [12]]), (2,), "")
+    shape = batch_plan.BatchShape(2, 4, 4)
+    zeros, rows = np.zeros(2, int), np.arange(2)
+    placement = batch_plan.Placement(shape, rows, rows, zeros, zeros, zeros + 1)
+    one = loader.make_batch(corpus, placement, IDS)
+    eight = loader.make_batch(corpus, placement, IDS, row_multiple=8)
+    assert shape.padded(8) == batch_plan.BatchShape(8, 4, 4)
+    for name, array in one.items():
+        np.testing.assert_array_equal(eight[name][:2], array)
+    assert not eight["loss_mask"][2:].any()
+    assert not eight["inputs_segment_ids"][2:].any()
 
 
 @pytest.fixture

@@ -71,6 +71,18 @@ def test_json_keeps_tuples_and_none():
         ({"optimizer": {"name": "adan"}}, ["did you mean adam?"]),
         ({"train": {"num_steps": 0}}, ["num_steps=0"]),
         ({"decode": {"beam_size": 0}}, ["beam_size=0"]),
+        ({"optimizer": {"weight_decay": 0.1}}, ["weight_decay=0.1", "adamw"]),
+        (
+            {"optimizer": {"schedule": "cosine", "warmup_steps": 100_000}},
+            ["warmup_steps=100000", "num_steps=100000"],
+        ),
+        (
+            {"train": {"early_stopping_patience": 2, "eval_every_steps": 0}},
+            ["early_stopping_patience=2", "eval_every_steps"],
+        ),
+        ({"train": {"num_steps": "5"}}, ["config.train.num_steps='5'", "int"]),
+        ({"data": {"train_weights": ("a",)}}, ["train_weights[0]='a'", "float"]),
+        ({"data": {"train_languages": "en-de"}}, ["train_languages='en-de'"]),
     ],
 )
 def test_what_cannot_work_is_told_in_one_sentence(sections, words):

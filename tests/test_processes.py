@@ -92,6 +92,39 @@ def test_the_wheel_gives_the_command_anywhere(tmp_path):
     assert done.stdout.count("\n") == 1
 
 
+def test_commands_load_neither_tensorflow_nor_torch(tmp_path):
+    """With importable stand-ins for both, which tell when they are loaded."""
+    for name in ("tensorflow", "torch"):
+        (tmp_path / "fake" / name).mkdir(parents=True)
+        (tmp_path / "fake" / name / "__init__.py").write_text(
+            f"import traceback\nopen({str(tmp_path / 'loaded')!r}, 'a').write("
+            f"{name!r} + ''.join(traceback.format_stack()[-3:]))\n"
+        )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "fake")}
+    data = tmp_path / "data"
+    data.mkdir()
+    workdir = tmp_path / "run"
+    train = [*train_command(data, workdir, 10), "--config.train.eval_every_steps=10"]
+    evaluate = [
+        sys.executable,
+        "eval.py",
+        f"--workdir={workdir}",
+        f"--config.data.test={data / 'val'}",
+    ]
+    decode = [sys.executable, "decode.py", f"--workdir={workdir}", f"--input={data / 'val.en'}"]
+    embedded = [
+        sys.executable, "-c",
+        "from transformer_jax.data import number_words, sources\n"
+        "number_words.SIZES = {'train': 1010, 'validation': 5, 'test': 5}\n"
+        f"b = sources.prepared_builder('number_words/de', {str(tmp_path / 'tfds')!r})\n"
+        "print(b.as_data_source('train')[0])",
+    ]  # fmt: skip
+    for command in (train, evaluate, decode, embedded):
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+    loaded = tmp_path / "loaded"
+    assert not loaded.exists(), loaded.read_text()
+
+
 def test_two_runs_that_prepare_the_embedded_corpus_at_once_both_work(tmp_path):
     command = [
         sys.executable, "-c",

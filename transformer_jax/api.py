@@ -48,9 +48,7 @@ class Translator:
         config = validate(config or workdir_lib.read_config(path))
         tokenizers = workdir_lib.read_tokenizers(path)
         target = jax.eval_shape(lambda: init_params(config.model, jax.random.key(0)))
-        params, step = checkpoint_lib.load_params(
-            path, str(checkpoint), config.checkpoint.best_metric, target
-        )
+        params, step = checkpoint_lib.load_params(path, str(checkpoint), config.checkpoint, target)
         return cls(config, tokenizers, params, step)
 
     def translate(self, texts: Iterable[str], **settings: Any) -> list[Translation]:

@@ -4,6 +4,7 @@ A checkpoint has the items `params`, `ema` (only where an average is kept), `opt
 `meta` (JSON: evaluation metrics and the trainer's counters): reading a model reads no optimizer.
 """
 
+import functools
 import logging
 from typing import Any
 
@@ -19,6 +20,11 @@ from transformer_jax.errors import UserError
 Tree = Any
 
 
+def quality(metrics: dict[str, float], metric: str) -> float:
+    """A number that is the higher, the better the checkpoint."""
+    return -metrics[metric] if metric == "eval_loss" else metrics[metric]
+
+
 class Checkpointer:
     """Saves and restores the checkpoints of one work directory.
 
@@ -28,17 +34,13 @@ class Checkpointer:
     def __init__(self, workdir: epath.PathLike, config: CheckpointConfig):
         self._config = config
         self._folder = _folder(workdir)
-        sign = -1.0 if config.best_metric == "eval_loss" else 1.0
-
-        def quality(metrics: dict[str, float]) -> float:
-            return sign * metrics[config.best_metric]
-
+        rank = functools.partial(quality, metric=config.best_metric)
         policies = checkpoint_managers.preservation_policy
         keep = [policies.LatestN(config.max_to_keep)]
         if config.keep_best:
             keep.append(
                 policies.BestN(
-                    get_metric_fn=quality,
+                    get_metric_fn=rank,
                     n=config.keep_best,
                     keep_checkpoints_without_metrics=False,
                 )
@@ -46,7 +48,7 @@ class Checkpointer:
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
-                best_fn=quality,
+                best_fn=rank,
                 preservation_policy=policies.AnyPreservationPolicy(keep),
                 create=True,
                 cleanup_tmp_directories=True,
@@ -97,14 +99,14 @@ class Checkpointer:
 
 
 def load_params(
-    workdir: epath.PathLike, which: str, best_metric: str, target: Tree
+    workdir: epath.PathLike, which: str, config: CheckpointConfig, target: Tree
 ) -> tuple[Tree, int]:
     """Parameters of a checkpoint, their exponential average where one was kept.
 
     Args:
       workdir: of a run.
       which: `best`, `latest`, a step, or `average:N` (mean of the N newest).
-      best_metric: what `best` means.
+      config: says what `best` means, and how many of the newest were kept.
       target: tree of `jax.ShapeDtypeStruct`.
 
     Returns:
@@ -117,7 +119,7 @@ def load_params(
     steps = _steps(folder)
     if not steps:
         raise UserError(f"{workdir} has no checkpoint; train there first.")
-    chosen = _choose(folder, steps, which, best_metric)
+    chosen = _choose(folder, steps, which, config)
     mean: Tree = None
     for step in chosen:
         params = _read_params(folder / str(step), target)
@@ -148,13 +150,15 @@ def _steps(folder: epath.Path) -> list[int]:
     return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
 
 
-def _choose(folder: epath.Path, steps: list[int], which: str, best_metric: str) -> list[int]:
+def _choose(
+    folder: epath.Path, steps: list[int], which: str, config: CheckpointConfig
+) -> list[int]:
     if which == "latest":
         return steps[-1:]
     if which == "best":
-        sign = -1.0 if best_metric == "eval_loss" else 1.0
+        metric = config.best_metric
         found = {step: read_metrics(folder.parent, step) for step in steps}
-        ranked = {s: sign * m[best_metric] for s, m in found.items() if best_metric in m}
+        ranked = {s: quality(m, metric) for s, m in found.items() if metric in m}
         if not ranked:
             raise UserError(
                 f"No checkpoint in {folder} was evaluated, so none is best; "
@@ -163,9 +167,11 @@ def _choose(folder: epath.Path, steps: list[int], which: str, best_metric: str) 
         return [max(ranked, key=lambda step: ranked[step])]
     if which.startswith("average:") and which[8:].isdigit() and int(which[8:]):
         count = int(which[8:])
-        if count > len(steps):
+        # An older one may have stayed because it is best; it is not among the newest.
+        kept = min(len(steps), config.max_to_keep)
+        if count > kept:
             raise UserError(
-                f"--checkpoint={which}: {folder} holds {len(steps)} checkpoints; "
+                f"--checkpoint={which}: {folder} holds the {kept} newest checkpoints; "
                 "raise config.checkpoint.max_to_keep when training."
             )
         return steps[-count:]

@@ -19,7 +19,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 from etils import epath
 
-from transformer_jax.config import Config
+from transformer_jax.config import Config, DataConfig
 from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
@@ -94,11 +94,26 @@ def _one_sentence() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(USAGE_STATUS)
+        message = str(error)
+    except BrokenPipeError:  # as in `decode.py | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        message = f"{error.filename or 'a file'}: {error.strerror or error}."
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from the last checkpoint.", file=sys.stderr)
+        print("interrupted; training goes on from its last checkpoint when started again.",
+              file=sys.stderr)  # fmt: skip
         sys.exit(INTERRUPTED_STATUS)
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        message = (
+            f"The device is out of memory ({str(error).splitlines()[0]}); lower "
+            "config.data.batch_tokens, raise config.train.accumulate_steps, or set "
+            "config.train.remat=True."
+        )
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(USAGE_STATUS)
 
 
 def _configure_jax() -> None:
@@ -124,7 +139,13 @@ def _define_train(argv: list[str]) -> list[str]:
     config_flags.DEFINE_config_file("config", help_string="Recipe: a file, or a built-in name.")
     flags.DEFINE_string("workdir", None, "Folder of the run; made, or gone on with.", required=True)
     flags.mark_flag_as_required("config")
-    return [_resolve_recipe(argument) for argument in argv]
+    joined: list[str] = []
+    for argument in argv:
+        if joined and joined[-1].lstrip("-") == "config" and joined[-1].startswith("-"):
+            joined[-1] = f"{joined[-1]}={argument}"
+        else:
+            joined.append(argument)
+    return [_resolve_recipe(argument) for argument in joined]
 
 
 def _resolve_recipe(argument: str) -> str:
@@ -133,15 +154,15 @@ def _resolve_recipe(argument: str) -> str:
     if not argument.startswith("-") or not name.startswith("config="):
         return argument
     path = Path(name.removeprefix("config="))
-    if path.exists():
+    if path.is_file():
         return argument
-    names = []
-    for folder in (Path("configs"), Path(__file__).parent / "configs",
-                   Path(__file__).parent.parent / "configs"):  # fmt: skip
-        names += [p.stem for p in folder.glob("*.py") if p.stem != "__init__"]
-        if (folder / f"{path.stem}.py").exists():
-            return f"--config={folder / path.stem}.py"
-    raise UserError(f"There is no recipe {path}; built in are {', '.join(sorted(set(names)))}.")
+    package = Path(__file__).parent
+    folders = (package / "configs", package.parent / "configs")  # installed, or a checkout
+    built_in = {p.stem: p for f in folders for p in f.glob("*.py") if p.stem != "__init__"}
+    # NAME, or configs/NAME.py where there is no such folder; another path is meant as it is.
+    if path.parent in (Path("."), Path("configs")) and path.stem in built_in:
+        return f"--config={built_in[path.stem]}"
+    raise UserError(f"There is no recipe {path}; built in are {', '.join(sorted(built_in))}.")
 
 
 def _train() -> None:
@@ -192,28 +213,35 @@ def _eval() -> None:
     from transformer_jax import evaluation
     from transformer_jax.data import sources
 
-    translator = _load_translator()
-    data = translator.config.data
-    pairs = [p for corpus in sources.open_corpora(data, FLAGS.split) for p in corpus.read()]
-    scores, outputs = evaluation.evaluate(
-        translator.engine, translator.params, pairs, translator.config.decode
-    )
-    result = {**dataclasses.asdict(scores), "checkpoint_step": translator.checkpoint_step}
+    with contextlib.ExitStack() as files:
+        # Opened first: a path that cannot be written should not cost an evaluation.
+        outs = {name: files.enter_context(_writing(FLAGS[name].value))
+                for name in ("json", "output") if FLAGS[name].value}  # fmt: skip
+        translator = _load_translator()
+        data = translator.config.data
+        pairs = [p for corpus in sources.open_corpora(data, FLAGS.split) for p in corpus.read()]
+        scores, outputs = evaluation.evaluate(
+            translator.engine, translator.params, pairs, translator.config.decode
+        )
+        result = {**dataclasses.asdict(scores), "checkpoint_step": translator.checkpoint_step}
+        _print_scores(result, data)
+        if "json" in outs:
+            outs["json"].write(json.dumps(result, indent=2) + "\n")
+        if "output" in outs:
+            outs["output"].writelines(_as_line(output.text) for output in outputs)
+
+
+def _print_scores(result: dict[str, Any], data: DataConfig) -> None:
     print(
         f"{FLAGS.split}, {data.source_lang} -> {data.target_lang}, "
-        f"{scores.num_sentences} sentences, checkpoint of step {translator.checkpoint_step}"
+        f"{result['num_sentences']} sentences, checkpoint of step {result['checkpoint_step']}"
     )
-    print(f"BLEU            {scores.bleu:.2f}  {scores.bleu_signature}")
-    print(f"chrF            {scores.chrf:.2f}  {scores.chrf_signature}")
-    print(f"exact match     {scores.exact_match:.2f}%")
-    print(f"loss            {scores.loss:.4f} nats a token, perplexity {scores.perplexity:.3f}")
-    print(f"token accuracy  {scores.token_accuracy:.2f}%")
-    if FLAGS.json:
-        with _writing(FLAGS.json) as out:
-            out.write(json.dumps(result, indent=2) + "\n")
-    if FLAGS.output:
-        with _writing(FLAGS.output) as out:
-            out.writelines(_as_line(output.text) for output in outputs)
+    print(f"BLEU            {result['bleu']:.2f}  {result['bleu_signature']}")
+    print(f"chrF            {result['chrf']:.2f}  {result['chrf_signature']}")
+    print(f"exact match     {result['exact_match']:.2f}%")
+    print(f"loss            {result['loss']:.4f} nats a token, "
+          f"perplexity {result['perplexity']:.3f}")  # fmt: skip
+    print(f"token accuracy  {result['token_accuracy']:.2f}%")
 
 
 def _define_decode(argv: list[str]) -> list[str]:
@@ -235,6 +263,10 @@ def _define_decode(argv: list[str]) -> list[str]:
 def _decode() -> None:
     from transformer_jax.data import sources
 
+    if "-" not in (FLAGS.input, FLAGS.output) and (
+        Path(FLAGS.input).resolve() == Path(FLAGS.output).resolve()
+    ):
+        raise UserError(f"--input and --output are the same file, {FLAGS.input}.")
     translator = _load_translator()
     if FLAGS.input == "-":
         lines = sources.decode_lines(sys.stdin.buffer, "standard input", allow_nul=True)

@@ -216,6 +216,7 @@ def validate(config: Config) -> Config:
     Raises:
       UserError: naming the first field that cannot, its value and what it may be.
     """
+    _check_types(config, "config")
     for path, choices in CHOICES.items():
         value = _get(config, path)
         if value not in choices:
@@ -231,6 +232,17 @@ def validate(config: Config) -> Config:
     for message in _conflicts(config):
         raise UserError(message)
     return config
+
+
+def _check_types(section: Any, name: str) -> None:
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(field.type):
+            if type(value) is not field.type:
+                raise UserError(f"{name}.{field.name} must be a {field.type.__name__}.")
+            _check_types(value, f"{name}.{field.name}")
+        else:
+            _typed(field.type, value, f"{name}.{field.name}")
 
 
 def _conflicts(config: Config):
@@ -296,6 +308,23 @@ def _conflicts(config: Config):
             )
     if data.source_lang == data.target_lang:
         yield f"config.data.source_lang and target_lang are both {data.source_lang!r}."
+    if config.optimizer.weight_decay and config.optimizer.name == "adam":
+        yield (
+            f"config.optimizer.weight_decay={config.optimizer.weight_decay} is not for adam; "
+            "use config.optimizer.name=adamw."
+        )
+    if config.optimizer.schedule in ("linear", "cosine") and (
+        config.optimizer.warmup_steps >= config.train.num_steps
+    ):
+        yield (
+            f"config.optimizer.warmup_steps={config.optimizer.warmup_steps} leaves nothing of "
+            f"config.train.num_steps={config.train.num_steps} for the schedule's fall."
+        )
+    if config.train.early_stopping_patience and not config.train.eval_every_steps:
+        yield (
+            f"config.train.early_stopping_patience={config.train.early_stopping_patience} needs "
+            "evaluations; set config.train.eval_every_steps."
+        )
     if config.parallel.data == 0 or config.parallel.data < -1:
         yield f"config.parallel.data={config.parallel.data} must be a number of devices or -1, all."
 
@@ -343,13 +372,15 @@ def _build(cls: Any, tree: Any, where: str, path: str) -> Any:
 
 
 def _typed(kind: Any, value: Any, name: str) -> Any:
-    if isinstance(value, list):
-        value = tuple(value)
+    """`value` as a field of type `kind`: lists become tuples, whole numbers floats."""
     allowed = kind.__args__ if isinstance(kind, types.UnionType) else (kind,)
     for option in allowed:
-        plain = typing.get_origin(option) or option
-        if plain is float and type(value) is int:
+        if typing.get_origin(option) is tuple:
+            if isinstance(value, list | tuple):
+                item = typing.get_args(option)[0]
+                return tuple(_typed(item, v, f"{name}[{i}]") for i, v in enumerate(value))
+        elif option is float and type(value) is int:
             return float(value)
-        if type(value) is plain:
+        elif type(value) is option:
             return value
     raise UserError(f"{name}={value!r} is not of type {getattr(kind, '__name__', kind)}.")

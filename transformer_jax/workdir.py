@@ -5,7 +5,6 @@ A work directory moves between machines and is all that evaluation, decoding and
 
 import dataclasses
 import json
-import os
 import uuid
 from typing import Any
 
@@ -51,8 +50,9 @@ def check_resumable(workdir: epath.PathLike, config: Config) -> None:
     Raises:
       UserError: naming each setting that differs but may not.
     """
-    if not (epath.Path(workdir) / "config.json").exists():
-        return
+    checkpoints = epath.Path(workdir) / "checkpoints"
+    if not checkpoints.exists() or not any(p.name.isdigit() for p in checkpoints.iterdir()):
+        return  # nothing would be lost
     old = _flatten(dataclasses.asdict(read_config(workdir)))
     new = _flatten(dataclasses.asdict(config))
     changed = [
@@ -87,10 +87,7 @@ def write_atomically(path: epath.Path, text: str) -> None:
     """Writes `path` so that a reader finds the old text or the new one, never a part."""
     aside = path.parent / f".{path.name}.{uuid.uuid4().hex}"
     aside.write_text(text)
-    if os.path.exists(aside):
-        os.replace(aside, path)
-    else:
-        aside.replace(path)
+    aside.replace(path)
 
 
 def _is_free(name: str) -> bool:

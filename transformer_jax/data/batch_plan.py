@@ -27,6 +27,11 @@ class BatchShape:
     source_len: int
     target_len: int
 
+    def padded(self, row_multiple: int) -> "BatchShape":
+        """With as many rows more as make them a multiple; those stay empty."""
+        rows = -(-self.rows // row_multiple) * row_multiple
+        return dataclasses.replace(self, rows=rows)
+
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
@@ -60,6 +65,9 @@ class BatchPlan(Protocol):
 
     @property
     def batches_per_epoch(self) -> float: ...
+
+    @property
+    def positions_per_epoch(self) -> float: ...  # source and target, padding included
 
     def placement(self, t: int) -> Placement: ...
 
@@ -119,44 +127,24 @@ def select_pairs(
     )
 
 
-def make_plan(selection: CorpusSelection, config: Config, row_multiple: int) -> BatchPlan:
-    """The plan that `config.data.batching` names.
+def make_plan(selection: CorpusSelection, config: Config) -> BatchPlan:
+    """The plan that `config.data.batching` names; it knows no devices.
 
     Args:
       selection: from `select_pairs`.
-      config: the run's.
-      row_multiple: rows of every batch are a multiple of this (devices times accumulated parts).
-
-    Raises:
-      UserError: where batch_tokens cannot hold `row_multiple` rows.
+      config: the run's, validated.
     """
     data = config.data
     if data.batching == "pack":
         target_len = data.pack_len or data.max_len
-        rows = _rows(data.batch_tokens, target_len, row_multiple)
-        return PackPlan(selection, rows, target_len, config.seed)
-    return BucketPlan(selection, data.batch_tokens, data.num_buckets, row_multiple, config.seed)
-
-
-def _rows(batch_tokens: int, target_len: int, row_multiple: int) -> int:
-    rows = batch_tokens // target_len // row_multiple * row_multiple
-    if not rows:
-        raise UserError(
-            f"config.data.batch_tokens={batch_tokens} is too small: {row_multiple} rows of "
-            f"{target_len} target positions (devices times accumulate_steps) need "
-            f"{row_multiple * target_len}."
-        )
-    return rows
+        return PackPlan(selection, data.batch_tokens // target_len, target_len, config.seed)
+    return BucketPlan(selection, data.batch_tokens, data.num_buckets, config.seed)
 
 
 def padding_report(plan: BatchPlan, selection: CorpusSelection) -> float:
     """Share of padding among all source and target positions of an epoch, in 0 .. 1."""
     real = float(selection.source_lengths.sum() + selection.target_lengths.sum())
-    if isinstance(plan, BucketPlan):
-        return 1.0 - real / plan.positions_per_epoch
-    (shape,) = plan.shapes
-    positions = plan.batches_per_epoch * shape.rows * (shape.source_len + shape.target_len)
-    return 1.0 - real / positions
+    return 1.0 - real / plan.positions_per_epoch
 
 
 class _Classes:
@@ -254,6 +242,10 @@ class PackPlan:
     def batches_per_epoch(self) -> float:
         return self.num_rows / self._shape.rows
 
+    @property
+    def positions_per_epoch(self) -> float:
+        return self.num_rows * (self._shape.source_len + self._shape.target_len)
+
     def placement(self, t: int) -> Placement:
         stream = np.arange(self._shape.rows, dtype=np.int64) + t * self._shape.rows
         epoch, index = np.divmod(stream, self.num_rows)
@@ -308,7 +300,6 @@ class BucketPlan:
         selection: CorpusSelection,
         batch_tokens: int,
         num_buckets: int,
-        row_multiple: int,
         seed: int,
     ):
         self._selection, self._seed = selection, seed
@@ -319,11 +310,10 @@ class BucketPlan:
         self._shapes, self._members = [], []
         for bucket in buckets:
             target_len = int(classes.target_len[bucket].max())
-            rows = _rows(batch_tokens, target_len, row_multiple)
+            rows = batch_tokens // target_len
             # As many batches as full ones would take, but equally full: few rows stay empty.
             size = int(classes.sizes[bucket].sum())
             rows = -(-size // -(-size // rows))
-            rows = -(-rows // row_multiple) * row_multiple
             self._shapes.append(BatchShape(rows, int(classes.source_len[bucket].max()), target_len))
             spans = [
                 classes.order[classes.starts[c] : classes.starts[c] + classes.sizes[c]]
@@ -343,7 +333,6 @@ class BucketPlan:
 
     @property
     def positions_per_epoch(self) -> int:
-        """Source and target positions of all batches of an epoch, padding included."""
         return sum(
             int(n) * s.rows * (s.source_len + s.target_len)
             for n, s in zip(np.diff(self._first_batch), self._shapes, strict=True)

@@ -26,8 +26,10 @@ class SpecialIds:
     decoder_start: int
 
 
-def make_batch(corpus: TokenizedCorpus, placement: Placement, ids: SpecialIds) -> Batch:
-    """Arrays of one training batch.
+def make_batch(
+    corpus: TokenizedCorpus, placement: Placement, ids: SpecialIds, row_multiple: int = 1
+) -> Batch:
+    """Arrays of one training batch; empty rows make their number a multiple of `row_multiple`.
 
     Returns:
       `inputs` `[B, S]`, `targets` and `decoder_inputs` `[B, T]` piece ids;
@@ -35,7 +37,7 @@ def make_batch(corpus: TokenizedCorpus, placement: Placement, ids: SpecialIds) -
       from 1, 0 being padding; `loss_mask` `[B, T]`, True on targets that count. All are int32 but
       the boolean mask.
     """
-    shape = placement.shape
+    shape = placement.shape.padded(row_multiple)
     source = _lay_out(
         corpus.source, placement, placement.source_starts, (shape.rows, shape.source_len),
         ids.source_pad, ids.source_eos)  # fmt: skip
@@ -98,14 +100,22 @@ def _ranges(lengths: np.ndarray) -> np.ndarray:
 class BatchSource:
     """Random access to batch `t`, as Grain wants it."""
 
-    def __init__(self, corpus: TokenizedCorpus, plan: BatchPlan, ids: SpecialIds, num_steps: int):
-        self._corpus, self._plan, self._ids, self._num_steps = corpus, plan, ids, num_steps
+    def __init__(
+        self,
+        corpus: TokenizedCorpus,
+        plan: BatchPlan,
+        ids: SpecialIds,
+        num_steps: int,
+        row_multiple: int = 1,
+    ):
+        self._corpus, self._plan, self._ids = corpus, plan, ids
+        self._num_steps, self._row_multiple = num_steps, row_multiple
 
     def __len__(self) -> int:
         return self._num_steps
 
     def __getitem__(self, t: int) -> Batch:  # type: ignore[override]
-        return make_batch(self._corpus, self._plan.placement(int(t)), self._ids)
+        return make_batch(self._corpus, self._plan.placement(int(t)), self._ids, self._row_multiple)
 
     def __repr__(self) -> str:
         return f"BatchSource({self._num_steps} steps)"

@@ -57,7 +57,7 @@ def tokenize_corpora(
     for part in (FORMAT, tokenizers.fingerprint, str(config.target_language_tags)):
         digest.update(part.encode())
     for corpus in corpora:
-        digest.update((corpus.fingerprint + corpus.target_lang).encode())
+        digest.update(f"{corpus.fingerprint} {corpus.source_lang} {corpus.target_lang}".encode())
     key = digest.hexdigest()
     root = Path(config.cache_dir).expanduser() if config.cache_dir else Path(cache_folder())
     folder = root / "tokens" / key

@@ -6,6 +6,7 @@ runs of white space as one space), lower-cased first where `lowercase` says so.
 
 import dataclasses
 import hashlib
+import io
 import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -180,13 +181,19 @@ def make_tokenizers(config: DataConfig, corpora: Sequence[Corpus]) -> TokenizerP
 
 
 def _train(config: DataConfig, texts: Iterator[str], tags: list[str]) -> bytes:
-    import io
-
     logging.info("training a SentencePiece tokenizer of %d pieces", config.vocab_size)
     model = io.BytesIO()
+    damage: list[UserError] = []
+
+    def sentences() -> Iterator[str]:
+        try:
+            yield from texts
+        except UserError as error:  # SentencePiece would wrap it in its own words
+            damage.append(error)
+
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=texts,
+            sentence_iterator=sentences(),
             model_writer=model,
             model_type=config.tokenizer,
             vocab_size=config.vocab_size,
@@ -200,14 +207,16 @@ def _train(config: DataConfig, texts: Iterator[str], tags: list[str]) -> bytes:
             bos_id=1,
             eos_id=2,
             unk_id=3,
-            # Spaces that were typed, not the escape of a leading one, so that decoding is exact.
-            add_dummy_prefix=True,
             minloglevel=2,
         )
     except RuntimeError as error:
+        if damage:
+            raise damage[0] from error
         reason = " ".join(str(error).split()).rpartition("] ")[2]
         raise UserError(
             f"A tokenizer of config.data.vocab_size={config.vocab_size} pieces cannot be trained "
             f"on this corpus: {reason}"
         ) from error
+    if damage:
+        raise damage[0]
     return model.getvalue()

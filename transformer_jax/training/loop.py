@@ -1,6 +1,7 @@
 """The training loop: steps, evaluations, checkpoints, and going on where a run stopped."""
 
 import dataclasses
+import math
 import time
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from transformer_jax import evaluation
-from transformer_jax.checkpoint import Checkpointer
+from transformer_jax.checkpoint import Checkpointer, quality
 from transformer_jax.config import Config, validate
 from transformer_jax.data.loader import load_batches
 from transformer_jax.decoding.engine import Engine
@@ -26,6 +27,7 @@ NUM_SAMPLES = 5
 class Progress:
     """What early stopping remembers; kept in every checkpoint."""
 
+    metric: str = ""
     best: float | None = None
     best_step: int = 0
     evaluations_since_best: int = 0
@@ -40,7 +42,7 @@ def train(config: Config, workdir: epath.PathLike) -> None:
     validate(config)
     workdir = epath.Path(workdir)
     devices = choose_devices(config)
-    config, data = setup.prepare(config, workdir, len(devices), print)
+    config, data = setup.prepare(config, workdir, print)
     trainer = Trainer(config, workdir, make_runner(config, devices), data)
     try:
         trainer.run()
@@ -55,6 +57,7 @@ class Trainer:
         self, config: Config, workdir: epath.Path, runner: Runner, data: setup.TrainingData
     ):
         self._config, self._runner, self._data = config, runner, data
+        self._row_multiple = runner.num_devices * config.train.accumulate_steps
         self._checkpointer = Checkpointer(workdir, config.checkpoint)
         self._state = runner.init(config.seed)
         self._progress = Progress()
@@ -77,8 +80,9 @@ class Trainer:
             self._reporter.say(f"nothing to do: the run stands at step {self._step}")
             return
         self._compile()
-        batches = load_batches(self._data.batches(self._config), self._step)
-        self._window.restart()
+        source = self._data.batches(self._config, self._row_multiple)
+        batches = load_batches(source, self._step)
+        self._window.resume()
         late = None
         while self._step < train.num_steps and not self._stops_early():
             self._state, metrics = self._runner.step(self._state, next(batches))
@@ -92,8 +96,9 @@ class Trainer:
             if evaluates or saves:
                 self._read(late)
                 late = None
+                self._window.pause()
                 self._save(self._evaluate() if evaluates else {})
-                self._window.restart()
+                self._window.resume()
         self._read(late)
         self._reporter.say(f"finished at step {self._step}")
 
@@ -102,7 +107,7 @@ class Trainer:
         self._reporter.close()
 
     def _compile(self) -> None:
-        shapes = self._data.plan.shapes
+        shapes = [shape.padded(self._row_multiple) for shape in self._data.plan.shapes]
         started = time.monotonic()
         for shape in shapes:  # largest first
             self._runner.compile(self._state, shape)
@@ -118,7 +123,8 @@ class Trainer:
         self._window.add(jax.device_get(metrics))
         if step % self._config.train.log_every_steps == 0 or step == self._config.train.num_steps:
             self._reporter.training(step, self._window.summary())
-            self._window.restart()
+            self._window = _Window(self._data.padding)
+            self._window.resume()
 
     def _model_params(self) -> Any:
         state = self._runner.to_host_layout(self._state)
@@ -147,9 +153,10 @@ class Trainer:
 
     def _note_progress(self, metrics: dict[str, float]) -> None:
         name = self._config.checkpoint.best_metric
-        value = -metrics[name] if name == "eval_loss" else metrics[name]
-        if self._progress.best is None or value > self._progress.best:
-            self._progress = Progress(value, self._step, 0)
+        value = quality(metrics, name)
+        old = self._progress
+        if old.best is None or old.metric != name or value > old.best:
+            self._progress = Progress(name, value, self._step, 0)
         else:
             self._progress.evaluations_since_best += 1
 
@@ -200,30 +207,39 @@ class _Window:
 
     def __init__(self, padding: float):
         self._padding = padding
-        self.restart()
-
-    def restart(self) -> None:
-        self._started = time.monotonic()
         self._sums = {"loss_sum": 0.0, "correct_sum": 0.0, "tokens": 0.0}
         self._last: dict[str, Any] = {}
+        self._seconds = 0.0
+        self._started: float | None = None
+
+    def resume(self) -> None:
+        """Lets the clock run."""
+        self._started = time.monotonic()
+
+    def pause(self) -> None:
+        """Stops the clock while something other than training goes on."""
+        self._seconds += time.monotonic() - (self._started or time.monotonic())
+        self._started = None
 
     def add(self, metrics: dict[str, Any]) -> None:
         for name in self._sums:
             self._sums[name] += float(metrics[name])
         self._last = metrics
-        if not jnp.isfinite(metrics["loss_sum"]):
+        if not (math.isfinite(metrics["loss_sum"]) and math.isfinite(metrics["grad_norm"])):
             raise UserError(
-                "The training loss is not finite; lower config.optimizer.learning_rate, lengthen "
-                "the warm-up, or set config.optimizer.clip_norm."
+                "The training loss or its gradient is not finite; lower "
+                "config.optimizer.learning_rate, lengthen the warm-up, or set "
+                "config.optimizer.clip_norm."
             )
 
     def summary(self) -> dict[str, float]:
+        self.pause()
         tokens = max(self._sums["tokens"], 1.0)
         return {
             "train_loss": self._sums["loss_sum"] / tokens,
             "train_token_accuracy": 100.0 * self._sums["correct_sum"] / tokens,
             "learning_rate": float(self._last["learning_rate"]),
             "grad_norm": float(self._last["grad_norm"]),
-            "target_tokens_per_second": self._sums["tokens"] / (time.monotonic() - self._started),
+            "target_tokens_per_second": self._sums["tokens"] / max(self._seconds, 1e-9),
             "padding": self._padding,
         }

@@ -1,5 +1,6 @@
 """Learning-rate schedules and the Optax optimizer."""
 
+import jax.numpy as jnp
 import optax
 
 from transformer_jax.config import OptimizerConfig
@@ -15,7 +16,6 @@ def make_schedule(config: OptimizerConfig, d_model: int, num_steps: int) -> opta
     warmup = config.warmup_steps
 
     if config.schedule == "rsqrt":
-        import jax.numpy as jnp
 
         def rsqrt(count):
             step = jnp.asarray(count + 1, jnp.float32)
@@ -37,18 +37,21 @@ def make_schedule(config: OptimizerConfig, d_model: int, num_steps: int) -> opta
 def make_optimizer(
     config: OptimizerConfig, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
-    """Adam, AdamW or Adafactor under `schedule`, after clipping by global norm where it is set."""
+    """Adam, AdamW or Adafactor under `schedule`, after clipping by global norm where it is set.
+
+    `b1`, `b2` and `eps` are those of Adam and AdamW; Adafactor keeps its own constants. Weight
+    decay is decoupled: the learning rate times `weight_decay` of each parameter, each step.
+    """
     if config.name == "adafactor":
-        core = optax.adafactor(
-            schedule,
-            decay_rate=config.b2,
-            momentum=config.b1 or None,
-            eps=config.eps,
-            weight_decay_rate=config.weight_decay or None,
+        core = optax.chain(
+            optax.adafactor(learning_rate=None),  # the negative of its scaled gradient
+            optax.add_decayed_weights(-config.weight_decay),
+            optax.scale_by_schedule(schedule),
         )
     elif config.name == "adamw":
-        core = optax.adamw(schedule, config.b1, config.b2, config.eps,
-                           weight_decay=config.weight_decay)  # fmt: skip
+        core = optax.adamw(
+            schedule, config.b1, config.b2, config.eps, weight_decay=config.weight_decay
+        )
     else:
         core = optax.adam(schedule, config.b1, config.b2, config.eps)
     if config.clip_norm:

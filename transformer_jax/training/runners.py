@@ -83,6 +83,11 @@ def batch_struct(shape: BatchShape) -> dict[str, jax.ShapeDtypeStruct]:
     }
 
 
+def shape_key(batch: dict[str, Any]) -> tuple[int, ...]:
+    """What tells the compiled steps of a plan apart."""
+    return (*batch["inputs"].shape, *batch["targets"].shape)
+
+
 def _step_rng(step: TrainStep, state: TrainState) -> jax.Array:
     """Key of this step and device: a resumed run draws what an undisturbed one would."""
     rng = jax.random.fold_in(jax.random.key(step.config.seed), state.step)
@@ -128,12 +133,11 @@ class JitRunner:
         return init(jax.random.key(seed))
 
     def compile(self, state: TrainState, shape: BatchShape) -> None:
-        key = (shape.rows, shape.source_len, shape.target_len)
-        self._compiled[key] = self._jitted.lower(state, batch_struct(shape)).compile()
+        batch = batch_struct(shape)
+        self._compiled[shape_key(batch)] = self._jitted.lower(state, batch).compile()
 
     def step(self, state, batch):
-        rows, source_len = batch["inputs"].shape
-        compiled = self._compiled.get((rows, source_len, batch["targets"].shape[1]), self._jitted)
+        compiled = self._compiled.get(shape_key(batch), self._jitted)
         return compiled(state, jax.device_put(batch, self._split))
 
     def to_host_layout(self, state: TrainState) -> TrainState:
@@ -159,6 +163,7 @@ class PmapRunner:
             local = step.grad_sums(state.params, batch, _step_rng(step, state))
             return step.apply_sums(state, jax.lax.psum(local, AXIS))
 
+        self._compiled: dict[tuple[int, ...], Any] = {}
         self._pmapped = jax.pmap(full_step, AXIS, devices=devices, donate_argnums=0)
         self._broadcast = jax.pmap(lambda _, tree: tree, in_axes=(0, None), devices=devices)
 
@@ -171,12 +176,16 @@ class PmapRunner:
         return x.reshape(self.num_devices, -1, *x.shape[1:])  # --> [devices, rows, ...]
 
     def compile(self, state: TrainState, shape: BatchShape) -> None:
-        # pmap keeps its own compiled functions: a step on a copy of the state fills them in.
-        empty = {k: np.zeros(s.shape, s.dtype) for k, s in batch_struct(shape).items()}
-        jax.block_until_ready(self.step(jax.tree.map(jnp.copy, state), empty))
+        def per_device(x):
+            rows = x.shape[0] // self.num_devices
+            return jax.ShapeDtypeStruct((self.num_devices, rows, *x.shape[1:]), x.dtype)
+
+        batch = jax.tree.map(per_device, batch_struct(shape))
+        self._compiled[shape_key(batch)] = self._pmapped.lower(state, batch).compile()
 
     def step(self, state, batch):
-        state, metrics = self._pmapped(state, jax.tree.map(self._split_rows, batch))
+        batch = jax.tree.map(self._split_rows, batch)
+        state, metrics = self._compiled.get(shape_key(batch), self._pmapped)(state, batch)
         return state, jax.tree.map(lambda x: x[0], metrics)
 
     def to_host_layout(self, state: TrainState) -> TrainState:

@@ -29,14 +29,12 @@ class TrainingData:
     padding: float  # share of all positions, 0 .. 1
     validation: list[tuple[str, str]]
 
-    def batches(self, config: Config) -> BatchSource:
+    def batches(self, config: Config, row_multiple: int) -> BatchSource:
         ids = special_ids(self.tokenizers, config.model)
-        return BatchSource(self.corpus, self.plan, ids, config.train.num_steps)
+        return BatchSource(self.corpus, self.plan, ids, config.train.num_steps, row_multiple)
 
 
-def prepare(
-    config: Config, workdir: epath.Path, num_devices: int, say: Say
-) -> tuple[Config, TrainingData]:
+def prepare(config: Config, workdir: epath.Path, say: Say) -> tuple[Config, TrainingData]:
     """Reads, tokenises and plans; returns the config with the tokenizer's sizes filled in.
 
     Raises:
@@ -44,10 +42,12 @@ def prepare(
     """
     validate(config)
     corpora = sources.open_corpora(config.data, "train")
-    validation = []
+    validation: list[tuple[str, str]] = []
     if config.train.eval_every_steps:
-        pairs = (p for c in sources.open_corpora(config.data, "validation") for p in c.read())
-        validation = list(itertools.islice(pairs, config.train.eval_sentences or None))
+        # Read to its end, so that damage shows now.
+        for corpus in sources.open_corpora(config.data, "validation"):
+            validation.extend(corpus.read())
+        validation = validation[: config.train.eval_sentences or None]
     folder = workdir / "tokenizer"
     if (folder / "tokenizer.json").exists():
         tokenizers = TokenizerPair.load(folder)
@@ -55,24 +55,22 @@ def prepare(
         tokenizers = make_tokenizers(config.data, corpora)
     config = resolve(config, tokenizers)
     workdir_lib.check_resumable(workdir, config)
-    corpus = tokenize_corpora(corpora, tokenizers, config.data)
+    tokenized = tokenize_corpora(corpora, tokenizers, config.data)
     selection = batch_plan.select_pairs(
-        corpus.source.lengths,
-        corpus.target.lengths,
+        tokenized.source.lengths,
+        tokenized.target.lengths,
         config.data.max_len,
-        corpus.corpus_sizes,
+        tokenized.corpus_sizes,
         config.data.train_weights,
     )
-    multiple = num_devices * config.train.accumulate_steps
-    plan = batch_plan.make_plan(selection, config, multiple)
+    plan = batch_plan.make_plan(selection, config)
     padding = batch_plan.padding_report(plan, selection)
-    workdir.mkdir(parents=True, exist_ok=True)
-    workdir_lib.check_same_data(workdir, corpus.fingerprint)
     if not (folder / "tokenizer.json").exists():
         tokenizers.save(folder)
+    workdir_lib.check_same_data(workdir, tokenized.fingerprint)
     workdir_lib.write_config(workdir, config)
     _describe(config, corpora, tokenizers, selection, plan, padding, say)
-    return config, TrainingData(tokenizers, corpus, plan, padding, validation)
+    return config, TrainingData(tokenizers, tokenized, plan, padding, validation)
 
 
 def resolve(config: Config, tokenizers: TokenizerPair) -> Config:
@@ -99,10 +97,10 @@ def resolve(config: Config, tokenizers: TokenizerPair) -> Config:
 
 def _describe(config, corpora, tokenizers, selection, plan, padding, say) -> None:
     data = config.data
-    say(f"{data.source_lang} -> {data.target_lang}: " + ", ".join(c.name for c in corpora))
-    pairs = itertools.chain.from_iterable(c.read() for c in corpora)
-    for source, target in itertools.islice(pairs, 3):
-        say(f"  {source}  ->  {target}")
+    for corpus in corpora:
+        say(f"{corpus.source_lang} -> {corpus.target_lang}: {corpus.name}")
+        for source, target in itertools.islice(corpus.read(), 3):
+            say(f"  {source}  ->  {target}")
     sizes = {tokenizers.source.vocab_size, tokenizers.target.vocab_size}
     say(
         f"{selection.num_pairs:,} pairs, {' and '.join(map(str, sorted(sizes)))} pieces; "
