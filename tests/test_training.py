@@ -463,3 +463,44 @@ def test_several_corpora_with_weights_and_tags(tmp_path):
     )
     with pytest.raises(UserError, match="<2fr>"):
         list(translator.translate(["one"], target_lang="fr"))
+
+
+def test_terminal_and_files_tell_the_same_numbers(tmp_path, monkeypatch, capsys):
+    from transformer_jax.training import reporting
+
+    board = {}
+    monkeypatch.setattr(
+        reporting.tensorboardX.SummaryWriter,
+        "add_scalar",
+        lambda self, name, value, step: board.__setitem__((name, step), value),
+    )
+    metrics = {"train_loss": 2.5, "learning_rate": 1e-3, "target_tokens_per_second": 1234.5,
+               "padding": 0.04}  # fmt: skip
+    reporter = reporting.Reporter(epath.Path(tmp_path), 10, 100)
+    reporter.training(20, metrics)
+    reporter.evaluation(20, {"eval_bleu": 33.25}, [{"source": "a"}])
+    reporter.close()
+    out = capsys.readouterr().out
+    assert "step 20/100: loss 2.500, lr 1.00e-03, 1,234 target tokens/s, padding 4.0%" in out
+    assert "bleu 33.25" in out
+    written = lines(tmp_path / "metrics.jsonl")
+    assert written == [{"step": 20, **metrics}, {"step": 20, "eval_bleu": 33.25}]
+    want = {(name, 20): value for name, value in {**metrics, "eval_bleu": 33.25}.items()}
+    assert board == want
+
+
+def test_a_terminal_gets_a_bar(tmp_path, monkeypatch, capsys):
+    import sys
+
+    from transformer_jax.training import reporting
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    reporter = reporting.Reporter(epath.Path(tmp_path), 0, 100)
+    reporter.advance(50)
+    reporter.training(50, {"train_loss": 2.5, "learning_rate": 1e-3,
+                           "target_tokens_per_second": 1234.5, "padding": 0.04})  # fmt: skip
+    reporter.say("a line")
+    reporter.close()
+    error = capsys.readouterr().err
+    assert "50/100" in error
+    assert "loss 2.500" in error

@@ -93,6 +93,7 @@ def _one_sentence() -> Iterator[None]:
     """Turns what the user can mend into one sentence and an exit status."""
     try:
         yield
+        return
     except UserError as error:
         message = str(error)
     except BrokenPipeError:  # as in `decode.py | head`

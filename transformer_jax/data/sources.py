@@ -4,13 +4,15 @@ A `Corpus` can be read any number of times, in order, and has a fingerprint that
 content does.
 """
 
+import contextlib
 import dataclasses
 import gzip
 import hashlib
 import importlib
-import logging
+import io
 import os
 import shutil
+import sys
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
@@ -213,15 +215,22 @@ def prepared_builder(name: str, folder: str) -> Any:
     Raises:
       UserError: an unknown name, or one that cannot be prepared on this machine.
     """
+    import tensorflow_datasets as tfds
+
     builder = _find_builder(name, folder)
     if builder.data_path.exists():
         return builder
-    logging.info("preparing %s in %s", name, folder)
+    print(f"preparing {name} in {folder}", file=sys.stderr, flush=True)
+    base = name.partition("/")[0]
+    if base == EMBEDDED or not sys.stderr.isatty():
+        tfds.disable_progress_bar()
     # Prepared aside, then renamed: another process that does the same cannot leave a mixture.
     aside = epath.Path(folder) / f"incomplete.{uuid.uuid4().hex}"
     try:
         private = _find_builder(name, str(aside))
-        private.download_and_prepare(file_format="array_record")
+        # TFDS reports on standard output, where a command may be writing its result.
+        with contextlib.redirect_stdout(io.StringIO() if base == EMBEDDED else sys.stderr):
+            private.download_and_prepare(file_format="array_record")
         builder.data_path.parent.mkdir(parents=True, exist_ok=True)
         try:
             private.data_path.rename(builder.data_path)

@@ -121,6 +121,7 @@ class Trainer:
             return
         step, metrics = late
         self._window.add(jax.device_get(metrics))
+        self._reporter.advance(step)
         if step % self._config.train.log_every_steps == 0 or step == self._config.train.num_steps:
             self._reporter.training(step, self._window.summary())
             self._window = _Window(self._data.padding)

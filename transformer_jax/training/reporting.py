@@ -44,6 +44,11 @@ class Reporter:
         else:
             print(message, flush=True)
 
+    def advance(self, step: int) -> None:
+        """Moves the bar, where there is one."""
+        if self._bar:
+            self._bar.update(step - self._bar.n)
+
     def training(self, step: int, metrics: dict[str, float]) -> None:
         """Metrics of the steps since the last call."""
         self._write(step, metrics)
@@ -54,7 +59,6 @@ class Reporter:
         )
         if self._bar:
             self._bar.set_postfix_str(numbers)
-            self._bar.update(step - self._bar.n)
         else:
             print(f"step {step}/{self._num_steps}: {numbers}, {self._time_left(step)} left",
                   flush=True)  # fmt: skip
