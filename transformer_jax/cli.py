@@ -238,6 +238,8 @@ def _print_scores(result: dict[str, Any], data: DataConfig) -> None:
         f"{result['num_sentences']} sentences, checkpoint of step {result['checkpoint_step']}"
     )
     print(f"BLEU            {result['bleu']:.2f}  {result['bleu_signature']}")
+    if not result["bleu"] and result["exact_match"]:
+        print("                (0 because no output shares four words in a row with its reference)")
     print(f"chrF            {result['chrf']:.2f}  {result['chrf_signature']}")
     print(f"exact match     {result['exact_match']:.2f}%")
     print(f"loss            {result['loss']:.4f} nats a token, "

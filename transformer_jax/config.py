@@ -239,7 +239,7 @@ def _check_types(section: Any, name: str) -> None:
         value = getattr(section, field.name)
         if dataclasses.is_dataclass(field.type):
             if type(value) is not field.type:
-                raise UserError(f"{name}.{field.name} must be a {field.type.__name__}.")
+                raise UserError(f"{name}.{field.name}={value!r} is no section of settings.")
             _check_types(value, f"{name}.{field.name}")
         else:
             _typed(field.type, value, f"{name}.{field.name}")

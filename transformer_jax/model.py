@@ -5,7 +5,7 @@ Modules own parameters and call the pure functions of `transformer_jax.ops`. Dec
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -19,7 +19,7 @@ from transformer_jax.ops.dropout import dropout
 
 Cache = dict[str, Any]
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
@@ -71,7 +71,7 @@ class HeadProjection(nn.Module):
         self.bias = self.param("bias", nn.initializers.zeros, (heads, dim))
 
 
-def project_heads(x: jax.Array, projections: Sequence[HeadProjection]) -> list[jax.Array]:
+def project_heads(x: jax.Array, *projections: HeadProjection) -> list[jax.Array]:
     """`x` `[B, T, M]` under each projection, `[B, T, H, D]`, by one matrix product for all."""
     width = projections[0].bias.size
     kernel = jnp.concatenate([p.kernel.reshape(-1, width) for p in projections], axis=1)
@@ -97,23 +97,26 @@ class MultiHeadAttention(nn.Module):
             kernel_init=nn.initializers.xavier_uniform(),
         )
 
-    def project_self(self, x: jax.Array, positions: jax.Array) -> list[jax.Array]:
+    def project_self(
+        self, x: jax.Array, positions: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Query, key and value `[B, T, H, D]` of `x` `[B, T, M]`; rotary positions turn them."""
-        query, key, value = project_heads(x, (self.query, self.key, self.value))
+        query, key, value = project_heads(x, self.query, self.key, self.value)
         if self.config.positional == "rotary":
             query, key = (
                 positional.apply_rotary(y, positions, self.config.positional_base)
                 for y in (query, key)
             )
-        return [query, key, value]
+        return query, key, value
 
     def project_query(self, x: jax.Array) -> jax.Array:
         """Query `[B, T, H, D]` of `x` `[B, T, M]`."""
-        return project_heads(x, (self.query,))[0]
+        return project_heads(x, self.query)[0]
 
-    def project_source(self, encoded: jax.Array) -> list[jax.Array]:
+    def project_source(self, encoded: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Key and value `[B, S, H, D]` of the encoder's output `[B, S, M]`."""
-        return project_heads(encoded, (self.key, self.value))
+        key, value = project_heads(encoded, self.key, self.value)
+        return key, value
 
     def attend(
         self,
@@ -405,8 +408,8 @@ class Transformer(nn.Module):
           `cross` (per layer key and value `[B, S, H, D]`, computed once), `source_mask`.
         """
         config = self.config
-        shape = (encoded.shape[0] * num_beams, max_decode_len)
-        shape = (*shape, config.num_heads, config.resolved_head_dim)
+        rows, heads = encoded.shape[0] * num_beams, config.num_heads
+        shape = (rows, max_decode_len, heads, config.resolved_head_dim)
         empty = jnp.zeros(shape, compute_dtype(config))
         cross = []
         for layer in self.decoder_layers:

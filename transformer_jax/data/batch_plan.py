@@ -184,7 +184,7 @@ def pack_classes(
     lens = np.stack([source_len, target_len])[:, ids]
     fill = lens / scale[:, None]
     left = sizes[ids].copy()
-    templates = []
+    templates: list[tuple[np.ndarray, int]] = []
     while True:
         alive = left > 0
         if not alive.any():

@@ -114,7 +114,7 @@ class BatchSource:
     def __len__(self) -> int:
         return self._num_steps
 
-    def __getitem__(self, t: int) -> Batch:  # type: ignore[override]
+    def __getitem__(self, t: int) -> Batch:
         return make_batch(self._corpus, self._plan.placement(int(t)), self._ids, self._row_multiple)
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 def make_key(*parts: int | np.ndarray) -> np.ndarray:
     """Folds integers (or arrays of them) into one uint64 key (or an array of keys)."""
-    key = np.uint64(0x9E3779B97F4A7C15)
+    key = np.asarray(0x9E3779B97F4A7C15, np.uint64)
     with np.errstate(over="ignore"):
         for part in parts:
             folded = np.asarray(part, np.int64).astype(np.uint64)

@@ -127,13 +127,13 @@ def _read_parallel(source: epath.Path, target: epath.Path) -> Iterator[tuple[str
     left, right = read_lines(source), read_lines(target)
     count = 0
     while True:
-        pair = next(left, None), next(right, None)
-        if pair[0] is None or pair[1] is None:
+        first, second = next(left, None), next(right, None)
+        if first is None or second is None:
             break
         count += 1
-        yield pair
-    if pair != (None, None):
-        longer, shorter = (source, target) if pair[1] is None else (target, source)
+        yield first, second
+    if (first, second) != (None, None):
+        longer, shorter = (source, target) if second is None else (target, source)
         rest = 1 + sum(1 for _ in (left if longer is source else right))
         raise UserError(
             f"{shorter} ends after line {count}, but {longer} has {count + rest} lines; "
@@ -199,7 +199,7 @@ def open_tfds(config: DataConfig, split: str) -> Corpus:
             yield tuple(
                 example[language].decode("utf-8")
                 for language in (config.source_lang, config.target_lang)
-            )  # type: ignore[misc]
+            )
 
     info = builder.info.splits[split.split("[")[0]]
     identity = (builder.info.full_name, split, info.num_examples, tuple(info.shard_lengths or ()),

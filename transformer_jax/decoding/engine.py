@@ -164,7 +164,7 @@ class Engine:
 
     def _search_batch(self, params, inputs, lengths, limits, *, decode, num_hypotheses):
         source_mask = jnp.arange(inputs.shape[1]) < lengths[:, None]
-        apply = functools.partial(self._model.apply, {"params": params})
+        apply: Any = functools.partial(self._model.apply, {"params": params})
         encoded = apply(inputs, None, source_mask.astype(jnp.int32), method="encode")
         max_decode_len = self._limit(inputs.shape[1], decode)
         cache = apply(encoded, source_mask, decode.beam_size, max_decode_len, method="init_cache")
@@ -240,7 +240,7 @@ class Engine:
         decoder_inputs = jnp.concatenate([start, targets[:, :-1]], axis=1)
         source_segments = segments(inputs, source_lengths)
         target_segments = segments(targets, target_lengths)
-        apply = functools.partial(self._model.apply, {"params": params})
+        apply: Any = functools.partial(self._model.apply, {"params": params})
         encoded = apply(inputs, None, source_segments, method="encode")
         hidden = apply(
             encoded, decoder_inputs, source_segments, None, target_segments, method="decode"

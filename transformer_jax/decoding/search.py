@@ -4,6 +4,7 @@ A hypothesis that reaches its limit is made to end there, so that every hypothes
 with the end symbol and its score is that of force-decoding it.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -159,7 +160,8 @@ def beam_search(
         top_scores, order = jax.lax.top_k(pool_scores, beams)
         top_tokens, top_log_probs = gather_beams(pool, order)
         found = jnp.sum(scores > NEVER, axis=1, dtype=jnp.int32)
-        return state.replace(
+        return dataclasses.replace(
+            state,
             finished_tokens=top_tokens,
             finished_log_probs=top_log_probs,
             finished_scores=top_scores,
@@ -188,13 +190,14 @@ def beam_search(
         survivors = parents[row, order]
         if beams > 1:
             new_cache = reorder_cache(new_cache, survivors)
-        state = state.replace(
+        state = dataclasses.replace(
+            state,
             index=state.index + 1,
             cache=new_cache,
             live_tokens=gather_beams(candidates, order),
             live_log_probs=live,
         )
-        return state.replace(done=is_done(state))
+        return dataclasses.replace(state, done=is_done(state))
 
     def unfinished(state: BeamState):
         return (state.index < max_decode_len) & ~jnp.all(state.done)

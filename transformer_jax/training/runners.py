@@ -62,9 +62,8 @@ def choose_devices(config: Config) -> list[jax.Device]:
 
 def make_runner(config: Config, devices: list[jax.Device]) -> Runner:
     """The runner that `config.parallel.runner` names, on `devices`."""
-    return {"jit": JitRunner, "pmap": PmapRunner}[config.parallel.runner](
-        TrainStep(config), devices
-    )
+    kinds: dict[str, type[JitRunner] | type[PmapRunner]] = {"jit": JitRunner, "pmap": PmapRunner}
+    return kinds[config.parallel.runner](TrainStep(config), devices)
 
 
 def batch_struct(shape: BatchShape) -> dict[str, jax.ShapeDtypeStruct]:

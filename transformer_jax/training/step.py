@@ -4,6 +4,7 @@
 sums of the whole. `apply_sums` divides once and updates. A runner adds up in between.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -55,10 +56,9 @@ class TrainStep:
 
     def loss_sums(self, params: Tree, batch: dict[str, jax.Array], rng) -> losses.LossSums:
         """Loss of a batch with dropout, its `[B, T, V]` logits never held at once."""
-        hidden = self.model.apply(
-            {"params": params}, batch, deterministic=False, rngs={"dropout": rng}, method="hidden"
-        )
-        table = self.model.apply({"params": params}, method="output_embedding")
+        apply: Any = functools.partial(self.model.apply, {"params": params})
+        hidden = apply(batch, deterministic=False, rngs={"dropout": rng}, method="hidden")
+        table = apply(method="output_embedding")
         return losses.projected_cross_entropy(
             hidden.reshape(-1, hidden.shape[-1]),  # --> [B * T, M]
             table,
