@@ -195,11 +195,11 @@ def test_gradients_are_reduced_once_a_step():
     (entry,) = [c for c in computations if c.lstrip().startswith("ENTRY")]
     assert reducing == [entry]
     assert " while(" in entry  # the accumulation loop, which has none
+    results = re.findall(r" = (.*?) all-reduce(?:-start)?\(", entry)
     reduced = sum(
         np.prod([int(d) for d in dims.split(",") if d])
-        for line in entry.splitlines()
-        if re.search(r"all-reduce(-start)?\(", line)
-        for dims in re.findall(r"f32\[([\d,]*)\]", line.split("all-reduce")[0])
+        for result in results
+        for dims in re.findall(r"f32\[([\d,]*)\]", result)
     )
     parameters = sum(x.size for x in jax.tree.leaves(state.params))
     assert reduced == parameters + 4  # a tied embedding once, and the four sums of the loss
@@ -216,8 +216,8 @@ def test_sums_equal_the_loss_of_the_whole_batch():
         sums = losses.cross_entropy(logits, batch["targets"], batch["loss_mask"], 0.1)
         return sums.loss / sums.tokens
 
-    want, want_grads = jax.value_and_grad(mean_loss)(state.params)
-    sums = step.grad_sums(state.params, batch, jax.random.key(0))
+    want, want_grads = jax.jit(jax.value_and_grad(mean_loss))(state.params)
+    sums = jax.jit(step.grad_sums)(state.params, batch, jax.random.key(0))
     assert float(sums.losses.tokens) == batch["loss_mask"].sum()
     assert float(sums.losses.loss / sums.losses.tokens) == pytest.approx(float(want), rel=1e-5)
     jax.tree.map(
@@ -228,10 +228,10 @@ def test_sums_equal_the_loss_of_the_whole_batch():
 def test_ema_follows_the_parameters():
     config = step_config(ema_decay=0.9)
     step = TrainStep(config)
-    state = step.init_state(jax.random.key(0))
+    state, grad_sums = step.init_state(jax.random.key(0)), jax.jit(step.grad_sums)
     want = jax.device_get(state.params["target_embedding"])
     for t in range(3):
-        sums = step.grad_sums(state.params, uneven_batch(t), jax.random.key(t))
+        sums = grad_sums(state.params, uneven_batch(t), jax.random.key(t))
         state, _ = step.apply_sums(state, sums)
         decay = min(0.9, (1 + t) / (10 + t))
         want = decay * want + (1 - decay) * np.asarray(state.params["target_embedding"])
@@ -252,12 +252,12 @@ def test_bfloat16_computes_in_it_and_keeps_float32():
         lines = [line for line in text.splitlines() if f"stablehlo.{operation}" in line]
         assert lines
         assert not any("bf16" in line for line in lines)
-    sums = step.grad_sums(state.params, batch, jax.random.key(0))
+    sums = jax.jit(step.grad_sums)(state.params, batch, jax.random.key(0))
     state, _ = step.apply_sums(state, sums)
     leaves = jax.tree.leaves((state.params, state.ema, state.opt_state, sums.losses))
     assert {x.dtype for x in leaves} == {jnp.dtype("float32"), jnp.dtype("int32")}
-    full = TrainStep(step_config()).grad_sums(state.params, batch, jax.random.key(0))
-    half = step.grad_sums(state.params, batch, jax.random.key(0))
+    full = jax.jit(TrainStep(step_config()).grad_sums)(state.params, batch, jax.random.key(0))
+    half = jax.jit(step.grad_sums)(state.params, batch, jax.random.key(0))
     np.testing.assert_allclose(half.losses.loss, full.losses.loss, rtol=2e-2)
 
 
@@ -374,6 +374,7 @@ def test_pmap_goes_on_from_what_jit_saved(tiny_run, tmp_path):
     assert lines(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 30
 
 
+@pytest.mark.slow
 def test_early_stopping_counts_across_restarts(tiny_run, tmp_path):
     data, _ = tiny_run
     config = tiny_config(
@@ -396,6 +397,7 @@ def test_early_stopping_counts_across_restarts(tiny_run, tmp_path):
     assert evaluated == [10, 20, 30]
 
 
+@pytest.mark.slow
 def test_bucket_batches_and_ema_train_too(tiny_run, tmp_path):
     data, _ = tiny_run
     config = tiny_config(data, num_steps=10, eval_every_steps=10, ema_decay=0.9)
@@ -439,6 +441,7 @@ def test_another_corpus_is_refused(tiny_run, tmp_path):
         train(config, workdir)
 
 
+@pytest.mark.slow
 def test_several_corpora_with_weights_and_tags(tmp_path):
     config = tiny_config(tmp_path, num_steps=4, eval_every_steps=4, eval_sentences=2)
     swapped = [(b, a) for a, b in digit_pairs(100, seed=4)]
