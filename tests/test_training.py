@@ -473,7 +473,7 @@ def test_terminal_and_files_tell_the_same_numbers(tmp_path, monkeypatch, capsys)
 
     board = {}
     monkeypatch.setattr(
-        reporting.tensorboardX.SummaryWriter,
+        reporting._tensorboardx().SummaryWriter,
         "add_scalar",
         lambda self, name, value, step: board.__setitem__((name, step), value),
     )

@@ -3,9 +3,9 @@
 import json
 import sys
 import time
+from types import ModuleType
 from typing import Any
 
-import tensorboardX
 import tqdm
 from etils import epath
 
@@ -27,7 +27,7 @@ class Reporter:
         self._samples = workdir / "samples.jsonl"
         for path in (self._metrics, self._samples):
             _drop_after(path, first_step)
-        self._board = tensorboardX.SummaryWriter(
+        self._board = _tensorboardx().SummaryWriter(
             str(workdir / "tensorboard"), purge_step=first_step + 1
         )
         self._bar = (
@@ -91,6 +91,19 @@ class Reporter:
         for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
         self._board.flush()
+
+
+def _tensorboardx() -> ModuleType:
+    """tensorboardX, kept from loading torch, which it does wherever torch is installed."""
+    absent = "torch" not in sys.modules
+    if absent:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it then fails
+    try:
+        import tensorboardX
+    finally:
+        if absent:
+            del sys.modules["torch"]
+    return tensorboardX
 
 
 def _drop_after(path: epath.Path, step: int) -> None:
