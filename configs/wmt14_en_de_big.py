@@ -9,40 +9,20 @@ scored then, from the mean of the last 20 checkpoints.
 Result: not measured by this project yet; it takes an accelerator.
 """
 
-from transformer_jax.config import (
-    CheckpointConfig,
-    Config,
-    DataConfig,
-    DecodeConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainConfig,
-)  # fmt: skip
+import dataclasses
+import runpy
+from pathlib import Path
+
+from transformer_jax.config import Config
 
 
 def get_config() -> Config:
-    return Config(
-        model=ModelConfig(
-            num_encoder_layers=6,
-            num_decoder_layers=6,
-            d_model=1024,
-            num_heads=16,
-            d_ff=4096,
-            dropout_rate=0.3,
-            norm_position="post",
-            max_len=512,
+    base = runpy.run_path(str(Path(__file__).with_name("wmt14_en_de_base.py")))["get_config"]()
+    return dataclasses.replace(
+        base,
+        model=dataclasses.replace(
+            base.model, d_model=1024, num_heads=16, d_ff=4096, dropout_rate=0.3
         ),
-        data=DataConfig(
-            tfds_name="wmt14_translate/de-en",
-            source_lang="en",
-            target_lang="de",
-            vocab_size=37_000,
-            tokenizer="bpe",
-            max_len=256,
-            batch_tokens=25_088,  # 98 rows of 256
-        ),
-        train=TrainConfig(num_steps=300_000, eval_every_steps=10_000, checkpoint_every_steps=1500),
-        optimizer=OptimizerConfig(schedule="rsqrt", learning_rate=1.0, warmup_steps=4000),
-        decode=DecodeConfig(beam_size=4, length_penalty=0.6, max_decode_len=512),
-        checkpoint=CheckpointConfig(max_to_keep=20),
+        train=dataclasses.replace(base.train, num_steps=300_000, eval_every_steps=10_000),
+        checkpoint=dataclasses.replace(base.checkpoint, max_to_keep=20),
     )
