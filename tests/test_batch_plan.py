@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -91,6 +92,26 @@ def test_every_pair_once_an_epoch_in_another_order_each(batching):
     assert np.mean(first == second) < 0.02
     other, _ = make(batching, seed=1)
     assert np.mean(pairs_of_epoch(other, 0) == first) < 0.02
+
+
+@pytest.mark.parametrize("batching", ["pack", "bucket"])
+def test_sentences_meet_others_in_the_next_epoch(batching):
+    """Those that share a row (pack) or a batch (bucket) part again."""
+    plan, _ = make(batching)
+
+    def companions(epoch):
+        first = int(np.ceil(epoch * plan.batches_per_epoch))
+        met = set()
+        for t in range(first, first + int(plan.batches_per_epoch)):
+            placement = plan.placement(t)
+            groups = placement.rows if batching == "pack" else np.zeros_like(placement.rows)
+            for group in np.unique(groups):
+                members = sorted(placement.pairs[groups == group].tolist())
+                met.update(itertools.combinations(members, 2))
+        return met
+
+    before, after = companions(0), companions(1)
+    assert len(before & after) < 0.5 * len(before)
 
 
 @pytest.mark.parametrize("batching", ["pack", "bucket"])
