@@ -17,7 +17,8 @@ import pytest
 import sentencepiece
 
 from transformer_jax.config import Config
-from transformer_jax.data.tokenizer import Tokenizer, TokenizerPair
+from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer_pair import TokenizerPair
 
 DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 ZIFFERN = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]

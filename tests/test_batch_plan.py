@@ -276,14 +276,14 @@ def test_the_cache_holds_what_the_tokenizer_says(small_corpus, tokenizers, monke
     np.testing.assert_array_equal(again.source.tokens, corpus.source.tokens)
 
 
-def test_tags_stand_before_the_source(tmp_path, tokenizers, monkeypatch):
+def test_tags_stand_before_the_text(tmp_path, tokenizers, monkeypatch):
     pairs = [("one", "eins"), ("", "x")]
-    monkeypatch.setattr(type(tokenizers), "tag_ids", lambda self, language: [7])
+    monkeypatch.setattr(type(tokenizers), "prefixes", lambda self, *languages: ([7], [8]))
     config = DataConfig(source="files", train=write_pairs(tmp_path, "a", pairs),
                         cache_dir=str(tmp_path / "cache"), target_language_tags=True)  # fmt: skip
     corpus = token_cache.tokenize_corpora(sources.open_corpora(config, "train"), tokenizers, config)
     assert list(corpus.source[0]) == [7, *tokenizers.source.encode("one")]
-    assert list(corpus.target[0]) == tokenizers.target.encode("eins")
+    assert list(corpus.target[0]) == [8, *tokenizers.target.encode("eins")]
     assert len(corpus.source[1]) == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "transformer_jax"
 # Each room imports only from those before it.
-ORDER = ["errors", "config", "ops", "model", "data", "workdir", "checkpoint", "decoding",
+ORDER = ["errors", "config", "ops", "layers", "model", "data", "workdir", "checkpoint", "decoding",
          "evaluation", "interop", "training", "api", "cli"]  # fmt: skip
 
 

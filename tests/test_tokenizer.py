@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.conftest import digit_pairs, write_pairs
 from transformer_jax.config import DataConfig
 from transformer_jax.data import sources
-from transformer_jax.data.tokenizer import Tokenizer, TokenizerPair, make_tokenizers
+from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer_pair import TokenizerPair, make_tokenizers
 from transformer_jax.errors import UserError
 
 
@@ -96,10 +97,11 @@ def test_a_given_model_is_used(corpus_config, tokenizers, tmp_path):
 
 def test_language_tags_are_pieces_of_their_own(corpus_config):
     pair = make(corpus_config, target_language_tags=True)
-    (tag,) = pair.tag_ids("de")
+    (tag,), nothing = pair.prefixes("en", "de")
+    assert nothing == []
     assert pair.source.pieces([tag]) == ["<2de>"]
     with pytest.raises(UserError, match="<2fr>"):
-        pair.tag_ids("fr")
+        pair.prefixes("en", "fr")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ class ModelConfig:
     num_heads: int = 8
     head_dim: int | None = None  # None: d_model / num_heads
     d_ff: int = 2048
+    num_decoder_heads: int | None = None  # None: num_heads
+    decoder_d_ff: int | None = None  # None: d_ff
     dropout_rate: float = 0.1  # on summed embeddings and on every sub-layer's output
     attention_dropout_rate: float = 0.0  # on attention weights
     activation_dropout_rate: float = 0.0  # inside the feed-forward block
@@ -32,7 +34,10 @@ class ModelConfig:
     activation: str = "relu"
     positional: str = "interleaved"
     positional_base: float = 10_000.0
+    position_offset: int = 0  # number of the first position, of sinusoids
+    scale_embeddings: bool = True  # multiply token vectors by sqrt(d_model)
     tie_embeddings: str = "all"  # all: source, target, output; decoder: target, output; none
+    output_bias: bool = False  # add one learned number a piece to the logits
     max_len: int = 256  # longest source or target in pieces, its end symbol included
     dtype: str = "auto"  # of the computation; auto: bfloat16 on GPU and TPU, float32 on CPU
     attention: str = "auto"
@@ -43,6 +48,14 @@ class ModelConfig:
     @property
     def resolved_head_dim(self) -> int:
         return self.head_dim or self.d_model // self.num_heads
+
+    def for_decoder(self) -> "ModelConfig":
+        """The same with the decoder's sizes as `num_heads` and `d_ff`."""
+        return dataclasses.replace(
+            self,
+            num_heads=self.num_decoder_heads or self.num_heads,
+            d_ff=self.decoder_d_ff or self.d_ff,
+        )
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -125,6 +138,9 @@ class DecodeConfig:
     stopping: str = "exact"
     max_decode_len: int = 256  # pieces of output, the end symbol included
     max_decode_ratio: float = 3.0  # and at most this many pieces a source piece, plus 10
+    at_limit: str = "end"  # end: its end symbol counts; free_end: it costs nothing; cut: no end
+    suppressed_ids: tuple[int, ...] = ()  # pieces never written
+    renormalize: bool = False  # probabilities over the pieces that may be written
     batch_tokens: int = 4096  # source positions times beams decoded at once
 
 
@@ -166,6 +182,7 @@ CHOICES = {
     "parallel.runner": ("jit", "pmap"),
     "decode.length_penalty_kind": ("gnmt", "power"),
     "decode.stopping": ("first_k", "hf_default", "exact"),
+    "decode.at_limit": ("end", "free_end", "cut"),
     "checkpoint.best_metric": (
         "eval_bleu", "eval_chrf", "eval_exact_match", "eval_token_accuracy", "eval_loss"),
 }  # fmt: skip
@@ -178,6 +195,7 @@ RANGES: dict[str, tuple[float, bool, float]] = {
         "dropout_rate", "attention_dropout_rate", "activation_dropout_rate")},
     "model.norm_epsilon": (0, False, 1),
     "model.positional_base": (1, False, float("inf")),
+    "model.position_offset": (0, True, float("inf")),
     "data.vocab_size": (8, True, float("inf")),
     "data.max_len": (2, True, float("inf")),
     "data.character_coverage": (0, False, 1.0000001),
@@ -247,21 +265,43 @@ def _check_types(section: Any, name: str) -> None:
 
 def _conflicts(config: Config):
     """Yields a sentence for each pair of fields that cannot stand together."""
-    model, data = config.model, config.data
-    if model.head_dim is None and model.d_model % model.num_heads:
-        yield (
-            f"config.model.num_heads={model.num_heads} does not divide config.model.d_model="
-            f"{model.d_model}; choose another number of heads or set config.model.head_dim."
-        )
-    if model.head_dim is not None and model.head_dim < 1:
-        yield f"config.model.head_dim={model.head_dim} must be at least 1."
-    if model.d_model % 2 and model.positional in ("interleaved", "halves", "tensor2tensor"):
+    yield from _model_conflicts(config.model)
+    yield from _batch_conflicts(config)
+    yield from _corpus_conflicts(config.data)
+    yield from _training_conflicts(config)
+
+
+def _model_conflicts(model: ModelConfig):
+    decoder = model.for_decoder()
+    for name, part in (("num_heads", model), ("num_decoder_heads", decoder)):
+        if model.head_dim is None and model.d_model % part.num_heads:
+            yield (
+                f"config.model.{name}={part.num_heads} does not divide config.model.d_model="
+                f"{model.d_model}; choose another number of heads or set config.model.head_dim."
+            )
+        if part.resolved_head_dim % 2 and model.positional == "rotary":
+            yield (
+                f"config.model.head_dim={part.resolved_head_dim} must be even for rotary positions."
+            )
+    for name in ("head_dim", "num_decoder_heads", "decoder_d_ff"):
+        value = getattr(model, name)
+        if value is not None and value < 1:
+            yield f"config.model.{name}={value} must be at least 1."
+    sinusoids = ("interleaved", "halves", "tensor2tensor")
+    if model.d_model % 2 and model.positional in sinusoids:
         yield (
             f"config.model.d_model={model.d_model} must be even for "
             f"config.model.positional={model.positional}."
         )
-    if model.resolved_head_dim % 2 and model.positional == "rotary":
-        yield f"config.model.head_dim={model.resolved_head_dim} must be even for rotary positions."
+    if model.position_offset and model.positional not in sinusoids:
+        yield (
+            f"config.model.position_offset={model.position_offset} is for sinusoids; "
+            f"config.model.positional={model.positional} counts from 0."
+        )
+
+
+def _batch_conflicts(config: Config):
+    model, data = config.model, config.data
     if model.max_len < data.max_len:
         yield (
             f"config.model.max_len={model.max_len} is below config.data.max_len={data.max_len}: "
@@ -283,6 +323,9 @@ def _conflicts(config: Config):
             "config.model.tie_embeddings=all needs config.data.shared_vocab=True; "
             "use tie_embeddings=decoder with separate vocabularies."
         )
+
+
+def _corpus_conflicts(data: DataConfig):
     corpora = len(data.train.split(","))
     if data.source == "tfds" and (corpora > 1 or data.train_languages or data.train_weights):
         yield (
@@ -308,6 +351,9 @@ def _conflicts(config: Config):
             )
     if data.source_lang == data.target_lang:
         yield f"config.data.source_lang and target_lang are both {data.source_lang!r}."
+
+
+def _training_conflicts(config: Config):
     if config.optimizer.weight_decay and config.optimizer.name == "adam":
         yield (
             f"config.optimizer.weight_decay={config.optimizer.weight_decay} is not for adam; "

@@ -11,7 +11,7 @@ from typing import Any
 from etils import epath
 
 from transformer_jax.config import Config, from_json, to_json
-from transformer_jax.data.tokenizer import TokenizerPair
+from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 
 # What may differ when a run goes on; everything else would make it another run.

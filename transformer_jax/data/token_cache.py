@@ -14,7 +14,7 @@ import numpy as np
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data.sources import Corpus, cache_folder
-from transformer_jax.data.tokenizer import TokenizerPair
+from transformer_jax.data.tokenizer_pair import TokenizerPair
 
 CHUNK = 20_000  # sentence pairs tokenised at once
 FORMAT = "1"  # part of the key: change it when the files' meaning changes
@@ -94,14 +94,16 @@ def _write(
     sizes = []
     for corpus in corpora:
         logging.info("tokenising %s", corpus.name)
-        tag = tokenizers.tag_ids(corpus.target_lang) if config.target_language_tags else []
+        before: tuple[list[int], list[int]] = ([], [])
+        if config.target_language_tags:
+            before = tokenizers.prefixes(corpus.source_lang, corpus.target_lang)
         count = 0
         for chunk in _chunks(corpus.read()):
-            sources, targets = zip(*chunk, strict=True)
-            # A tag alone would make an empty sentence look like one with content.
-            tagged = [tag + ids if ids else ids for ids in tokenizers.source.encode_batch(sources)]
-            writers[0].add(tagged)
-            writers[1].add(tokenizers.target.encode_batch(targets))
+            for side, texts in enumerate(zip(*chunk, strict=True)):
+                tokenizer = (tokenizers.source, tokenizers.target)[side]
+                # A tag alone would make an empty sentence look like one with content.
+                ids = [before[side] + ids if ids else ids for ids in tokenizer.encode_batch(texts)]
+                writers[side].add(ids)
             count += len(chunk)
         sizes.append(count)
     for writer in writers:

@@ -13,13 +13,15 @@ import numpy as np
 
 from transformer_jax.config import Config, DecodeConfig, ModelConfig
 from transformer_jax.data.loader import SpecialIds
-from transformer_jax.data.tokenizer import TokenizerPair
+from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding import batching, search
 from transformer_jax.model import Transformer
 from transformer_jax.ops import losses
 
 WINDOW = 4096  # sentences sorted together, and held in memory
 EXTRA_PIECES = 10  # on top of max_decode_ratio
+
+Prefixes = tuple[list[int], list[int]]  # ids before source and target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Translation:
     score: float  # log-probability over length penalty
     log_prob: float  # natural log-probability of all pieces and the end symbol
     pieces: tuple[str, ...]
+    ids: tuple[int, ...]  # of the pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +63,10 @@ class Engine:
         self.tokenizers = tokenizers
         self.ids = special_ids(tokenizers, config.model)
         self._model = Transformer(config.model)
-        self._search = jax.jit(self._search_batch, static_argnames=("decode", "num_hypotheses"))
-        self._score = jax.jit(self._score_batch)
+        self._search = jax.jit(
+            self._search_batch, static_argnames=("decode", "num_hypotheses", "prefix")
+        )
+        self._score = jax.jit(self._score_batch, static_argnames="prefix_len")
 
     # --- Translation ---------------------------------------------------------------------------
 
@@ -72,6 +77,7 @@ class Engine:
         decode: DecodeConfig,
         num_hypotheses: int = 1,
         target_lang: str = "",
+        source_lang: str = "",
     ) -> Iterator[list[Translation]]:
         """Hypotheses of each line, best first, one list a line, in order.
 
@@ -84,30 +90,43 @@ class Engine:
           decode: search settings.
           num_hypotheses: at most decode.beam_size.
           target_lang: of a multilingual model; "": the config's.
+          source_lang: of a model that is told this too; "": the config's.
         """
         number = 0
+        prefixes = self.prefixes(target_lang, source_lang)
         for window in _windows(lines):
             yield from self._translate_window(
-                params, window, number, decode, num_hypotheses, target_lang
+                params, window, number, decode, num_hypotheses, prefixes
             )
             number += len(window)
 
-    def encode_source(self, texts: Sequence[str], target_lang: str = "") -> list[list[int]]:
-        """Source ids of each text, with language tag, without the end symbol; [] where empty."""
-        data, tag = self.config.data, []
-        if data.target_language_tags:
-            tag = self.tokenizers.tag_ids(target_lang or data.target_lang)
-        return [tag + ids if ids else [] for ids in self.tokenizers.source.encode_batch(texts)]
+    def prefixes(self, target_lang: str = "", source_lang: str = "") -> Prefixes:
+        """Ids before source and target that tell a multilingual model its languages.
 
-    def _translate_window(self, params, window, first, decode, num_hypotheses, target_lang):
+        Raises:
+          UserError: where the model does not know a language.
+        """
+        data = self.config.data
+        if not (data.target_language_tags or target_lang or source_lang):
+            return [], []
+        return self.tokenizers.prefixes(
+            source_lang or data.source_lang, target_lang or data.target_lang
+        )
+
+    def encode_source(self, texts: Sequence[str], prefix: Sequence[int] = ()) -> list[list[int]]:
+        """Source ids of each text behind `prefix`, without the end symbol; [] where empty."""
+        encoded = self.tokenizers.source.encode_batch(texts)
+        return [[*prefix, *ids] if ids else [] for ids in encoded]
+
+    def _translate_window(self, params, window, first, decode, num_hypotheses, prefixes):
         texts = list(dict.fromkeys(window))  # each text once
         limit = self.config.model.max_len - 1  # the end symbol needs a place
         parts: list[list[int]] = []
         spans = []
-        for text, ids in zip(texts, self.encode_source(texts, target_lang), strict=True):
+        for text, ids in zip(texts, self.encode_source(texts, prefixes[0]), strict=True):
             begin = len(parts)
             if len(ids) > limit:
-                parts.extend(self._split_long(ids, limit))
+                parts.extend(self._split_long(ids, limit, len(prefixes[0])))
                 _say(
                     f"line {first + window.index(text) + 1}: {len(ids)} pieces, the model reads "
                     f"{limit}; translated in {len(parts) - begin} parts."
@@ -115,7 +134,7 @@ class Engine:
             elif ids:
                 parts.append(ids)
             spans.append((begin, len(parts)))
-        results = self._translate_ids(params, parts, decode, num_hypotheses)
+        results = self._translate_ids(params, parts, decode, num_hypotheses, prefixes[1])
         by_text = {}
         for text, (begin, end) in zip(texts, spans, strict=True):
             if end - begin == 1:
@@ -125,13 +144,13 @@ class Engine:
         for text in window:
             yield by_text[text]
 
-    def _split_long(self, ids: list[int], limit: int) -> list[list[int]]:
-        tag = 1 if self.config.data.target_language_tags else 0
+    def _split_long(self, ids: list[int], limit: int, tag: int) -> list[list[int]]:
+        """Parts of at most `limit`, each behind the first `tag` ids."""
         body = ids[tag:]
         pieces = self.tokenizers.source.pieces(body)
         return [ids[:tag] + part for part in batching.split_ids(body, pieces, limit - tag)]
 
-    def _translate_ids(self, params, sentences, decode, num_hypotheses):
+    def _translate_ids(self, params, sentences, decode, num_hypotheses, prefix):
         results: list[list[Translation]] = [[]] * len(sentences)
         with_end = [[*ids, self.ids.source_eos] for ids in sentences]
         budget = max(1, decode.batch_tokens // decode.beam_size)
@@ -146,12 +165,15 @@ class Engine:
                 np.asarray(limits, np.int32),
                 decode=decode,
                 num_hypotheses=num_hypotheses,
+                prefix=tuple(prefix),
             )
             found = jax.device_get(found)
             for row, index in enumerate(batch.indices):
                 results[index] = [
                     self._hypothesis(
-                        found.tokens[row, k], found.scores[row, k], found.log_probs[row, k]
+                        found.tokens[row, k, len(prefix) : found.lengths[row, k]],
+                        found.scores[row, k],
+                        found.log_probs[row, k],
                     )
                     for k in range(min(num_hypotheses, decode.beam_size))
                     if found.scores[row, k] > search.NEVER
@@ -162,7 +184,7 @@ class Engine:
         by_source = math.ceil(decode.max_decode_ratio * source_len) + EXTRA_PIECES
         return min(by_source, decode.max_decode_len, self.config.model.max_len)
 
-    def _search_batch(self, params, inputs, lengths, limits, *, decode, num_hypotheses):
+    def _search_batch(self, params, inputs, lengths, limits, *, decode, num_hypotheses, prefix=()):
         source_mask = jnp.arange(inputs.shape[1]) < lengths[:, None]
         apply: Any = functools.partial(self._model.apply, {"params": params})
         encoded = apply(inputs, None, source_mask.astype(jnp.int32), method="encode")
@@ -178,16 +200,17 @@ class Engine:
             pad_id=self.ids.target_pad,
             config=decode,
             num_hypotheses=num_hypotheses,
+            prefix=prefix,
         )
 
     def _hypothesis(self, tokens, score, log_prob) -> Translation:
-        end = np.flatnonzero(tokens == self.ids.target_eos)
-        ids = tokens[: end[0]] if len(end) else tokens
+        ids = tokens[:-1] if len(tokens) and tokens[-1] == self.ids.target_eos else tokens
         return Translation(
             text=self.tokenizers.target.decode(ids),
             score=float(score),
             log_prob=float(log_prob),
             pieces=tuple(self.tokenizers.target.pieces(ids)),
+            ids=tuple(int(i) for i in ids),
         )
 
     # --- Scoring -------------------------------------------------------------------------------
@@ -199,11 +222,14 @@ class Engine:
         targets: Sequence[str],
         target_lang: str = "",
         batch_tokens: int = 4096,
+        source_lang: str = "",
     ) -> list[PairScores]:
         """Teacher-forced scores of pairs, in order; over-long sides are cut, and it is said."""
         max_len = self.config.model.max_len
-        source_ids = self.encode_source(sources, target_lang)
-        target_ids = self.tokenizers.target.encode_batch(list(targets))
+        before_source, before_target = self.prefixes(target_lang, source_lang)
+        source_ids = self.encode_source(sources, before_source)
+        encoded = self.tokenizers.target.encode_batch(list(targets))
+        target_ids = [[*before_target, *ids] for ids in encoded]
         pairs = []
         num_cut = 0
         for source, target in zip(source_ids, target_ids, strict=True):
@@ -225,14 +251,18 @@ class Engine:
                     lengths[row] = len(pairs[i][side])
                     tokens[row, : lengths[row]] = pairs[i][side]
                 sides.append((tokens, lengths))
-            sums = jax.device_get(self._score(params, *sides[0], *sides[1]))
+            sums = jax.device_get(
+                self._score(params, *sides[0], *sides[1], prefix_len=len(before_target))
+            )
             for row, i in enumerate(batch.indices):
                 results[i] = PairScores(
                     -float(sums.nll[row]), int(sums.tokens[row]), int(sums.correct[row])
                 )
         return results  # type: ignore[return-value]
 
-    def _score_batch(self, params, inputs, source_lengths, targets, target_lengths):
+    def _score_batch(
+        self, params, inputs, source_lengths, targets, target_lengths, *, prefix_len=0
+    ):
         def segments(tokens, lengths):
             return (jnp.arange(tokens.shape[1]) < lengths[:, None]).astype(jnp.int32)
 
@@ -246,7 +276,8 @@ class Engine:
             encoded, decoder_inputs, source_segments, None, target_segments, method="decode"
         )
         logits = apply(hidden, method="logits")
-        return jax.vmap(losses.cross_entropy)(logits, targets, target_segments)
+        counted = target_segments.at[:, :prefix_len].set(0)
+        return jax.vmap(losses.cross_entropy)(logits, targets, counted)
 
 
 def _windows(lines: Iterable[str]) -> Iterator[list[str]]:
@@ -267,6 +298,7 @@ def _join(parts: Sequence[Translation]) -> Translation:
         score=sum(part.score for part in parts),
         log_prob=sum(part.log_prob for part in parts),
         pieces=tuple(piece for part in parts for piece in part.pieces),
+        ids=tuple(i for part in parts for i in part.ids),
     )
 
 

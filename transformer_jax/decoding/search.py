@@ -1,11 +1,11 @@
 """Greedy and beam search over the explicit cache, as one jitted `while_loop`.
 
-A hypothesis that reaches its limit is made to end there, so that every hypothesis returned ends
-with the end symbol and its score is that of force-decoding it.
+Unless `at_limit` says otherwise, a hypothesis that reaches its limit is made to end there, so that
+every hypothesis returned ends with the end symbol and its score is that of force-decoding it.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.struct
@@ -31,6 +31,7 @@ class BeamState:
     finished_tokens: jax.Array  # [B, K, T]
     finished_log_probs: jax.Array  # [B, K]
     finished_scores: jax.Array  # [B, K], after length penalty; NEVER where there is none
+    finished_lengths: jax.Array  # [B, K]
     num_finished: jax.Array  # [B], ever found
     done: jax.Array  # [B]
 
@@ -42,6 +43,7 @@ class Hypotheses:
     tokens: jax.Array  # [B, K, T], from the first piece to the end symbol, then padding
     scores: jax.Array  # [B, K], log-probability over length penalty
     log_probs: jax.Array  # [B, K], natural log-probability of all pieces and the end symbol
+    lengths: jax.Array  # [B, K], pieces in `tokens`, the end symbol included
     steps: jax.Array  # decoder steps taken
 
 
@@ -74,6 +76,43 @@ def reorder_cache(cache: dict[str, Any], beams: jax.Array) -> dict[str, Any]:
     return {**cache, "self": jax.tree.map(lambda x: x[rows], cache["self"])}
 
 
+def piece_log_probs(
+    logits: jax.Array,
+    index: jax.Array,
+    limits: jax.Array,
+    eos_id: int,
+    prefix: Sequence[int],
+    config: DecodeConfig,
+) -> jax.Array:
+    """Log-probabilities of the next piece, with `NEVER` for what may not come.
+
+    In Hugging Face's order: suppressed pieces, renormalisation, forced prefix, forced end.
+
+    Args:
+      logits: `[B, K, V]`.
+      index: pieces written so far.
+      limits: `[B]` pieces a sentence may get.
+      eos_id: the end symbol.
+      prefix: pieces every hypothesis begins with, at no cost.
+      config: `suppressed_ids`, `renormalize`, `at_limit`.
+    """
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    classes = jnp.arange(logits.shape[-1])
+    if config.suppressed_ids:
+        log_probs = log_probs.at[..., jnp.asarray(config.suppressed_ids)].set(NEVER)
+        if config.renormalize:
+            log_probs = jnp.maximum(jax.nn.log_softmax(log_probs, axis=-1), NEVER)
+    if prefix:
+        wanted = jnp.asarray(prefix)[jnp.minimum(index, len(prefix) - 1)]
+        forced = jnp.where(classes == wanted, 0.0, NEVER)
+        log_probs = jnp.where(index < len(prefix), forced, log_probs)
+    if config.at_limit != "cut":
+        at_limit = (index + 1 >= limits)[:, None, None]
+        at_end = 0.0 if config.at_limit == "free_end" else log_probs
+        log_probs = jnp.where(at_limit, jnp.where(classes == eos_id, at_end, NEVER), log_probs)
+    return log_probs
+
+
 def beam_search(
     step_fn: StepFn,
     cache: dict[str, Any],
@@ -85,6 +124,7 @@ def beam_search(
     pad_id: int,
     config: DecodeConfig,
     num_hypotheses: int = 1,
+    prefix: Sequence[int] = (),
 ) -> Hypotheses:
     """Best continuations of the start symbol; beam_size 1 is greedy search.
 
@@ -103,6 +143,7 @@ def beam_search(
       pad_id: fills `tokens` behind the end.
       config: beam size, length penalty and stopping rule.
       num_hypotheses: hypotheses that will be read from the result, at most K.
+      prefix: pieces that every hypothesis begins with; they cost nothing, and count as length.
 
     Returns:
       `Hypotheses` with K a sentence; `scores` are NEVER where fewer were found.
@@ -126,6 +167,7 @@ def beam_search(
         finished_tokens=tokens,
         finished_log_probs=never,
         finished_scores=never,
+        finished_lengths=jnp.zeros((num_rows, beams), jnp.int32),
         num_finished=jnp.zeros((num_rows,), jnp.int32),
         done=limits <= 0,
     )
@@ -137,11 +179,10 @@ def beam_search(
         )
         last = jnp.where(state.index == 0, start_id, last).reshape(-1)  # --> [B*K]
         logits, new_cache = step_fn(state.cache, last)
-        log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-        vocab = log_probs.shape[-1]
-        log_probs = log_probs.reshape(num_rows, beams, vocab)
-        at_limit = (state.index + 1 >= limits)[:, None, None]
-        log_probs = jnp.where(at_limit & (jnp.arange(vocab) != eos_id), NEVER, log_probs)
+        vocab = logits.shape[-1]
+        log_probs = piece_log_probs(
+            logits.reshape(num_rows, beams, vocab), state.index, limits, eos_id, prefix, config
+        )
         totals = jnp.maximum(state.live_log_probs[:, :, None] + log_probs, NEVER)
         # 2K candidates hold K that go on, since each parent ends in one way only.
         best, flat = jax.lax.top_k(totals.reshape(num_rows, -1), min(2 * beams, beams * vocab))
@@ -156,15 +197,19 @@ def beam_search(
         pool = (
             jnp.concatenate([state.finished_tokens, candidates], axis=1),
             jnp.concatenate([state.finished_log_probs, best], axis=1),
+            jnp.concatenate(
+                [state.finished_lengths, jnp.full(best.shape, state.index + 1)], axis=1
+            ),
         )
         top_scores, order = jax.lax.top_k(pool_scores, beams)
-        top_tokens, top_log_probs = gather_beams(pool, order)
+        top_tokens, top_log_probs, top_lengths = gather_beams(pool, order)
         found = jnp.sum(scores > NEVER, axis=1, dtype=jnp.int32)
         return dataclasses.replace(
             state,
             finished_tokens=top_tokens,
             finished_log_probs=top_log_probs,
             finished_scores=top_scores,
+            finished_lengths=top_lengths,
             num_finished=state.num_finished + found,
         )
 
@@ -185,6 +230,8 @@ def beam_search(
         candidates = jnp.take_along_axis(state.live_tokens, parents[:, :, None], axis=1)
         candidates = jax.lax.dynamic_update_index_in_dim(candidates, pieces, state.index, axis=2)
         ends = pieces == eos_id
+        if config.at_limit == "cut":
+            ends |= (state.index + 1 >= limits)[:, None]
         state = finish(state, best, candidates, ends)
         live, order = jax.lax.top_k(jnp.where(ends, NEVER, best), beams)
         survivors = parents[row, order]
@@ -207,5 +254,6 @@ def beam_search(
         tokens=end.finished_tokens,
         scores=end.finished_scores,
         log_probs=end.finished_log_probs,
+        lengths=end.finished_lengths,
         steps=end.index,
     )

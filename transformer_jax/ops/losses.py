@@ -54,8 +54,11 @@ def projected_cross_entropy(
     weights: jax.Array,
     label_smoothing: float = 0.0,
     chunk_size: int = 1024,
+    bias: jax.Array | None = None,
 ) -> LossSums:
-    """`cross_entropy(hidden @ table.T, …)` in memory `[chunk_size, V]`; only `loss` has a gradient.
+    """`cross_entropy(hidden @ table.T + bias, …)` in memory `[chunk_size, V]`.
+
+    Only `loss` has a gradient.
 
     Args:
       hidden: `[N, M]` in the type the product is computed in.
@@ -64,6 +67,7 @@ def projected_cross_entropy(
       weights: `[N]`, 0 where a position is padding.
       label_smoothing: ε.
       chunk_size: positions whose logits exist at once.
+      bias: `[V]`, added to every position's logits.
     """
     size = hidden.shape[0]
     chunk_size = min(chunk_size, size)
@@ -75,57 +79,63 @@ def projected_cross_entropy(
 
     weights = weights.astype(jnp.float32)
     return LossSums(
-        *_chunked_sums(chunked(hidden), table, chunked(targets), chunked(weights), label_smoothing)
+        *_chunked_sums(
+            chunked(hidden), table, bias, chunked(targets), chunked(weights), label_smoothing
+        )
     )
 
 
-def _logits(hidden, table):
-    return jnp.einsum("nm,vm->nv", hidden, table, preferred_element_type=jnp.float32)
+def _logits(hidden, table, bias):
+    logits = jnp.einsum("nm,vm->nv", hidden, table, preferred_element_type=jnp.float32)
+    return logits if bias is None else logits + bias
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _chunked_sums(hidden, table, targets, weights, label_smoothing):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _chunked_sums(hidden, table, bias, targets, weights, label_smoothing):
     table = table.astype(hidden.dtype)
 
     def add(sums, chunk):
         h, t, w = chunk
-        new = cross_entropy(_logits(h, table), t, w, label_smoothing)
+        new = cross_entropy(_logits(h, table, bias), t, w, label_smoothing)
         return jax.tree.map(jnp.add, sums, tuple(new)), None
 
     zero = (jnp.zeros((), jnp.float32),) * 4
     return jax.lax.scan(add, zero, (hidden, targets, weights))[0]
 
 
-def _forward(hidden, table, targets, weights, label_smoothing):
+def _forward(hidden, table, bias, targets, weights, label_smoothing):
     cast = table.astype(hidden.dtype)
     classes = jnp.arange(table.shape[0], dtype=targets.dtype)
 
     def add(carry, chunk):
-        sums, table_grad = carry
+        sums, table_grad, bias_grad = carry
         h, t, w = chunk
-        logits = _logits(h, cast)
+        logits = _logits(h, cast, bias)
         new = cross_entropy(logits, t, w, label_smoothing)
         # d loss / d logits = softmax - (1 - ε) [class = target] - ε / V, times the weight.
         grad = jax.nn.softmax(logits, axis=-1) - label_smoothing / table.shape[0]
         grad = grad - (1.0 - label_smoothing) * (classes[None, :] == t[:, None])
-        grad = (grad * w[:, None]).astype(h.dtype)
+        grad = grad * w[:, None]
+        bias_grad = jax.tree.map(lambda total: total + jnp.sum(grad, axis=0), bias_grad)
+        grad = grad.astype(h.dtype)
         hidden_grad = jnp.einsum("nv,vm->nm", grad, cast)
         # [M, V]: of the two factors, the small one is transposed.
         table_grad += jnp.einsum("nm,nv->mv", h, grad, preferred_element_type=jnp.float32)
-        return (jax.tree.map(jnp.add, sums, tuple(new)), table_grad), hidden_grad
+        return (jax.tree.map(jnp.add, sums, tuple(new)), table_grad, bias_grad), hidden_grad
 
     zero = (jnp.zeros((), jnp.float32),) * 4
-    (sums, table_grad), hidden_grad = jax.lax.scan(
-        add, (zero, jnp.zeros(table.shape[::-1], jnp.float32)), (hidden, targets, weights)
+    start = zero, jnp.zeros(table.shape[::-1], jnp.float32), jax.tree.map(jnp.zeros_like, bias)
+    (sums, table_grad, bias_grad), hidden_grad = jax.lax.scan(
+        add, start, (hidden, targets, weights)
     )
-    return sums, (hidden_grad, table_grad.T.astype(table.dtype))
+    return sums, (hidden_grad, table_grad.T.astype(table.dtype), bias_grad)
 
 
 def _backward(label_smoothing, residuals, cotangents):
     del label_smoothing
-    hidden_grad, table_grad = residuals
     scale = cotangents[0]
-    return hidden_grad * scale.astype(hidden_grad.dtype), table_grad * scale, None, None
+    grads = jax.tree.map(lambda grad: grad * scale.astype(grad.dtype), residuals)
+    return *grads, None, None
 
 
 _chunked_sums.defvjp(_forward, _backward)

@@ -12,7 +12,7 @@ from transformer_jax.config import Config, validate
 from transformer_jax.data import batch_plan, sources
 from transformer_jax.data.loader import BatchSource
 from transformer_jax.data.token_cache import TokenizedCorpus, tokenize_corpora
-from transformer_jax.data.tokenizer import TokenizerPair, make_tokenizers
+from transformer_jax.data.tokenizer_pair import TokenizerPair, make_tokenizers
 from transformer_jax.decoding.engine import special_ids
 from transformer_jax.errors import UserError
 

@@ -58,13 +58,14 @@ class TrainStep:
         """Loss of a batch with dropout, its `[B, T, V]` logits never held at once."""
         apply: Any = functools.partial(self.model.apply, {"params": params})
         hidden = apply(batch, deterministic=False, rngs={"dropout": rng}, method="hidden")
-        table = apply(method="output_embedding")
+        table, bias = apply(method="output_projection")
         return losses.projected_cross_entropy(
             hidden.reshape(-1, hidden.shape[-1]),  # --> [B * T, M]
             table,
             batch["targets"].reshape(-1),
             batch["loss_mask"].reshape(-1),
             self.config.train.label_smoothing,
+            bias=bias,
         )
 
     def grad_sums(self, params: Tree, batch: dict[str, jax.Array], rng: jax.Array) -> Sums:

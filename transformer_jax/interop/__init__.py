@@ -1,0 +1,1 @@
+"""Models from and to other tools, each way checked against the tool itself."""

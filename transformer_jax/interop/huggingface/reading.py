@@ -1,0 +1,84 @@
+"""A Hugging Face directory as config, tokenizers and parameters."""
+
+import dataclasses
+
+from etils import epath
+
+from transformer_jax.config import Config, DataConfig, validate
+from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.errors import UserError
+from transformer_jax.interop import layout
+from transformer_jax.interop.huggingface import settings as settings_lib
+from transformer_jax.interop.huggingface import weights
+from transformer_jax.interop.huggingface.settings import Settings
+from transformer_jax.interop.huggingface.tokenizers import Tokenization, read_tokenizers
+
+MAX_TRAINING_LEN = 256  # of fine-tuning, where the model could read more
+
+
+def is_directory(path: epath.PathLike) -> bool:
+    """Whether a folder's config.json is one of Hugging Face's."""
+    config = epath.Path(path) / "config.json"
+    return config.exists() and "model_type" in settings_lib.read_json(config)
+
+
+def read_config(path: epath.PathLike) -> Config:
+    """Config of a directory, its weights unread: how it searches, and which languages.
+
+    Raises:
+      UserError: naming the file or setting that cannot be followed.
+    """
+    settings = Settings(epath.Path(path))
+    return _config(settings, read_tokenizers(settings))
+
+
+def read_directory(
+    path: epath.PathLike, allow_pickle: bool = False
+) -> tuple[Config, TokenizerPair, layout.Params]:
+    """Everything in a directory.
+
+    Args:
+      path: as `save_pretrained` of model and tokenizer wrote it.
+      allow_pickle: also read `pytorch_model.bin`, which needs torch.
+
+    Raises:
+      UserError: naming what is missing, damaged, inconsistent or cannot be followed.
+    """
+    settings = Settings(epath.Path(path))
+    tokenization = read_tokenizers(settings)
+    tensors = weights.read_tensors(settings.folder, allow_pickle)
+    model, params = weights.read_model(settings, tensors)
+    config = dataclasses.replace(_config(settings, tokenization), model=model)
+    return validate(config), tokenization.pair, params
+
+
+def _config(settings: Settings, tokenization: Tokenization) -> Config:
+    model = settings_lib.model_config(settings, settings.family.positional, "none")
+    pair = tokenization.pair
+    source_lang = tokenization.source_lang or "source"
+    target_lang = _forced_language(settings, pair) or tokenization.target_lang
+    if not pair.tags.both_sides:
+        target_lang = target_lang if target_lang not in ("", source_lang) else "target"
+    data = DataConfig(
+        source_lang=source_lang,
+        target_lang=target_lang,
+        shared_vocab=settings.shared,
+        target_language_tags=pair.tags.both_sides,
+        max_len=min(model.max_len, MAX_TRAINING_LEN),
+    )
+    return Config(model=model, data=data, decode=settings_lib.decode_config(settings))
+
+
+def _forced_language(settings: Settings, pair: TokenizerPair) -> str:
+    """The language whose tag is `forced_bos_token_id`; "" where nothing is forced."""
+    forced = settings.generation.get("forced_bos_token_id")
+    if forced is None:
+        return ""
+    (piece,) = pair.target.pieces([forced])
+    before, after = pair.tags.template.split("{}")
+    fits = piece.startswith(before) and piece.endswith(after) and len(piece) > len(before + after)
+    if not (pair.tags.both_sides and fits and piece != pair.target.pieces([pair.target.unk_id])[0]):
+        raise UserError(
+            f"{settings.folder}: forced_bos_token_id={forced} ({piece}) is no language tag."
+        )
+    return piece[len(before) : len(piece) - len(after)]

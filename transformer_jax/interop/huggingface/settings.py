@@ -1,0 +1,241 @@
+"""config.json and generation_config.json as our config: each setting is honoured or refused."""
+
+import json
+from typing import Any
+
+from etils import epath
+
+from transformer_jax.config import DecodeConfig, ModelConfig
+from transformer_jax.errors import UserError
+from transformer_jax.interop.huggingface import families
+from transformer_jax.interop.huggingface.families import Family
+
+OWN_KEY = "transformer_jax"  # what our export notes in config.json for our import
+
+# Refused unless false or absent: Hugging Face stores them, and never reads them.
+UNREAD = ("normalize_before", "normalize_embedding", "add_final_layer_norm", "is_decoder")
+
+HONOURED = (
+    "num_beams", "max_length", "max_new_tokens", "early_stopping", "length_penalty",
+    "bad_words_ids", "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
+    "renormalize_logits", "decoder_start_token_id", "pad_token_id", "eos_token_id", "bos_token_id",
+)  # fmt: skip
+# Settings of generation without effect at these values (None always): others are refused.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "do_sample": (False,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "repetition_penalty": (1.0,),
+    "encoder_repetition_penalty": (1.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0.0,),
+    "num_return_sequences": (1,),
+    "guidance_scale": (1.0,),
+    "remove_invalid_values": (False,),
+    "token_healing": (False,),
+    "use_mtp": (False,),
+    **dict.fromkeys(
+        ("exponential_decay_length_penalty", "begin_suppress_tokens", "sequence_bias",
+         "watermarking_config", "constraints", "force_words_ids", "stop_strings", "max_time",
+         "penalty_alpha", "dola_layers", "prompt_lookup_num_tokens", "forced_decoder_ids"),
+        (),
+    ),
+}  # fmt: skip
+
+
+def read_json(path: epath.Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+      UserError: where the file is missing, or none.
+    """
+    try:
+        tree = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise UserError(f"{path.parent} has no {path.name}.") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} must be an object.")
+    return tree
+
+
+class Settings:
+    """The two files of one directory, looked up by name; a missing setting is the class's own."""
+
+    def __init__(self, folder: epath.Path):
+        self.folder = folder
+        self.raw = read_json(folder / "config.json")
+        model_type = self.raw.get("model_type")
+        if model_type not in families.FAMILIES:
+            raise UserError(
+                f"{folder} holds a model of type {model_type!r}; "
+                f"{', '.join(families.FAMILIES)} can be read."
+            )
+        self.family: Family = families.FAMILIES[model_type]
+        path = folder / "generation_config.json"
+        # As in Hugging Face, config.json speaks of generation only where this file is missing.
+        self.generation = read_json(path) if path.exists() else self.raw
+        self._forced_eos_by_class = not path.exists()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A setting of the model."""
+        value = self.raw.get(name)
+        return self.family.defaults.get(name, default) if value is None else value
+
+    def need(self, name: str, kind: type = int) -> Any:
+        value = self.get(name)
+        if type(value) is not kind:
+            raise UserError(f"{self.folder}/config.json: {name}={value!r} must be of type "
+                            f"{kind.__name__}.")  # fmt: skip
+        return value
+
+    def token_id(self, name: str) -> int:
+        """A special id, which generation_config.json may set otherwise than config.json."""
+        value = self.generation.get(name)
+        value = self.raw.get(name) if value is None else value
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        if type(value) is not int:
+            raise UserError(f"{self.folder}: {name}={value!r} must be one id.")
+        return value
+
+    @property
+    def decoder_vocab_size(self) -> int:
+        if self.shared:
+            return self.need("vocab_size")
+        return self.get("decoder_vocab_size") or self.need("vocab_size")
+
+    @property
+    def shared(self) -> bool:
+        """Source and target have one vocabulary."""
+        return self.family.one_vocabulary or bool(self.get("share_encoder_decoder_embeddings"))
+
+    @property
+    def tied_output(self) -> bool:
+        return bool(self.get("tie_word_embeddings", True))
+
+
+def model_config(settings: Settings, positional: str, tie_embeddings: str) -> ModelConfig:
+    """The shape of the model.
+
+    Args:
+      settings: of the directory.
+      positional: our name for its positions (see `weights.positions_of`).
+      tie_embeddings: `all`, `decoder` or `none`.
+
+    Raises:
+      UserError: naming a setting that we cannot follow.
+    """
+    family, raw = settings.family, settings.raw
+    for name in UNREAD:
+        if raw.get(name):
+            raise UserError(
+                f"{settings.folder}/config.json: {name}={raw[name]!r} is not supported; Hugging "
+                "Face itself stores this setting but does not read it."
+            )
+    activation = settings.get("activation_function")
+    if activation not in families.ACTIVATIONS:
+        raise UserError(
+            f"{settings.folder}/config.json: activation_function={activation!r} is not "
+            f"supported; {', '.join(families.ACTIVATIONS)} are."
+        )
+    own = raw.get(OWN_KEY) or {}
+    offset = settings.token_id("pad_token_id") + 1 if family.counts_from_pad else 0
+    return ModelConfig(
+        num_encoder_layers=settings.need("encoder_layers"),
+        num_decoder_layers=settings.need("decoder_layers"),
+        d_model=settings.need("d_model"),
+        num_heads=settings.need("encoder_attention_heads"),
+        d_ff=settings.need("encoder_ffn_dim"),
+        num_decoder_heads=_unless_same(
+            settings, "decoder_attention_heads", "encoder_attention_heads"
+        ),
+        decoder_d_ff=_unless_same(settings, "decoder_ffn_dim", "encoder_ffn_dim"),
+        dropout_rate=float(settings.get("dropout", 0.1)),
+        attention_dropout_rate=float(settings.get("attention_dropout", 0.0)),
+        activation_dropout_rate=float(settings.get("activation_dropout", 0.0)),
+        norm_position=family.norm_position,
+        norm_epsilon=float(own.get("norm_epsilon", families.NORM_EPSILON)),
+        activation=families.ACTIVATIONS[activation],
+        positional=positional,
+        position_offset=offset if positional in ("halves", "tensor2tensor") else 0,
+        scale_embeddings=bool(settings.get("scale_embedding")),
+        tie_embeddings=tie_embeddings,
+        max_len=settings.need("max_position_embeddings"),
+        source_vocab_size=settings.need("vocab_size"),
+        target_vocab_size=settings.decoder_vocab_size,
+        decoder_start_id=settings.token_id("decoder_start_token_id"),
+    )
+
+
+def _unless_same(settings: Settings, decoder: str, encoder: str) -> int | None:
+    return None if settings.need(decoder) == settings.need(encoder) else settings.need(decoder)
+
+
+def decode_config(settings: Settings) -> DecodeConfig:
+    """How `generate` would search.
+
+    Raises:
+      UserError: naming a setting that we cannot follow.
+    """
+    generation, where = settings.generation, settings.folder
+    for name, harmless in NEUTRAL.items():
+        value = generation.get(name)
+        if value is not None and value not in harmless:
+            raise UserError(f"{where}: generation setting {name}={value!r} is not supported.")
+    early = generation.get("early_stopping")
+    if early not in families.EARLY_STOPPING:
+        raise UserError(f'{where}: early_stopping={early!r} must be true, false or "never".')
+    max_len = settings.need("max_position_embeddings")
+    longest = generation.get("max_new_tokens") or (generation.get("max_length") or max_len + 1) - 1
+    return DecodeConfig(
+        beam_size=generation.get("num_beams") or 1,
+        length_penalty=float(_or(generation.get("length_penalty"), 1.0)),
+        length_penalty_kind="power",
+        stopping=families.EARLY_STOPPING[early],
+        # Their length counts the decoder's start symbol.
+        max_decode_len=max(1, min(longest, max_len)),
+        max_decode_ratio=float(max_len),
+        at_limit=_at_limit(settings),
+        suppressed_ids=_suppressed(settings),
+        renormalize=bool(generation.get("renormalize_logits")),
+    )
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _at_limit(settings: Settings) -> str:
+    forced = settings.generation.get("forced_eos_token_id")
+    if forced is None and settings._forced_eos_by_class:
+        forced = settings.family.defaults["forced_eos_token_id"]
+    if forced is None:
+        return "cut"
+    eos = settings.token_id("eos_token_id")
+    if forced not in (eos, [eos]):
+        raise UserError(
+            f"{settings.folder}: forced_eos_token_id={forced!r} is not the end symbol, {eos}."
+        )
+    return "free_end"
+
+
+def _suppressed(settings: Settings) -> tuple[int, ...]:
+    eos, size = settings.token_id("eos_token_id"), settings.decoder_vocab_size
+    found = set(settings.generation.get("suppress_tokens") or ())
+    for sequence in settings.generation.get("bad_words_ids") or ():
+        if len(sequence) != 1:
+            raise UserError(
+                f"{settings.folder}: bad_words_ids holds {sequence}; only single pieces can be "
+                "suppressed."
+            )
+        found.update(i for i in sequence if i != eos)
+    if not all(type(i) is int and 0 <= i < size for i in found):
+        raise UserError(
+            f"{settings.folder}: bad_words_ids or suppress_tokens holds {sorted(found)}, "
+            f"but the vocabulary has {size} pieces."
+        )
+    return tuple(sorted(found))

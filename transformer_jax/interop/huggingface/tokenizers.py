@@ -1,0 +1,143 @@
+"""The tokenizer files of a Hugging Face directory."""
+
+import dataclasses
+from typing import Any
+
+from etils import epath
+
+from transformer_jax.data.foreign_tokenizers import JsonTokenizer, VocabularyTokenizer
+from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
+from transformer_jax.errors import UserError
+from transformer_jax.interop.huggingface.settings import Settings, read_json
+
+MARIAN_TAGS = LanguageTags(">>{}<<")
+SPECIAL = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenization:
+    """A pair of tokenizers and the languages its directory names."""
+
+    pair: TokenizerPair
+    source_lang: str
+    target_lang: str
+
+
+def read_tokenizers(settings: Settings) -> Tokenization:
+    """The tokenizers of a directory: Marian's, M2M-100's, or NLLB's `tokenizer.json`.
+
+    Raises:
+      UserError: naming the file that is missing, damaged or of another model.
+    """
+    folder = settings.folder
+    path = folder / "tokenizer_config.json"
+    options = read_json(path) if path.exists() else {}
+    name = str(options.get("tokenizer_class") or "").removesuffix("Fast")
+    if not name:
+        known = {"source.spm": "MarianTokenizer", "tokenizer.json": "NllbTokenizer",
+                 "sentencepiece.bpe.model": "M2M100Tokenizer"}  # fmt: skip
+        name = next((known[f] for f in known if (folder / f).exists()), "MarianTokenizer")
+    readers = {"MarianTokenizer": _marian, "M2M100Tokenizer": _m2m_100, "NllbTokenizer": _nllb}
+    if name not in readers:
+        raise UserError(f"{folder} has the tokenizer {name}; {', '.join(readers)} can be read.")
+    result = readers[name](settings, options)
+    for tokenizer, special in ((result.pair.source, "pad"), (result.pair.target, "eos")):
+        want = settings.token_id(f"{special}_token_id")
+        found = tokenizer.pad_id if special == "pad" else tokenizer.eos_id
+        if want != found:
+            raise UserError(
+                f"{folder}: {special}_token_id={want}, but the vocabulary has it at {found}."
+            )
+    return result
+
+
+def _special(options: dict[str, Any]) -> dict[str, str]:
+    """Names of the special pieces; a tokenizer may keep them with their options."""
+    names = {}
+    for name, default in SPECIAL.items():
+        given = options.get(f"{name}_token") or default
+        names[name] = given["content"] if isinstance(given, dict) else given
+    return names
+
+
+def _read_bytes(path: epath.Path) -> bytes:
+    if not path.exists():
+        raise UserError(f"{path.parent} has no {path.name}.")
+    return path.read_bytes()
+
+
+def _read_vocabulary(path: epath.Path) -> dict[str, int]:
+    pieces = read_json(path)
+    ids = list(pieces.values())
+    if not all(type(i) is int for i in ids) or len(set(ids)) != len(ids) or min(ids, default=0) < 0:
+        raise UserError(f"{path} must map each piece to an id of its own.")
+    return pieces
+
+
+def _marian(settings: Settings, options: dict[str, Any]) -> Tokenization:
+    folder, separate = settings.folder, bool(options.get("separate_vocabs"))
+    if separate == settings.shared:
+        raise UserError(
+            f"{folder}: separate_vocabs={separate} in tokenizer_config.json does not go with "
+            f"share_encoder_decoder_embeddings={settings.shared} in config.json."
+        )
+    special = {**_special(options), "bos": ""}  # Marian has none
+    sides = []
+    for side, vocab_size in (("source", settings.need("vocab_size")),
+                             ("target", settings.decoder_vocab_size)):  # fmt: skip
+        path = folder / ("target_vocab.json" if separate and side == "target" else "vocab.json")
+        vocabulary = _read_vocabulary(path)
+        if len(vocabulary) != vocab_size or max(vocabulary.values()) >= vocab_size:
+            raise UserError(
+                f"{path} has {len(vocabulary)} pieces up to id {max(vocabulary.values())}, "
+                f"but config.json says {vocab_size}."
+            )
+        model = _read_bytes(folder / f"{side}.spm")
+        sides.append(VocabularyTokenizer(model, vocabulary, special, vocab_size))
+    return Tokenization(
+        TokenizerPair(sides[0], sides[1], MARIAN_TAGS),
+        options.get("source_lang") or "",
+        options.get("target_lang") or "",
+    )
+
+
+def _m2m_100(settings: Settings, options: dict[str, Any]) -> Tokenization:
+    folder, vocab_size = settings.folder, settings.need("vocab_size")
+    tags = LanguageTags("__{}__", both_sides=True)
+    vocabulary = _read_vocabulary(folder / "vocab.json")
+    # Language tags follow the vocabulary, in the order in which they are listed.
+    extra = options.get("additional_special_tokens") or options.get("extra_special_tokens")
+    path = folder / "special_tokens_map.json"
+    if not extra and path.exists():
+        extra = read_json(path).get("additional_special_tokens")
+    names = [token["content"] if isinstance(token, dict) else token for token in extra or ()]
+    names = [name for name in names if name.startswith("__") and name.endswith("__")]
+    if not names:
+        raise UserError(f"{folder} lists no language tags (additional_special_tokens).")
+    vocabulary |= {name: len(vocabulary) + i for i, name in enumerate(names)}
+    if max(vocabulary.values()) >= vocab_size:
+        raise UserError(
+            f"{folder}/vocab.json and {len(names)} language tags make {len(vocabulary)} pieces, "
+            f"but config.json says {vocab_size}."
+        )
+    tokenizer = VocabularyTokenizer(
+        _read_bytes(folder / "sentencepiece.bpe.model"), vocabulary, _special(options), vocab_size,
+        language_codes=False, dropped=names,
+    )  # fmt: skip
+    return Tokenization(TokenizerPair(tokenizer, tokenizer, tags),
+                        options.get("src_lang") or "en", options.get("tgt_lang") or "")  # fmt: skip
+
+
+def _nllb(settings: Settings, options: dict[str, Any]) -> Tokenization:
+    if options.get("legacy_behaviour"):
+        raise UserError(
+            f"{settings.folder}: legacy_behaviour=true (language tags behind the text) is not "
+            "supported."
+        )
+    model = _read_bytes(settings.folder / "tokenizer.json")
+    tokenizer = JsonTokenizer(model, _special(options), settings.need("vocab_size"))
+    return Tokenization(
+        TokenizerPair(tokenizer, tokenizer, LanguageTags("{}", both_sides=True)),
+        options.get("src_lang") or "eng_Latn",
+        options.get("tgt_lang") or "",
+    )

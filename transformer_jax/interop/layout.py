@@ -1,0 +1,80 @@
+"""The model dimension of a parameter tree, and the position tables that other tools hold."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.model import position_table
+
+Params = dict[str, Any]
+Path = tuple[str, ...]
+
+# (module, parameter) -> the axis that runs over the model dimension; others have none.
+MODEL_AXIS = {
+    ("query", "kernel"): 0,
+    ("key", "kernel"): 0,
+    ("value", "kernel"): 0,
+    ("out", "kernel"): 2,
+    ("out", "bias"): 0,
+    ("up", "kernel"): 0,
+    ("down", "kernel"): 1,
+    ("down", "bias"): 0,
+    ("norm", "scale"): 0,
+    ("norm", "bias"): 0,
+}
+# Parameters [rows, M] by their own name.
+TABLES = ("source_embedding", "target_embedding", "output_embedding", "positions")
+
+
+def flatten(params: Params) -> dict[Path, Any]:
+    """Leaves by path, such as `("encoder_norm", "norm", "scale")`."""
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    return {tuple(key.key for key in path): leaf for path, leaf in leaves}
+
+
+def unflatten(leaves: dict[Path, Any]) -> Params:
+    """Inverse of `flatten`."""
+    tree: Params = {}
+    for path, leaf in leaves.items():
+        node = tree
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        node[path[-1]] = leaf
+    return tree
+
+
+def permute_model(params: Params, order: np.ndarray) -> Params:
+    """The same model with its model dimension in another order: new `i` is old `order[i]`.
+
+    Every layer reads and writes the residual stream, and LayerNorm treats all dimensions alike, so
+    outputs stay the same but for the order in which sums are formed.
+    """
+    permuted = {}
+    for path, leaf in flatten(params).items():
+        axis = 1 if path[-1] in TABLES else MODEL_AXIS.get(path[-2:])
+        permuted[path] = leaf if axis is None else np.take(leaf, order, axis=axis)
+    return unflatten(permuted)
+
+
+def interleaved_to_halves(d_model: int) -> np.ndarray:
+    """Order that turns `interleaved` sinusoids into `halves`: sines first, then cosines."""
+    return np.concatenate([np.arange(0, d_model, 2), np.arange(1, d_model, 2)])
+
+
+def position_tables(config: ModelConfig, params: Params) -> tuple[np.ndarray, np.ndarray] | None:
+    """What is added at each position of source and target, each `[max_len, M]`.
+
+    None where positions are no such table (rotary).
+    """
+    if config.positional == "rotary":
+        return None
+    if config.positional == "learned":
+        source, target = (params[f"embed_{side}"]["positions"] for side in ("source", "target"))
+        return np.asarray(source), np.asarray(target)
+    if config.positional == "none":
+        table = np.zeros((config.max_len, config.d_model), np.float32)
+    else:
+        table = position_table(config)
+    return table, table

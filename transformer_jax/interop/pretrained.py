@@ -1,0 +1,67 @@
+"""A trained model from wherever it lies: a work directory, or a Hugging Face directory."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from etils import epath
+
+from transformer_jax import checkpoint as checkpoint_lib
+from transformer_jax import workdir as workdir_lib
+from transformer_jax.config import Config, validate
+from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.errors import UserError
+from transformer_jax.interop.huggingface import reading
+from transformer_jax.model import init_params
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """A model and what it takes to use it."""
+
+    config: Config
+    tokenizers: TokenizerPair
+    params: Any
+    step: int  # of the checkpoint; 0 where there is no such thing
+
+
+def read_config(path: epath.PathLike) -> Config:
+    """Config of the model in `path`.
+
+    Raises:
+      UserError: where there is none.
+    """
+    if reading.is_directory(path):
+        return reading.read_config(path)
+    return workdir_lib.read_config(path)
+
+
+def load(
+    path: epath.PathLike,
+    checkpoint: str = "best",
+    config: Config | None = None,
+    allow_pickle: bool = False,
+) -> Pretrained:
+    """Reads a model.
+
+    Args:
+      path: a work directory, or one with a Hugging Face Marian, M2M-100 or NLLB model.
+      checkpoint: of a work directory: `best`, `latest`, a step, or `average:N`.
+      config: instead of the directory's own, for other data or search settings.
+      allow_pickle: also read a Hugging Face `pytorch_model.bin`, which needs torch.
+
+    Raises:
+      UserError: where something is missing or damaged.
+    """
+    if reading.is_directory(path):
+        if checkpoint != "best":
+            raise UserError(f"{path} has no checkpoints to choose from ({checkpoint}).")
+        own, tokenizers, params = reading.read_directory(path, allow_pickle)
+        if config is not None:
+            own = validate(dataclasses.replace(config, model=own.model))
+        return Pretrained(own, tokenizers, jax.tree.map(jax.numpy.asarray, params), 0)
+    config = validate(config or workdir_lib.read_config(path))
+    tokenizers = workdir_lib.read_tokenizers(path)
+    target = jax.eval_shape(lambda: init_params(config.model, jax.random.key(0)))
+    params, step = checkpoint_lib.load_params(path, checkpoint, config.checkpoint, target)
+    return Pretrained(config, tokenizers, params, step)
