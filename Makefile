@@ -1,7 +1,8 @@
 # make quickstart   train, evaluate and use a small translator
 # make test         the tests, 6 minutes at most on two cores
 # make test-slow    the tests that start processes, kill them, or take long
-# make test-all     both
+# make test-peers   the tests beside torch, transformers and ctranslate2, which it installs
+# make test-all     all three
 # make lint types   ruff, mypy
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,7 +11,7 @@ export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/xla
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: quickstart test test-slow test-all lint types clean
+.PHONY: quickstart test test-slow test-peers test-all lint types clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -23,6 +24,10 @@ $(BIN)/.installed-test: $(BIN)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	@touch $@
 
+$(BIN)/.installed-peers: $(BIN)/.installed-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,interop]'
+	@touch $@
+
 quickstart: $(BIN)/.installed
 	$(BIN)/python train.py --config=quickstart --workdir=runs/quickstart
 	$(BIN)/python eval.py --workdir=runs/quickstart --json=runs/quickstart/eval.json
@@ -33,12 +38,15 @@ quickstart: $(BIN)/.installed
 	  | paste -d '\t' runs/quickstart/input.txt -
 
 test: $(BIN)/.installed-test
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow and not peers'
 
 test-slow: $(BIN)/.installed-test
 	$(BIN)/python -m pytest -m slow
 
-test-all: test test-slow
+test-peers: $(BIN)/.installed-peers
+	$(BIN)/python -m pytest -m peers tests/peers
+
+test-all: test test-slow test-peers
 
 lint: $(BIN)/.installed-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""The commands `train`, `eval` and `decode`: flags, then one call into the package.
+"""The commands `train`, `eval`, `decode` and `export`: flags, then one call into the package.
 
 The root scripts and the installed `transformer-jax COMMAND` both come here.
 """
@@ -179,27 +179,30 @@ def _define_reading(argv: list[str]) -> None:
     """Flags of the commands that read a work directory, whose config takes overrides."""
     from ml_collections import config_flags
 
-    from transformer_jax import workdir as workdir_lib
+    from transformer_jax.interop import pretrained
 
-    flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
+    flags.DEFINE_string(
+        "workdir", None, "Folder of the run, or of a Hugging Face model.", required=True
+    )
     flags.DEFINE_string("checkpoint", "best", "best, latest, a step, or average:N.")
+    flags.DEFINE_bool("allow_pickle", False, "Read a Hugging Face pytorch_model.bin, with torch.")
     prefixes = ("--workdir=", "-workdir=")
     given = [a.split("=", 1)[1] for a in argv if a.startswith(prefixes)]
     given += [b for a, b in itertools.pairwise(argv) if a.lstrip("-") == "workdir"]
     if given:
-        config = workdir_lib.read_config(given[-1])
+        config = pretrained.read_config(given[-1])
         config_flags.DEFINE_config_dataclass("config", config)
 
 
 def _load_translator() -> Any:
-    from transformer_jax import workdir as workdir_lib
     from transformer_jax.api import Translator
+    from transformer_jax.interop import pretrained
 
-    trained = workdir_lib.read_config(FLAGS.workdir)
+    trained = pretrained.read_config(FLAGS.workdir)
     for section in ("model", "optimizer", "train"):
         if getattr(FLAGS.config, section) != getattr(trained, section):
             raise UserError(f"--config.{section}.… cannot be changed for a model that is trained.")
-    return Translator.load(FLAGS.workdir, FLAGS.checkpoint, FLAGS.config)
+    return Translator.load(FLAGS.workdir, FLAGS.checkpoint, FLAGS.config, FLAGS.allow_pickle)
 
 
 def _define_eval(argv: list[str]) -> list[str]:
@@ -260,6 +263,7 @@ def _define_decode(argv: list[str]) -> list[str]:
         "n_best", 1, "Above 1: that many lines a sentence, as `line ||| text ||| score`."
     )
     flags.DEFINE_string("target_lang", "", "Language to translate into, for multilingual models.")
+    flags.DEFINE_string("source_lang", "", "Language of the input, for models that are told it.")
     return argv
 
 
@@ -279,7 +283,9 @@ def _decode() -> None:
         raise UserError(f"There is no file {FLAGS.input} (--input).")
     names = ("beam_size", "length_penalty", "max_decode_len")
     settings = {name: FLAGS[name].value for name in names if FLAGS[name].value is not None}
-    results = translator.translate_n_best(lines, FLAGS.n_best, FLAGS.target_lang, **settings)
+    results = translator.translate_n_best(
+        lines, FLAGS.n_best, FLAGS.target_lang, FLAGS.source_lang, **settings
+    )
     with _writing(FLAGS.output) as out:
         for number, hypotheses in enumerate(results):
             if FLAGS.n_best == 1:
@@ -291,6 +297,34 @@ def _decode() -> None:
                     )
                     out.write(text + "\n")
             out.flush()
+
+
+# --- export -------------------------------------------------------------------------------------
+
+
+def _define_export(argv: list[str]) -> list[str]:
+    from transformer_jax.interop import export
+
+    _define_reading(argv)
+    flags.DEFINE_enum("format", None, export.FORMATS, "What to write.", required=True)
+    flags.DEFINE_string("output", None, "Folder to make.", required=True)
+    flags.DEFINE_enum("quantization", "float32", export.QUANTIZATIONS, "Of a ctranslate2 export.")
+    flags.DEFINE_string(
+        "sentences", "", "Source text to check the export with; else the run's validation set."
+    )
+    return argv
+
+
+def _export() -> None:
+    from transformer_jax.interop import export
+    from transformer_jax.interop.pretrained import Pretrained
+
+    translator = _load_translator()
+    sentences = export.find_sentences(FLAGS.workdir, translator.config, FLAGS.sentences)
+    model = Pretrained(
+        translator.config, translator.tokenizers, translator.params, translator.checkpoint_step
+    )
+    export.export_model(model, FLAGS.format, FLAGS.output, sentences, FLAGS.quantization)
 
 
 def _as_line(text: str) -> str:
@@ -316,4 +350,5 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], list[str]], Callable[[], None]]]
     "train": (_define_train, _train),
     "eval": (_define_eval, _eval),
     "decode": (_define_decode, _decode),
+    "export": (_define_export, _export),
 }

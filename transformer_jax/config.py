@@ -93,6 +93,8 @@ class TrainConfig:
     """Length of the run and what happens along it."""
 
     num_steps: int = 100_000
+    init_from: str = ""  # work directory or Hugging Face directory whose model is fine-tuned
+    allow_pickle: bool = False  # read a pytorch_model.bin there
     label_smoothing: float = 0.1
     eval_every_steps: int = 1000  # 0: never
     checkpoint_every_steps: int = 1000

@@ -20,7 +20,7 @@ FREE_ON_RESUME = (
     "train.log_every_steps", "train.early_stopping_patience", "train.eval_beam_size",
     "train.eval_sentences", "train.remat", "parallel.", "decode.", "checkpoint.", "data.data_dir",
     "data.cache_dir", "data.train", "data.validation", "data.test", "data.tokenizer_model",
-    "optimizer.learning_rate",
+    "optimizer.learning_rate", "train.init_from", "train.allow_pickle",
 )  # fmt: skip
 
 
@@ -44,14 +44,19 @@ def write_config(workdir: epath.PathLike, config: Config) -> None:
     write_atomically(epath.Path(workdir) / "config.json", to_json(config))
 
 
+def has_checkpoints(workdir: epath.PathLike) -> bool:
+    """Whether a run in `workdir` would go on instead of starting."""
+    checkpoints = epath.Path(workdir) / "checkpoints"
+    return checkpoints.exists() and any(p.name.isdigit() for p in checkpoints.iterdir())
+
+
 def check_resumable(workdir: epath.PathLike, config: Config) -> None:
     """Refuses a config that does not continue the run in `workdir`.
 
     Raises:
       UserError: naming each setting that differs but may not.
     """
-    checkpoints = epath.Path(workdir) / "checkpoints"
-    if not checkpoints.exists() or not any(p.name.isdigit() for p in checkpoints.iterdir()):
+    if not has_checkpoints(workdir):
         return  # nothing would be lost
     old = _flatten(dataclasses.asdict(read_config(workdir)))
     new = _flatten(dataclasses.asdict(config))

@@ -12,7 +12,7 @@ Params = dict[str, Any]
 Path = tuple[str, ...]
 
 # (module, parameter) -> the axis that runs over the model dimension; others have none.
-MODEL_AXIS = {
+MODEL_AXIS: dict[Path, int] = {
     ("query", "kernel"): 0,
     ("key", "kernel"): 0,
     ("value", "kernel"): 0,

@@ -59,7 +59,7 @@ class Trainer:
         self._config, self._runner, self._data = config, runner, data
         self._row_multiple = runner.num_devices * config.train.accumulate_steps
         self._checkpointer = Checkpointer(workdir, config.checkpoint)
-        self._state = runner.init(config.seed)
+        self._state = runner.init(config.seed, data.initial_params)
         self._progress = Progress()
         self._restore()
         self._step = int(jax.device_get(runner.to_host_layout(self._state).step))

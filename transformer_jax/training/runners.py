@@ -26,7 +26,8 @@ class Runner(Protocol):
 
     num_devices: int
 
-    def init(self, seed: int) -> TrainState: ...
+    def init(self, seed: int, params: Tree = None) -> TrainState:
+        """State before the first step, with given parameters or fresh ones."""
 
     def compile(self, state: TrainState, shape: BatchShape) -> None:
         """Compiles the step for one batch shape."""
@@ -127,9 +128,9 @@ class JitRunner:
         )
         self._compiled: dict[tuple[int, ...], Any] = {}
 
-    def init(self, seed: int) -> TrainState:
+    def init(self, seed: int, params: Tree = None) -> TrainState:
         init = jax.jit(self._step.init_state, out_shardings=self._replicated)
-        return init(jax.random.key(seed))
+        return init(jax.random.key(seed), jax.device_put(params, self._replicated))
 
     def compile(self, state: TrainState, shape: BatchShape) -> None:
         batch = batch_struct(shape)
@@ -166,10 +167,12 @@ class PmapRunner:
         self._pmapped = jax.pmap(full_step, AXIS, devices=devices, donate_argnums=0)
         self._broadcast = jax.pmap(lambda _, tree: tree, in_axes=(0, None), devices=devices)
 
-    def init(self, seed: int) -> TrainState:
-        init = jax.pmap(lambda _: self._step.init_state(jax.random.key(seed)),
-                        devices=self._devices)  # fmt: skip
-        return init(np.arange(self.num_devices))
+    def init(self, seed: int, params: Tree = None) -> TrainState:
+        def init(_, params):
+            return self._step.init_state(jax.random.key(seed), params)
+
+        whole = jax.pmap(init, in_axes=(0, None), devices=self._devices)
+        return whole(np.arange(self.num_devices), params)
 
     def _split_rows(self, x):
         return x.reshape(self.num_devices, -1, *x.shape[1:])  # --> [devices, rows, ...]

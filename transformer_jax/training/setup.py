@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from etils import epath
 
@@ -15,6 +16,7 @@ from transformer_jax.data.token_cache import TokenizedCorpus, tokenize_corpora
 from transformer_jax.data.tokenizer_pair import TokenizerPair, make_tokenizers
 from transformer_jax.decoding.engine import special_ids
 from transformer_jax.errors import UserError
+from transformer_jax.interop import pretrained
 
 Say = Callable[[str], None]
 
@@ -28,6 +30,7 @@ class TrainingData:
     plan: batch_plan.BatchPlan
     padding: float  # share of all positions, 0 .. 1
     validation: list[tuple[str, str]]
+    initial_params: Any = None  # of train.init_from; None: fresh ones, or those of a checkpoint
 
     def batches(self, config: Config, row_multiple: int) -> BatchSource:
         ids = special_ids(self.tokenizers, config.model)
@@ -49,8 +52,17 @@ def prepare(config: Config, workdir: epath.Path, say: Say) -> tuple[Config, Trai
             validation.extend(corpus.read())
         validation = validation[: config.train.eval_sentences or None]
     folder = workdir / "tokenizer"
-    if (folder / "tokenizer.json").exists():
+    initial_params = None
+    if config.train.init_from and not workdir_lib.has_checkpoints(workdir):
+        start = pretrained.load(config.train.init_from, allow_pickle=config.train.allow_pickle)
+        tokenizers, initial_params = start.tokenizers, start.params
+        config = adopt(config, start.config)
+        say(f"starting from {config.train.init_from}: its model, tokenizer and suppressed pieces; "
+            "of config.model, dropout rates, dtype and attention are the recipe's")  # fmt: skip
+    elif (folder / "tokenizer.json").exists():
         tokenizers = TokenizerPair.load(folder)
+        if config.train.init_from:
+            config = adopt(config, workdir_lib.read_config(workdir))
     else:
         tokenizers = make_tokenizers(config.data, corpora)
     config = resolve(config, tokenizers)
@@ -65,12 +77,37 @@ def prepare(config: Config, workdir: epath.Path, say: Say) -> tuple[Config, Trai
     )
     plan = batch_plan.make_plan(selection, config)
     padding = batch_plan.padding_report(plan, selection)
-    if not (folder / "tokenizer.json").exists():
+    if initial_params is not None or not (folder / "tokenizer.json").exists():
         tokenizers.save(folder)
     workdir_lib.check_same_data(workdir, tokenized.fingerprint)
     workdir_lib.write_config(workdir, config)
     _describe(config, corpora, tokenizers, selection, plan, padding, say)
-    return config, TrainingData(tokenizers, tokenized, plan, padding, validation)
+    return config, TrainingData(tokenizers, tokenized, plan, padding, validation, initial_params)
+
+
+def adopt(config: Config, start: Config) -> Config:
+    """`config` for the model of `start`: what its parameters and tokenizer determine.
+
+    Raises:
+      UserError: where the two cannot go together.
+    """
+    kept = ("dropout_rate", "attention_dropout_rate", "activation_dropout_rate", "dtype",
+            "attention")  # fmt: skip
+    return validate(
+        dataclasses.replace(
+            config,
+            model=dataclasses.replace(
+                start.model, **{name: getattr(config.model, name) for name in kept}
+            ),
+            data=dataclasses.replace(
+                config.data,
+                shared_vocab=start.data.shared_vocab,
+                lowercase=start.data.lowercase,
+                target_language_tags=start.data.target_language_tags,
+            ),
+            decode=dataclasses.replace(config.decode, suppressed_ids=start.decode.suppressed_ids),
+        )
+    )
 
 
 def resolve(config: Config, tokenizers: TokenizerPair) -> Config:

@@ -48,9 +48,10 @@ class TrainStep:
         )
         self.tx = make_optimizer(config.optimizer, self.schedule)
 
-    def init_state(self, rng: jax.Array) -> TrainState:
-        """Fresh parameters and optimizer state."""
-        params = init_params(self.config.model, rng)
+    def init_state(self, rng: jax.Array, params: Tree = None) -> TrainState:
+        """Fresh optimizer state, and fresh parameters where none are given."""
+        if params is None:
+            params = init_params(self.config.model, rng)
         ema = jax.tree.map(jnp.copy, params) if self.config.train.ema_decay else None
         return TrainState(jnp.zeros((), jnp.int32), params, self.tx.init(params), ema)
 

@@ -60,6 +60,7 @@ def _config(settings: Settings, tokenization: Tokenization) -> Config:
     if not pair.tags.both_sides:
         target_lang = target_lang if target_lang not in ("", source_lang) else "target"
     data = DataConfig(
+        source="files",
         source_lang=source_lang,
         target_lang=target_lang,
         shared_vocab=settings.shared,

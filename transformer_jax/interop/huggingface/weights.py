@@ -137,7 +137,7 @@ def _embeddings(settings: Settings, tensors: Tensors, used: set[str]) -> dict[st
         groups = [["source"], ["target", "output"]]
         if settings.shared:
             groups = [["source", "target", "output"]]
-    tables = {}
+    tables: dict[str, np.ndarray] = {}
     for group in groups:
         candidates = [own[side] for side in group]
         if settings.shared and group != ["output"]:

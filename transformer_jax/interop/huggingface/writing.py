@@ -156,7 +156,7 @@ def _model_settings(model: ModelConfig, tokenizers: TokenizerPair, plan: Plan) -
     decoder = model.for_decoder()
     activation = next(theirs for theirs, ours in families.ACTIVATIONS.items()
                       if ours == model.activation)  # fmt: skip
-    settings = {
+    settings: dict[str, Any] = {
         "model_type": plan.family.model_type,
         "architectures": [plan.family.architecture],
         "is_encoder_decoder": True,
@@ -215,7 +215,7 @@ def _power(decode: DecodeConfig) -> float:
 def _generation_settings(config: Config, tokenizers: TokenizerPair) -> dict[str, Any]:
     decode, eos = config.decode, tokenizers.target.eos_id
     early = {ours: theirs for theirs, ours in families.EARLY_STOPPING.items() if theirs is not None}
-    settings = {
+    settings: dict[str, Any] = {
         **_special_ids(config.model, tokenizers),
         "num_beams": decode.beam_size,
         "length_penalty": _power(decode),
@@ -277,7 +277,7 @@ def _vocabulary(tokenizer: Tokenizer, tokenizers: TokenizerPair) -> dict[str, in
         return tokenizer.state["vocabulary"]
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
     before, after = tokenizers.tags.template.split("{}")
-    vocabulary = {}
+    vocabulary: dict[str, int] = {}
     for i, piece in enumerate(pieces):
         if piece.startswith(before) and piece.endswith(after) and len(piece) > len(before + after):
             piece = MARIAN_TAGS.piece(piece[len(before) : len(piece) - len(after)])

@@ -1,0 +1,247 @@
+"""Greedy and beam search, token for token, beside Hugging Face and CTranslate2 on the same weights.
+
+    python benchmarks/parity.py --workdir=runs/m30k --sentences=test.en --json=parity.json
+
+The model is exported to each peer, which then translates with its own search; every output that
+differs is listed with how far apart the two score.
+"""
+
+import dataclasses
+import itertools
+import json
+import platform
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import app, flags
+from etils import epath
+
+from transformer_jax.config import DecodeConfig
+from transformer_jax.interop import ctranslate2, pretrained
+from transformer_jax.interop.huggingface import writing
+from transformer_jax.interop.parity import Reference
+from transformer_jax.interop.pretrained import Pretrained
+
+ALPHAS = (0.0, 0.6, 1.0, 1.5)
+# Our stopping rules as transformers calls them; CTranslate2 with patience 1 has the first alone.
+EARLY_STOPPING = {"first_k": True, "hf_default": False, "exact": "never"}
+BATCH = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """One setting of both searches."""
+
+    beam_size: int
+    alpha: float
+    stopping: str
+
+    def config(self, model: Pretrained, max_decode_len: int) -> DecodeConfig:
+        return dataclasses.replace(
+            model.config.decode, beam_size=self.beam_size, length_penalty=self.alpha,
+            length_penalty_kind="power", stopping=self.stopping, at_limit="free_end",
+            max_decode_len=max_decode_len, max_decode_ratio=float(max_decode_len),
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """Best output of one sentence: ids without the end, and its score."""
+
+    ids: tuple[int, ...]
+    score: float
+
+
+def searches(beam_size: int) -> Iterator[Search]:
+    """Greedy once, then every beam setting."""
+    yield Search(1, 0.0, "first_k")
+    for alpha, stopping in itertools.product(ALPHAS, EARLY_STOPPING):
+        yield Search(beam_size, alpha, stopping)
+
+
+class HuggingFace:
+    """`generate` on the exported directory."""
+
+    name = "transformers"
+
+    def __init__(self, model: Pretrained, folder: Path):
+        import torch
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        self.version = transformers.__version__
+        params = jax.device_get(model.params)
+        plan = writing.plan_export(model.config, model.tokenizers, params)
+        writing.write_directory(epath.Path(folder), model.config, model.tokenizers, params, plan)
+        self._torch, self._eos = torch, model.tokenizers.target.eos_id
+        self._model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+        self._pad = model.tokenizers.source.pad_id
+
+    def serves(self, search: Search) -> bool:
+        del search
+        return True
+
+    def translate(
+        self, sources: Sequence[list[int]], search: Search, max_decode_len: int
+    ) -> Iterator[Found]:
+        torch = self._torch
+        for rows in (
+            itertools.batched(sources, BATCH)
+            if hasattr(itertools, "batched")
+            else (sources[i : i + BATCH] for i in range(0, len(sources), BATCH))
+        ):
+            length = max(map(len, rows))
+            ids = torch.tensor([[*row, *[self._pad] * (length - len(row))] for row in rows])
+            mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])
+            settings: dict[str, Any] = {}
+            if search.beam_size > 1:
+                settings = {"length_penalty": search.alpha,
+                            "early_stopping": EARLY_STOPPING[search.stopping]}  # fmt: skip
+            out = self._model.generate(
+                input_ids=ids, attention_mask=mask, num_beams=search.beam_size, do_sample=False,
+                max_length=max_decode_len + 1, return_dict_in_generate=True, output_scores=True,
+                forced_eos_token_id=self._eos, **settings,
+            )  # fmt: skip
+            scores = out.sequences_scores.tolist() if search.beam_size > 1 else [None] * len(rows)
+            for row, score in zip(out.sequences[:, 1:].tolist(), scores, strict=True):
+                end = row.index(self._eos) if self._eos in row else len(row)
+                yield Found(tuple(row[:end]), float("nan") if score is None else score)
+
+
+class CTranslate2:
+    """`translate_batch` on the exported directory, float32, patience 1."""
+
+    name = "ctranslate2"
+
+    def __init__(self, model: Pretrained, folder: Path):
+        import ctranslate2 as library
+
+        self.version = library.__version__
+        ctranslate2.write_directory(
+            epath.Path(folder), model.config, model.tokenizers, jax.device_get(model.params)
+        )
+        self._translator = library.Translator(str(folder), device="cpu")
+        self._tokenizers = model.tokenizers
+
+    def serves(self, search: Search) -> bool:
+        return search.stopping == "first_k"
+
+    def translate(
+        self, sources: Sequence[list[int]], search: Search, max_decode_len: int
+    ) -> Iterator[Found]:
+        pieces = [self._tokenizers.source.pieces(row[:-1]) for row in sources]
+        results = self._translator.translate_batch(
+            pieces, beam_size=search.beam_size, patience=1, length_penalty=search.alpha,
+            max_decoding_length=max_decode_len, return_scores=True, max_batch_size=BATCH,
+        )  # fmt: skip
+        for result in results:
+            ids = [self._tokenizers.target.piece_id(p) for p in result.hypotheses[0]]
+            yield Found(tuple(ids), result.scores[0])
+
+
+PEERS = {peer.name: peer for peer in (HuggingFace, CTranslate2)}
+
+
+def compare(
+    model: Pretrained, sentences: Sequence[str], peers: Sequence[str], beam_size: int = 4
+) -> dict[str, Any]:
+    """Runs every search on both sides.
+
+    Returns:
+      `rows` (one a peer and search: `identical` of `total`, `largest_score_difference` where the
+      outputs are the same, and `differing`, with both scores), and `beam_differs_from_greedy`, the
+      share of sentences whose beam output at α 1 is not the greedy one.
+    """
+    reference = Reference(model.config, model.tokenizers, model.params)
+    eos, limit = model.tokenizers.source.eos_id, model.config.model.max_len - 1
+    encoded = reference.engine.encode_source(sentences)
+    kept = [(s, [*ids, eos]) for s, ids in zip(sentences, encoded, strict=True)
+            if 0 < len(ids) <= limit]  # fmt: skip
+    texts, sources = [s for s, _ in kept], [ids for _, ids in kept]
+    max_decode_len = min(model.config.decode.max_decode_len, limit)
+    ours: dict[Search, list[Found]] = {}
+    for search in searches(beam_size):
+        decode = search.config(model, max_decode_len)
+        with jax.default_matmul_precision("highest"):
+            found = list(reference.engine.translate(model.params, texts, decode))
+        ours[search] = [Found(best[0].ids, best[0].score) for best in found]
+    rows, versions = [], {}
+    for name in peers:
+        with tempfile.TemporaryDirectory() as folder:
+            peer = PEERS[name](model, Path(folder))
+            versions[name] = peer.version
+            for search in filter(peer.serves, ours):
+                theirs = list(peer.translate(sources, search, max_decode_len))
+                rows.append({"peer": name, **dataclasses.asdict(search),
+                             **_difference(ours[search], theirs)})  # fmt: skip
+    greedy, beam = (ours[s] for s in (Search(1, 0.0, "first_k"), Search(beam_size, 1.0, "first_k")))
+    changed = sum(a.ids != b.ids for a, b in zip(greedy, beam, strict=True))
+    return {
+        "machine": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        **versions,
+        "sentences": len(sources),
+        "beam_differs_from_greedy": changed / len(sources),
+        "rows": rows,
+    }
+
+
+def _difference(ours: Sequence[Found], theirs: Sequence[Found]) -> dict[str, Any]:
+    same = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.ids == b.ids]
+    differing = [
+        {"sentence": i + 1, "ours": a.score, "theirs": b.score}
+        for i, (a, b) in enumerate(zip(ours, theirs, strict=True))
+        if a.ids != b.ids
+    ]
+    gaps = [abs(a.score - b.score) for a, b in same if b.score == b.score]
+    return {
+        "identical": len(same),
+        "total": len(ours),
+        "largest_score_difference": max(gaps, default=None),
+        "differing": differing,
+    }
+
+
+def print_table(result: dict[str, Any]) -> None:
+    print(f"{result['sentences']} sentences; beam differs from greedy on "
+          f"{100 * result['beam_differs_from_greedy']:.0f}%")  # fmt: skip
+    print("| peer | beam | α | stopping | identical | largest score difference |")
+    print("|---|---|---|---|---|---|")
+    for row in result["rows"]:
+        gap = row["largest_score_difference"]
+        print(
+            f"| {row['peer']} {result[row['peer']]} | {row['beam_size']} | {row['alpha']} | "
+            f"{row['stopping']} | {row['identical']} of {row['total']} | "
+            f"{'' if gap is None else format(gap, '.1e')} |"
+        )
+        for one in row["differing"]:
+            print(
+                f"  sentence {one['sentence']}: ours {one['ours']:.6f}, theirs {one['theirs']:.6f}"
+            )
+
+
+def main(argv: Sequence[str]) -> None:
+    del argv
+    options = flags.FLAGS
+    model = pretrained.load(options.workdir, options.checkpoint)
+    lines = epath.Path(options.sentences).read_text().splitlines()[: options.num_sentences]
+    result = compare(model, lines, options.peers, options.beam_size)
+    print_table(result)
+    if options.json:
+        epath.Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("workdir", None, "Of a trained model.", required=True)
+    flags.DEFINE_string("checkpoint", "best", "best, latest, a step, or average:N.")
+    flags.DEFINE_string("sentences", None, "Source text, one sentence a line.", required=True)
+    flags.DEFINE_integer("num_sentences", 200, "How many of them.")
+    flags.DEFINE_integer("beam_size", 4, "Of beam search.")
+    flags.DEFINE_list("peers", list(PEERS), "Which to compare with.")
+    flags.DEFINE_string("json", "", "Also write the result to this file.")
+    app.run(main)

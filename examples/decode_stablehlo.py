@@ -1,0 +1,54 @@
+"""Translates standard input with an exported model: jax, numpy and sentencepiece, nothing else.
+
+    python export.py --workdir=runs/quickstart --format=stablehlo --output=exported
+    echo thirty-four | python examples/decode_stablehlo.py exported
+
+(JAX itself reads exported functions with flatbuffers.)
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import jax.export
+import numpy as np
+from sentencepiece import SentencePieceProcessor
+
+folder = Path(sys.argv[1])
+m = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+params = dict(np.load(folder / "params.npz"))
+files = [folder / f"{name}.jax" for name in ("encode", "init_cache", "decode_step")]
+functions = [jax.export.deserialize(bytearray(file.read_bytes())) for file in files]
+encode, init_cache, decode_step = (jax.jit(function.call) for function in functions)
+source, target = (SentencePieceProcessor(str(folder / f"{s}.model")) for s in ("source", "target"))
+source_ids, target_ids = (  # Marian numbers pieces by a vocabulary of its own
+    m[f"{side}_vocabulary"] or {spm.id_to_piece(i): i for i in range(spm.get_piece_size())}
+    for side, spm in (("source", source), ("target", target))
+)
+lines = [line.lower() if m["lowercase"] else line for line in sys.stdin.read().splitlines()]
+rows = [
+    [source_ids.get(p, m["source_unk_id"]) for p in source.encode(s, out_type=str)] for s in lines
+]
+rows = [[*m["source_prefix"], *row, m["source_eos_id"]] for row in rows]
+inputs = np.full((len(rows), max(map(len, rows))), m["source_pad_id"], np.int32)
+mask = np.zeros_like(inputs)
+for i, row in enumerate(rows):
+    inputs[i, : len(row)], mask[i, : len(row)] = row, 1
+steps = min(m["max_len"], 3 * inputs.shape[1] + 10)
+encoded = encode(params, inputs, mask)
+cache = init_cache(params, encoded, mask, np.zeros(1, np.int32), np.zeros(steps, np.int32))
+tokens, output = np.full((len(rows), 1), m["decoder_start_id"], np.int32), []
+for step in range(steps):
+    logits, cache = decode_step(params, cache, tokens)
+    logits = np.array(logits)
+    logits[..., m["suppressed_ids"]] = -np.inf
+    tokens = np.argmax(logits, axis=-1).astype(np.int32)
+    if step < len(m["target_prefix"]):
+        tokens[:] = m["target_prefix"][step]
+    output.append(tokens[:, 0].tolist())
+    if all(m["target_eos_id"] in row for row in zip(*output, strict=True)):
+        break
+pieces = {i: piece for piece, i in target_ids.items()}
+for row in zip(*output, strict=True):
+    end = row.index(m["target_eos_id"]) if m["target_eos_id"] in row else len(row)
+    print(target.decode([pieces[i] for i in row[len(m["target_prefix"]) : end]]))

@@ -1,0 +1,196 @@
+"""A model as `jax.export` artifacts: encode, init_cache and decode_step, for any batch and length.
+
+What runs them needs JAX (with flatbuffers) and no line of this package.
+"""
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from transformer_jax.config import Config, ModelConfig
+from transformer_jax.data.foreign_tokenizers import JsonTokenizer
+from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.errors import UserError
+from transformer_jax.interop import layout
+from transformer_jax.interop.parity import Batch, Examples, Reference
+from transformer_jax.model import Transformer
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+FUNCTIONS = {
+    "encode": "(params, inputs [b, s], mask [b, s]) -> encoded [b, s, m]",
+    "init_cache": "(params, encoded, mask, beams [k], steps [t]) -> cache of k hypotheses a "
+    "sentence and t steps; of beams and steps only the shapes matter",
+    "decode_step": "(params, cache, tokens [b, k]) -> logits [b, k, v], cache",
+}
+
+
+def require() -> None:
+    """Raises a `UserError` where flatbuffers is not installed."""
+    try:
+        import flatbuffers  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            "JAX writes and reads exported functions with flatbuffers; install it: "
+            "pip install 'transformer-jax[interop]'."
+        ) from error
+
+
+def export_functions(model: ModelConfig, params: dict[str, Any]) -> dict[str, bytes]:
+    """The functions of a model, serialised, with symbolic batch, length, beams and steps.
+
+    Args:
+      model: its shape; a `dtype` of `auto` is float32 here.
+      params: shapes by flat names, such as `encoder_norm/norm/scale`.
+    """
+    dtype = "float32" if model.dtype == "auto" else model.dtype
+    model = dataclasses.replace(model, dtype=dtype, attention="xla")
+    module = Transformer(model)
+
+    def apply(params, *args, method):
+        tree = layout.unflatten({tuple(name.split("/")): x for name, x in params.items()})
+        return module.apply({"params": tree}, *args, method=method)
+
+    def encode(params, inputs, mask):
+        return apply(params, inputs, None, mask, method="encode")
+
+    def init_cache(params, encoded, mask, beams, steps):
+        sizes = beams.shape[0], steps.shape[0]
+        return apply(params, encoded, mask.astype(bool), *sizes, method="init_cache")
+
+    def decode_step(params, cache, tokens):
+        logits, cache = apply(params, cache, tokens.reshape(-1), method="decode_step")
+        return logits.reshape(*tokens.shape, -1), cache  # --> [b, k, v]
+
+    def integers(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+    # Each with its own symbols: a constraint must be about a function's own arguments.
+    limit = f"s <= {model.max_len}", f"t <= {model.max_len}"
+    b, s = jax.export.symbolic_shape("b, s", constraints=limit[:1])
+    arguments: dict[Any, tuple] = {encode: (params, integers(b, s), integers(b, s))}
+    b, s, k, t = jax.export.symbolic_shape("b, s, k, t", constraints=limit)
+    encoded = jax.ShapeDtypeStruct((b, s, model.d_model), jnp.dtype(dtype))
+    arguments[init_cache] = (params, encoded, integers(b, s), integers(k), integers(t))
+    cache = jax.eval_shape(init_cache, *arguments[init_cache])
+    arguments[decode_step] = (params, cache, integers(b, k))
+    exported = {}
+    for function, args in arguments.items():
+        jitted = jax.jit(function, keep_unused=True)
+        artifact = jax.export.export(jitted, platforms=PLATFORMS)(*args)
+        exported[function.__name__] = bytes(artifact.serialize())
+    return exported
+
+
+def write_directory(
+    folder: epath.Path, config: Config, tokenizers: TokenizerPair, params: layout.Params
+) -> None:
+    """Writes the functions, `params.npz`, the tokenizer and `manifest.json`.
+
+    Raises:
+      UserError: where the tokenizer is no SentencePiece model.
+    """
+    if isinstance(tokenizers.source, JsonTokenizer):
+        raise UserError("Only models with SentencePiece tokenizers have a stablehlo export.")
+    folder.mkdir(parents=True, exist_ok=True)
+    flat = {"/".join(path): np.asarray(x) for path, x in layout.flatten(params).items()}
+    shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in flat.items()}
+    for name, data in export_functions(config.model, shapes).items():
+        (folder / f"{name}.jax").write_bytes(data)
+    with (folder / "params.npz").open("wb") as out:
+        np.savez(out, allow_pickle=False, **flat)
+    for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
+        (folder / f"{side}.model").write_bytes(tokenizer.model)
+    manifest = _manifest(config, tokenizers)
+    manifest["sha256"] = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+    }
+    text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+    (folder / "manifest.json").write_text(text)
+
+
+def _manifest(config: Config, tokenizers: TokenizerPair) -> dict[str, Any]:
+    source, target = tokenizers.source, tokenizers.target
+    prefixes: tuple[list[int], list[int]] = ([], [])
+    if config.data.target_language_tags:
+        prefixes = tokenizers.prefixes(config.data.source_lang, config.data.target_lang)
+    return {
+        "functions": FUNCTIONS,
+        "platforms": PLATFORMS,
+        "jax": jax.__version__,
+        "max_len": config.model.max_len,
+        "source_vocab_size": source.vocab_size,
+        "target_vocab_size": target.vocab_size,
+        "lowercase": source.lowercase,
+        "source_prefix": prefixes[0],
+        "target_prefix": prefixes[1],
+        "source_eos_id": source.eos_id,
+        "source_pad_id": source.pad_id,
+        "source_unk_id": source.unk_id,
+        "target_eos_id": target.eos_id,
+        "target_pad_id": target.pad_id,
+        "decoder_start_id": config.model.decoder_start_id,
+        "suppressed_ids": config.decode.suppressed_ids,
+        # Ids of pieces, where they are not those of the SentencePiece model.
+        "source_vocabulary": source.state.get("vocabulary"),
+        "target_vocabulary": target.state.get("vocabulary"),
+    }
+
+
+class StableHloPeer:
+    """The written files, run as `jax.export` loads them."""
+
+    measure = "logit"
+    tolerance = 1e-3
+
+    def __init__(self, folder: epath.Path, reference: Reference, examples: Examples):
+        self.name = f"jax.export {jax.__version__}"
+        self._examples, self._reference = examples, reference
+        functions = {n: jax.export.deserialize(bytearray((folder / f"{n}.jax").read_bytes()))
+                     for n in FUNCTIONS}  # fmt: skip
+        self._encode, self._init_cache, self._decode_step = (
+            jax.jit(functions[name].call) for name in ("encode", "init_cache", "decode_step")
+        )
+        with (folder / "params.npz").open("rb") as file:
+            self._params = dict(np.load(file))
+
+    def _begin(self, batch: Batch, steps: int) -> Any:
+        encoded = self._encode(self._params, batch.source, batch.source_mask)
+        sizes = np.zeros(1, np.int32), np.zeros(steps, np.int32)
+        return self._init_cache(self._params, encoded, batch.source_mask, *sizes)
+
+    def largest_difference(self, batch: Batch) -> float:
+        cache, largest = self._begin(batch, batch.inputs.shape[1]), 0.0
+        for t in range(batch.inputs.shape[1]):
+            logits, cache = self._decode_step(self._params, cache, batch.inputs[:, t, None])
+            difference = np.abs(np.asarray(logits)[:, 0] - batch.logits[:, t])[batch.mask[:, t]]
+            largest = max(largest, float(np.max(difference, initial=0.0)))
+        return largest
+
+    def outputs(self, batch: Batch) -> list[list[int]]:
+        examples, ids = self._examples, self._reference.engine.ids
+        cache = self._begin(batch, examples.max_decode_len)
+        suppressed = list(self._reference.config.decode.suppressed_ids)
+        tokens = np.full((len(batch.source), 1), ids.decoder_start, np.int32)
+        rows: list[list[int]] = [[] for _ in batch.rows]
+        for t in range(examples.max_decode_len):
+            logits, cache = self._decode_step(self._params, cache, tokens)
+            logits = np.array(logits)
+            logits[..., suppressed] = -np.inf
+            tokens = np.argmax(logits, axis=-1).astype(np.int32)
+            if t < len(examples.target_prefix):
+                tokens[:] = examples.target_prefix[t]
+                continue
+            for row, token in zip(rows, tokens, strict=False):
+                row.append(int(token[0]))
+            if all(ids.target_eos in row for row in rows):
+                break
+        ends = [row.index(ids.target_eos) if ids.target_eos in row else len(row) for row in rows]
+        return [row[:end] for row, end in zip(rows, ends, strict=True)]
