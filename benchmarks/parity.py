@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from absl import app, flags
+from absl import app, flags, logging
 from etils import epath
 
 from transformer_jax.config import DecodeConfig
@@ -52,7 +52,8 @@ class Found:
     """Best output of one sentence: ids without the end, and its score."""
 
     ids: tuple[int, ...]
-    score: float
+    score: float | None  # over the length penalty; None where the peer gives none
+    log_prob: float | None  # of force-decoding `ids` and the end
 
 
 def searches(beam_size: int) -> Iterator[Search]:
@@ -89,11 +90,8 @@ class HuggingFace:
         self, sources: Sequence[list[int]], search: Search, max_decode_len: int
     ) -> Iterator[Found]:
         torch = self._torch
-        for rows in (
-            itertools.batched(sources, BATCH)
-            if hasattr(itertools, "batched")
-            else (sources[i : i + BATCH] for i in range(0, len(sources), BATCH))
-        ):
+        for first in range(0, len(sources), BATCH):
+            rows = sources[first : first + BATCH]
             length = max(map(len, rows))
             ids = torch.tensor([[*row, *[self._pad] * (length - len(row))] for row in rows])
             mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])
@@ -109,7 +107,7 @@ class HuggingFace:
             scores = out.sequences_scores.tolist() if search.beam_size > 1 else [None] * len(rows)
             for row, score in zip(out.sequences[:, 1:].tolist(), scores, strict=True):
                 end = row.index(self._eos) if self._eos in row else len(row)
-                yield Found(tuple(row[:end]), float("nan") if score is None else score)
+                yield Found(tuple(row[:end]), score, None)
 
 
 class CTranslate2:
@@ -136,11 +134,12 @@ class CTranslate2:
         pieces = [self._tokenizers.source.pieces(row[:-1]) for row in sources]
         results = self._translator.translate_batch(
             pieces, beam_size=search.beam_size, patience=1, length_penalty=search.alpha,
-            max_decoding_length=max_decode_len, return_scores=True, max_batch_size=BATCH,
+            max_decoding_length=max_decode_len, min_decoding_length=0, return_scores=True, max_batch_size=BATCH,
         )  # fmt: skip
-        for result in results:
+        forced = self._translator.score_batch(pieces, [r.hypotheses[0] for r in results])
+        for result, scored in zip(results, forced, strict=True):
             ids = [self._tokenizers.target.piece_id(p) for p in result.hypotheses[0]]
-            yield Found(tuple(ids), result.scores[0])
+            yield Found(tuple(ids), result.scores[0], sum(scored.log_probs))
 
 
 PEERS = {peer.name: peer for peer in (HuggingFace, CTranslate2)}
@@ -152,8 +151,9 @@ def compare(
     """Runs every search on both sides.
 
     Returns:
-      `rows` (one a peer and search: `identical` of `total`, `largest_score_difference` where the
-      outputs are the same, and `differing`, with both scores), and `beam_differs_from_greedy`, the
+      `rows` (one a peer and search: `identical` of `total`; where the outputs are the same, the
+      largest difference of the search's scores and of force-decoded log-probabilities; `differing`
+      outputs with both scores), and `beam_differs_from_greedy`, the
       share of sentences whose beam output at α 1 is not the greedy one.
     """
     reference = Reference(model.config, model.tokenizers, model.params)
@@ -168,7 +168,7 @@ def compare(
         decode = search.config(model, max_decode_len)
         with jax.default_matmul_precision("highest"):
             found = list(reference.engine.translate(model.params, texts, decode))
-        ours[search] = [Found(best[0].ids, best[0].score) for best in found]
+        ours[search] = [Found(best[0].ids, best[0].score, best[0].log_prob) for best in found]
     rows, versions = [], {}
     for name in peers:
         with tempfile.TemporaryDirectory() as folder:
@@ -198,11 +198,15 @@ def _difference(ours: Sequence[Found], theirs: Sequence[Found]) -> dict[str, Any
         for i, (a, b) in enumerate(zip(ours, theirs, strict=True))
         if a.ids != b.ids
     ]
-    gaps = [abs(a.score - b.score) for a, b in same if b.score == b.score]
+    scores = [
+        abs(a.score - b.score) for a, b in same if a.score is not None and b.score is not None
+    ]
+    forced = [abs(a.log_prob - b.log_prob) for a, b in same if b.log_prob is not None]
     return {
         "identical": len(same),
         "total": len(ours),
-        "largest_score_difference": max(gaps, default=None),
+        "largest_score_difference": max(scores, default=None),
+        "largest_forced_difference": max(forced, default=None),
         "differing": differing,
     }
 
@@ -210,23 +214,23 @@ def _difference(ours: Sequence[Found], theirs: Sequence[Found]) -> dict[str, Any
 def print_table(result: dict[str, Any]) -> None:
     print(f"{result['sentences']} sentences; beam differs from greedy on "
           f"{100 * result['beam_differs_from_greedy']:.0f}%")  # fmt: skip
-    print("| peer | beam | α | stopping | identical | largest score difference |")
-    print("|---|---|---|---|---|---|")
+    print("| peer | beam | α | stopping | identical | scores differ by | force-decoded by |")
+    print("|---|---|---|---|---|---|---|")
     for row in result["rows"]:
-        gap = row["largest_score_difference"]
+        gaps = [row[f"largest_{kind}_difference"] for kind in ("score", "forced")]
         print(
             f"| {row['peer']} {result[row['peer']]} | {row['beam_size']} | {row['alpha']} | "
             f"{row['stopping']} | {row['identical']} of {row['total']} | "
-            f"{'' if gap is None else format(gap, '.1e')} |"
+            + " | ".join("" if gap is None else f"{gap:.1e}" for gap in gaps)
+            + " |"
         )
         for one in row["differing"]:
-            print(
-                f"  sentence {one['sentence']}: ours {one['ours']:.6f}, theirs {one['theirs']:.6f}"
-            )
+            print(f"  sentence {one['sentence']}: ours {one['ours']}, theirs {one['theirs']}")
 
 
 def main(argv: Sequence[str]) -> None:
     del argv
+    logging.set_verbosity(logging.WARNING)
     options = flags.FLAGS
     model = pretrained.load(options.workdir, options.checkpoint)
     lines = epath.Path(options.sentences).read_text().splitlines()[: options.num_sentences]

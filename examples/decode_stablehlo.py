@@ -49,6 +49,6 @@ for step in range(steps):
     if all(m["target_eos_id"] in row for row in zip(*output, strict=True)):
         break
 pieces = {i: piece for piece, i in target_ids.items()}
-for row in zip(*output, strict=True):
-    end = row.index(m["target_eos_id"]) if m["target_eos_id"] in row else len(row)
-    print(target.decode([pieces[i] for i in row[len(m["target_prefix"]) : end]]))
+for ids in zip(*output, strict=True):
+    end = ids.index(m["target_eos_id"]) if m["target_eos_id"] in ids else len(ids)
+    print(target.decode([pieces[i] for i in ids[len(m["target_prefix"]) : end]]))
