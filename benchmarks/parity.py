@@ -7,11 +7,12 @@ differs is listed with how far apart the two score.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import platform
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,10 @@ class Search:
     alpha: float
     stopping: str
 
-    def config(self, model: Pretrained, max_decode_len: int) -> DecodeConfig:
+    def config(self, model: Pretrained, max_decode_len: int, at_limit: str) -> DecodeConfig:
         return dataclasses.replace(
             model.config.decode, beam_size=self.beam_size, length_penalty=self.alpha,
-            length_penalty_kind="power", stopping=self.stopping, at_limit="free_end",
+            length_penalty_kind="power", stopping=self.stopping, at_limit=at_limit,
             max_decode_len=max_decode_len, max_decode_ratio=float(max_decode_len),
         )  # fmt: skip
 
@@ -67,6 +68,7 @@ class HuggingFace:
     """`generate` on the exported directory."""
 
     name = "transformers"
+    at_limit = "free_end"
 
     def __init__(self, model: Pretrained, folder: Path):
         import torch
@@ -114,6 +116,7 @@ class CTranslate2:
     """`translate_batch` on the exported directory, float32, patience 1."""
 
     name = "ctranslate2"
+    at_limit = "cut"
 
     def __init__(self, model: Pretrained, folder: Path):
         import ctranslate2 as library
@@ -134,7 +137,8 @@ class CTranslate2:
         pieces = [self._tokenizers.source.pieces(row[:-1]) for row in sources]
         results = self._translator.translate_batch(
             pieces, beam_size=search.beam_size, patience=1, length_penalty=search.alpha,
-            max_decoding_length=max_decode_len, min_decoding_length=0, return_scores=True, max_batch_size=BATCH,
+            max_decoding_length=max_decode_len, min_decoding_length=0, return_scores=True,
+            max_batch_size=BATCH,
         )  # fmt: skip
         forced = self._translator.score_batch(pieces, [r.hypotheses[0] for r in results])
         for result, scored in zip(results, forced, strict=True):
@@ -153,8 +157,9 @@ def compare(
     Returns:
       `rows` (one a peer and search: `identical` of `total`; where the outputs are the same, the
       largest difference of the search's scores and of force-decoded log-probabilities; `differing`
-      outputs with both scores), and `beam_differs_from_greedy`, the
-      share of sentences whose beam output at α 1 is not the greedy one.
+      outputs with both scores); `beam_differs_from_greedy`, the share of sentences whose beam
+      output at α 1 is not the greedy one; `rules_differ`, for each α the number of sentences on
+      which the stopping rules do not agree.
     """
     reference = Reference(model.config, model.tokenizers, model.params)
     eos, limit = model.tokenizers.source.eos_id, model.config.model.max_len - 1
@@ -163,22 +168,25 @@ def compare(
             if 0 < len(ids) <= limit]  # fmt: skip
     texts, sources = [s for s, _ in kept], [ids for _, ids in kept]
     max_decode_len = min(model.config.decode.max_decode_len, limit)
-    ours: dict[Search, list[Found]] = {}
-    for search in searches(beam_size):
-        decode = search.config(model, max_decode_len)
+
+    @functools.cache
+    def ours(search: Search, at_limit: str) -> list[Found]:
+        decode = search.config(model, max_decode_len, at_limit)
         with jax.default_matmul_precision("highest"):
             found = list(reference.engine.translate(model.params, texts, decode))
-        ours[search] = [Found(best[0].ids, best[0].score, best[0].log_prob) for best in found]
+        return [Found(best[0].ids, best[0].score, best[0].log_prob) for best in found]
+
     rows, versions = [], {}
     for name in peers:
         with tempfile.TemporaryDirectory() as folder:
             peer = PEERS[name](model, Path(folder))
             versions[name] = peer.version
-            for search in filter(peer.serves, ours):
+            for search in filter(peer.serves, searches(beam_size)):
                 theirs = list(peer.translate(sources, search, max_decode_len))
-                rows.append({"peer": name, **dataclasses.asdict(search),
-                             **_difference(ours[search], theirs)})  # fmt: skip
-    greedy, beam = (ours[s] for s in (Search(1, 0.0, "first_k"), Search(beam_size, 1.0, "first_k")))
+                difference = _difference(ours(search, peer.at_limit), theirs)
+                rows.append({"peer": name, **dataclasses.asdict(search), **difference})
+    beams = {s: ours(s, "free_end") for s in searches(beam_size)}
+    greedy, beam = beams[Search(1, 0.0, "first_k")], beams[Search(beam_size, 1.0, "first_k")]
     changed = sum(a.ids != b.ids for a, b in zip(greedy, beam, strict=True))
     return {
         "machine": platform.processor() or platform.machine(),
@@ -187,8 +195,15 @@ def compare(
         **versions,
         "sentences": len(sources),
         "beam_differs_from_greedy": changed / len(sources),
+        "rules_differ": {str(alpha): _rules_differ(beams, alpha) for alpha in ALPHAS},
         "rows": rows,
     }
+
+
+def _rules_differ(ours: dict[Search, list[Found]], alpha: float) -> int:
+    """Sentences on which the stopping rules do not all give the same output."""
+    found = [outputs for s, outputs in ours.items() if s.beam_size > 1 and s.alpha == alpha]
+    return sum(len({output.ids for output in one}) > 1 for one in zip(*found, strict=True))
 
 
 def _difference(ours: Sequence[Found], theirs: Sequence[Found]) -> dict[str, Any]:
@@ -198,10 +213,8 @@ def _difference(ours: Sequence[Found], theirs: Sequence[Found]) -> dict[str, Any
         for i, (a, b) in enumerate(zip(ours, theirs, strict=True))
         if a.ids != b.ids
     ]
-    scores = [
-        abs(a.score - b.score) for a, b in same if a.score is not None and b.score is not None
-    ]
-    forced = [abs(a.log_prob - b.log_prob) for a, b in same if b.log_prob is not None]
+    scores = _gaps((a.score, b.score) for a, b in same)
+    forced = _gaps((a.log_prob, b.log_prob) for a, b in same)
     return {
         "identical": len(same),
         "total": len(ours),
@@ -209,6 +222,10 @@ def _difference(ours: Sequence[Found], theirs: Sequence[Found]) -> dict[str, Any
         "largest_forced_difference": max(forced, default=None),
         "differing": differing,
     }
+
+
+def _gaps(pairs: Iterable[tuple[float | None, float | None]]) -> list[float]:
+    return [abs(a - b) for a, b in pairs if a is not None and b is not None]
 
 
 def print_table(result: dict[str, Any]) -> None:

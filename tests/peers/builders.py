@@ -103,9 +103,6 @@ def make_marian(
         target_vocab_file=None if shared else str(raw / "target_vocab.json"),
         separate_vocabs=not shared, source_lang="en", target_lang="de",
     )  # fmt: skip
-    pad = vocabularies[-1]["<pad>"]
-    if not shared:  # one padding id serves both sides
-        pad = min(v["<pad>"] for v in vocabularies)
     settings = {
         "vocab_size": len(vocabularies[0]), "decoder_vocab_size": len(vocabularies[-1]),
         "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
@@ -115,7 +112,6 @@ def make_marian(
         "forced_eos_token_id": 0, "activation_function": "swish", "scale_embedding": True,
         "dropout": 0.1, **config,
     }  # fmt: skip
-    del pad
     model = transformers.MarianMTModel(transformers.MarianConfig(**settings)).eval()
     randomise(model, seed)
     model.generation_config = transformers.GenerationConfig(
@@ -129,5 +125,50 @@ def make_marian(
     return model
 
 
-def as_arrays(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.detach().numpy()
+def make_pre_norm(
+    folder: Path, models: dict[str, bytes], architecture: str, seed: int = 0, **config: Any
+) -> transformers.PreTrainedModel:
+    """An M2M-100 or Pegasus model's directory, without tokenizer files."""
+    settings = {
+        "vocab_size": 140, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
+        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48, "max_position_embeddings": 64, "pad_token_id": 1,
+        "eos_token_id": 2, "decoder_start_token_id": 2, **config,
+    }  # fmt: skip
+    model_class = getattr(transformers, architecture)
+    model = model_class(model_class.config_class(**settings)).eval()
+    randomise(model, seed)
+    model.generation_config.update(num_beams=3, max_length=30)
+    model.save_pretrained(folder)
+    return model
+
+
+def make_m2m_100(folder: Path, models: dict[str, bytes], **config: Any) -> Any:
+    """An M2M-100 directory: a vocabulary, then its hundred language tags and made-up words."""
+    raw = folder.parent / f"{folder.name}.files"
+    raw.mkdir(parents=True, exist_ok=True)
+    (raw / "spm.model").write_bytes(models["en"])
+    vocabulary = ["<s>", "<pad>", "</s>", "<unk>", *pieces_of(models["en"])]
+    (raw / "vocab.json").write_text(json.dumps({p: i for i, p in enumerate(vocabulary)}))
+    tokenizer = transformers.M2M100Tokenizer(
+        str(raw / "vocab.json"), str(raw / "spm.model"), src_lang="en", tgt_lang="de"
+    )
+    size = len(vocabulary) + len(tokenizer.lang_code_to_id) + 8
+    model = make_pre_norm(folder, models, "M2M100ForConditionalGeneration", vocab_size=size,
+                          **config)  # fmt: skip
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+def make_nllb(folder: Path, models: dict[str, bytes], **config: Any) -> Any:
+    """An NLLB directory: M2M-100's class with a `tokenizer.json`."""
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "▁", *"abcdefghijklmnopqrstuvwxyz-,", "▁t", "en"]
+    merges = [("▁", "t"), ("e", "n")]
+    tokenizer = transformers.NllbTokenizer(
+        vocab={p: i for i, p in enumerate(pieces)}, merges=merges, src_lang="eng_Latn",
+        tgt_lang="deu_Latn",
+    )  # fmt: skip
+    model = make_pre_norm(folder, models, "M2M100ForConditionalGeneration",
+                          vocab_size=len(tokenizer), **config)  # fmt: skip
+    tokenizer.save_pretrained(folder)
+    return model

@@ -11,6 +11,14 @@ from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface.settings import Settings, read_json
 
 MARIAN_TAGS = LanguageTags(">>{}<<")
+# Of M2M-100's own list of languages, which its directories name but do not hold.
+LANGUAGE_CODES = {
+    "m2m100": "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga "
+    "gd gl gu ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml "
+    "mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn "
+    "tr uk ur uz vi wo xh yi yo zh zu",
+    "wmt21": "en ha is ja cs ru zh de",
+}
 SPECIAL = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}
 
 
@@ -105,15 +113,11 @@ def _m2m_100(settings: Settings, options: dict[str, Any]) -> Tokenization:
     folder, vocab_size = settings.folder, settings.need("vocab_size")
     tags = LanguageTags("__{}__", both_sides=True)
     vocabulary = _read_vocabulary(folder / "vocab.json")
-    # Language tags follow the vocabulary, in the order in which they are listed.
-    extra = options.get("additional_special_tokens") or options.get("extra_special_tokens")
-    path = folder / "special_tokens_map.json"
-    if not extra and path.exists():
-        extra = read_json(path).get("additional_special_tokens")
-    names = [token["content"] if isinstance(token, dict) else token for token in extra or ()]
-    names = [name for name in names if name.startswith("__") and name.endswith("__")]
-    if not names:
-        raise UserError(f"{folder} lists no language tags (additional_special_tokens).")
+    codes = options.get("language_codes") or "m2m100"
+    if codes not in LANGUAGE_CODES:
+        raise UserError(f"{folder}/tokenizer_config.json: language_codes={codes!r} is not known.")
+    # Language tags follow the vocabulary.
+    names = [tags.piece(language) for language in LANGUAGE_CODES[codes].split()]
     vocabulary |= {name: len(vocabulary) + i for i, name in enumerate(names)}
     if max(vocabulary.values()) >= vocab_size:
         raise UserError(

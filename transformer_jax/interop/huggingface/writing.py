@@ -17,7 +17,7 @@ from transformer_jax.interop import layout
 from transformer_jax.interop.huggingface import families, names
 from transformer_jax.interop.huggingface.families import Family
 from transformer_jax.interop.huggingface.settings import OWN_KEY
-from transformer_jax.interop.huggingface.tokenizers import MARIAN_TAGS, SPECIAL
+from transformer_jax.interop.huggingface.tokenizers import LANGUAGE_CODES, MARIAN_TAGS, SPECIAL
 
 TYPICAL_LENGTH = 20  # pieces, where a GNMT length penalty and the power written for it are equal
 
@@ -249,11 +249,12 @@ def _write_tokenizers(folder: epath.Path, config: Config, tokenizers: TokenizerP
         _write_json(folder / "tokenizer_config.json", {
             "tokenizer_class": "M2M100Tokenizer", "src_lang": data.source_lang,
             "tgt_lang": data.target_lang or None, "model_max_length": max_len,
-            "additional_special_tokens": state["dropped"], **_special_pieces(state["special"]),
+            "language_codes": _language_codes(state["dropped"]),
+            **_special_pieces(state["special"]),
         })  # fmt: skip
         return
-    separate = config.model.tie_embeddings != "all" and not (
-        config.model.norm_position == "pre")  # fmt: skip
+    model = config.model
+    separate = model.norm_position == "post" and model.tie_embeddings != "all"
     (folder / "source.spm").write_bytes(source.model)
     (folder / "target.spm").write_bytes(target.model)
     _write_json(folder / "vocab.json", _vocabulary(source, tokenizers))
@@ -265,6 +266,12 @@ def _write_tokenizers(folder: epath.Path, config: Config, tokenizers: TokenizerP
         "target_lang": data.target_lang, "separate_vocabs": separate, "unk_token": unk,
         "pad_token": pad, "eos_token": eos, "model_max_length": max_len,
     })  # fmt: skip
+
+
+def _language_codes(tags: list[str]) -> str:
+    """Name of the list that the tags of an M2M-100 vocabulary come from."""
+    return next(name for name, codes in LANGUAGE_CODES.items()
+                if len(codes.split()) == len(tags))  # fmt: skip
 
 
 def _special_pieces(special: dict[str, str]) -> dict[str, str]:
