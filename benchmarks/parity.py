@@ -143,7 +143,9 @@ class CTranslate2:
         forced = self._translator.score_batch(pieces, [r.hypotheses[0] for r in results])
         for result, scored in zip(results, forced, strict=True):
             ids = [self._tokenizers.target.piece_id(p) for p in result.hypotheses[0]]
-            yield Found(tuple(ids), result.scores[0], sum(scored.log_probs))
+            # An output that is cut at the limit has no end to be scored.
+            log_prob = sum(scored.log_probs) if len(ids) < max_decode_len else None
+            yield Found(tuple(ids), result.scores[0], log_prob)
 
 
 PEERS = {peer.name: peer for peer in (HuggingFace, CTranslate2)}

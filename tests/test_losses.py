@@ -57,16 +57,18 @@ def test_smoothing_is_optaxs():
 @pytest.mark.parametrize("chunk_size", [4, 100])
 def test_fused_gradients_equal_those_of_the_plain_form(chunk_size):
     hidden, table, targets, weights = example()
+    bias = np.linspace(-2.0, 1.0, 9, dtype=np.float32)
 
-    def plain(h, t):
-        return losses.cross_entropy(h @ t.T, targets, weights, 0.1).loss * 3.0
+    def plain(h, t, b):
+        return losses.cross_entropy(h @ t.T + b, targets, weights, 0.1).loss * 3.0
 
-    def fused(h, t):
-        sums = losses.projected_cross_entropy(h, t, targets, weights, 0.1, chunk_size)
+    def fused(h, t, b):
+        sums = losses.projected_cross_entropy(h, t, targets, weights, 0.1, chunk_size, b)
         return sums.loss * 3.0
 
-    want = jax.grad(plain, argnums=(0, 1))(hidden, table)
-    got = jax.grad(fused, argnums=(0, 1))(hidden, table)
+    np.testing.assert_allclose(fused(hidden, table, bias), plain(hidden, table, bias), rtol=1e-5)
+    want = jax.grad(plain, argnums=(0, 1, 2))(hidden, table, bias)
+    got = jax.grad(fused, argnums=(0, 1, 2))(hidden, table, bias)
     for g, w in zip(got, want, strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-6)
 

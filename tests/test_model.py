@@ -39,8 +39,13 @@ VARIANTS = {
     "tied_decoder": {"tie_embeddings": "decoder", "source_vocab_size": 17},
     "untied": {"tie_embeddings": "none", "source_vocab_size": 17},
     "wide_heads": {"head_dim": 6, "norm_epsilon": 1e-3},
-    "unequal_depths": {"num_encoder_layers": 1, "num_decoder_layers": 3},
-}
+    "unequal_stacks": {
+        "num_encoder_layers": 1, "num_decoder_layers": 3, "num_decoder_heads": 4,
+        "decoder_d_ff": 10},
+    "switches": {
+        "scale_embeddings": False, "output_bias": True, "positional": "halves",
+        "position_offset": 3},
+}  # fmt: skip
 
 
 def variant(name):
@@ -116,7 +121,7 @@ class Oracle:
         return self.norm(x + branch(x), norm)
 
     def embed(self, table, ids, learned):
-        x = table[ids] * np.sqrt(self.c.d_model)
+        x = table[ids] * (np.sqrt(self.c.d_model) if self.c.scale_embeddings else 1.0)
         width = self.c.d_model
         if self.c.positional == "learned":
             return x + self.p[learned]["positions"][: len(ids)]
@@ -126,7 +131,7 @@ class Oracle:
         for t in range(len(ids)):
             for i in range(half):
                 steps = half - 1 if self.c.positional == "tensor2tensor" else half
-                angle = t / self.c.positional_base ** (i / steps)
+                angle = (t + self.c.position_offset) / self.c.positional_base ** (i / steps)
                 interleaved = self.c.positional == "interleaved"
                 x[t, 2 * i if interleaved else i] += np.sin(angle)
                 x[t, 2 * i + 1 if interleaved else half + i] += np.cos(angle)
@@ -165,7 +170,7 @@ class Oracle:
                 x, q["feed_forward_norm"], lambda h: self.feed_forward(h, q["feed_forward"])
             )
         x = self.norm(x, p["decoder_norm"]) if self.c.norm_position == "pre" else x
-        return x @ p.get("output_embedding", target_table).T
+        return x @ p.get("output_embedding", target_table).T + p.get("output_bias", 0.0)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -43,7 +43,7 @@ def brute_force(table, limit, alpha, kind):
     return sorted(found, reverse=True)
 
 
-def run(tables, limits, beam_size, num_hypotheses=1, longest=None, **settings):
+def run(tables, limits, beam_size, num_hypotheses=1, longest=None, forced=(), **settings):
     """`beam_search` over table models; the cache keeps each hypothesis's prefix."""
     longest = longest or max(limits)
     rows = len(tables)
@@ -70,7 +70,7 @@ def run(tables, limits, beam_size, num_hypotheses=1, longest=None, **settings):
     return jax.jit(
         lambda limits: search.beam_search(
             step, cache, limits, max_decode_len=longest, start_id=START, eos_id=EOS, pad_id=PAD,
-            config=config, num_hypotheses=num_hypotheses)
+            config=config, num_hypotheses=num_hypotheses, prefix=forced)
     )(jnp.asarray(limits))  # fmt: skip
 
 
@@ -84,9 +84,10 @@ def index_of(prefix):
 
 def pieces(hypotheses, row, k):
     tokens = [int(t) for t in hypotheses.tokens[row, k]]
-    end = tokens.index(EOS)
-    assert all(t == PAD for t in tokens[end + 1 :])
-    return tuple(tokens[: end + 1])
+    length = int(hypotheses.lengths[row, k])
+    assert EOS not in tokens[: length - 1]
+    assert all(t == PAD for t in tokens[length:])
+    return tuple(tokens[:length])
 
 
 @pytest.mark.parametrize("kind", ["gnmt", "power"])
@@ -103,6 +104,57 @@ def test_a_large_beam_finds_what_brute_force_finds(alpha, kind):
             assert float(found.log_probs[row, k]) == pytest.approx(log_prob, abs=1e-4)
         if len(want) < 5:
             assert float(found.scores[row, len(want)]) == search.NEVER
+
+
+OPTIONS = {
+    "suppressed": {"suppressed_ids": (1,)},
+    "suppressed, renormalised": {"suppressed_ids": (1,), "renormalize": True},
+    "prefix": {"forced": (2, 1)},
+    "end free at the limit": {"at_limit": "free_end"},
+    "cut at the limit": {"at_limit": "cut"},
+    "all": {"suppressed_ids": (0,), "renormalize": True, "forced": (2,), "at_limit": "cut"},
+}
+
+
+def allowed(table, limit, suppressed_ids=(), renormalize=False, forced=(), at_limit="end"):
+    """All sequences that may be written, best first: (log-probability over length, pieces)."""
+    found = []
+
+    def grow(total, sequence):
+        index = len(sequence)
+        log_probs = log_softmax(table[sequence])
+        log_probs[list(suppressed_ids)] = -np.inf
+        if renormalize:
+            log_probs = log_softmax(log_probs)
+        for piece in range(VOCAB):
+            cost = log_probs[piece]
+            if index < len(forced):
+                cost = 0.0 if piece == forced[index] else -np.inf
+            if index + 1 == limit and at_limit != "cut":
+                cost = (0.0 if at_limit == "free_end" else cost) if piece == EOS else -np.inf
+            if cost == -np.inf:
+                continue
+            new = (*sequence, piece)
+            if piece == EOS or len(new) == limit:
+                found.append(((total + cost) / len(new), new))
+            else:
+                grow(total + cost, new)
+
+    grow(0.0, ())
+    return sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_what_may_be_written_is_what_brute_force_allows(name):
+    options = OPTIONS[name]
+    tables, limits = random_model(2, 4, seed=7), [4, 3]
+    found = run(tables, limits, beam_size=64, num_hypotheses=5, length_penalty=1.0,
+                length_penalty_kind="power", **options)  # fmt: skip
+    for row, (table, limit) in enumerate(zip(tables, limits, strict=True)):
+        want = allowed(table, limit, **options)
+        for k, (score, sequence) in enumerate(want[:5]):
+            assert pieces(found, row, k) == sequence
+            assert float(found.scores[row, k]) == pytest.approx(score, abs=1e-4)
 
 
 def greedy(table, limit):

@@ -224,3 +224,32 @@ def test_the_example_decodes_without_this_package(translator, tmp_path):
         capture_output=True, check=True, cwd=tmp_path,
     )  # fmt: skip
     assert done.stdout.splitlines() == list(want.values())
+
+
+def test_commands_carry_a_run_out_and_decode_what_came_out(tiny_run, tmp_path):
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    root = Path(__file__).parents[2]
+
+    def run(command, *arguments, text=""):
+        done = subprocess.run(
+            [sys.executable, root / f"{command}.py", *arguments], input=text, text=True,
+            capture_output=True, cwd=tmp_path,
+        )  # fmt: skip
+        return done.returncode, done.stdout, done.stderr
+
+    status, out, _ = run("export", f"--workdir={tiny_run[1]}", "--format=marian", "--output=m")
+    assert status == 0
+    assert "identical outputs 12 of 12" in out
+    assert out.splitlines()[-1] == "wrote m"
+    lines = "one two\nthree\n"
+    settings = ("--beam_size=3", "--config.decode.length_penalty=0.0")
+    want = run("decode", f"--workdir={tiny_run[1]}", *settings, text=lines)
+    assert want[0] == 0
+    limits = ("--config.decode.max_decode_ratio=3.0", "--config.decode.at_limit=end")
+    found = run("decode", "--workdir=m", *settings, *limits, text=lines)
+    assert found[:2] == want[:2]
+    status, _, err = run("export", f"--workdir={tiny_run[1]}", "--format=marian", "--output=m")
+    assert (status, err) == (2, "error: --output=m exists; name a new folder.\n")

@@ -93,8 +93,8 @@ class Settings:
         return value
 
     def token_id(self, name: str) -> int:
-        """A special id, which generation_config.json may set otherwise than config.json."""
-        value = self.generation.get(name)
+        """A special id; generation_config.json may set all but the padding id otherwise."""
+        value = None if name == "pad_token_id" else self.generation.get(name)
         value = self.raw.get(name) if value is None else value
         if isinstance(value, list) and len(value) == 1:
             value = value[0]

@@ -1,0 +1,353 @@
+"""Hugging Face directories, without Hugging Face: damage, refusals, round trips, fine-tuning."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+from etils import epath
+
+from tests.conftest import tiny_config
+from transformer_jax import Translator
+from transformer_jax.config import Config, DataConfig, ModelConfig
+from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
+from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
+from transformer_jax.errors import UserError
+from transformer_jax.interop import export, layout, pretrained
+from transformer_jax.interop.huggingface import reading, writing
+from transformer_jax.model import init_params
+from transformer_jax.training.loop import train
+
+
+def small_model(tokenizers, **fields):
+    size = tokenizers.source.vocab_size
+    model = ModelConfig(**{
+        "num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 16, "num_heads": 2, "d_ff": 24,
+        "max_len": 32, "source_vocab_size": size, "target_vocab_size": size,
+        "decoder_start_id": tokenizers.target.bos_id, **fields,
+    })  # fmt: skip
+    shared = model.tie_embeddings == "all"
+    data = DataConfig(source="files", max_len=32, shared_vocab=shared)
+    config = Config(model=model, data=data)
+    params = jax.device_get(init_params(model, jax.random.key(0)))
+    return pretrained.Pretrained(config, tokenizers, params, 0)
+
+
+def write(folder, model):
+    plan = writing.plan_export(model.config, model.tokenizers, model.params)
+    writing.write_directory(epath.Path(folder), model.config, model.tokenizers, model.params, plan)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def marian(tokenizers, tmp_path_factory):
+    """A Marian directory, as our export writes it."""
+    return write(tmp_path_factory.mktemp("marian") / "m", small_model(tokenizers))
+
+
+def edit(name, **changes):
+    """Changes settings in a JSON file; None removes one."""
+
+    def change(folder):
+        tree = json.loads((folder / name).read_text())
+        tree = {k: v for k, v in {**tree, **changes}.items() if v is not None}
+        (folder / name).write_text(json.dumps(tree))
+
+    return change
+
+
+def edit_tensors(change):
+    def apply(folder):
+        path = folder / "model.safetensors"
+        tensors = {k: v.copy() for k, v in safetensors.numpy.load_file(path).items()}
+        change(tensors)
+        safetensors.numpy.save_file(tensors, path)
+
+    return apply
+
+
+def remove(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def truncate(name, share):
+    def change(folder):
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: int(len(data) * share)])
+
+    return change
+
+
+QUERY = "model.encoder.layers.0.self_attn.q_proj.weight"
+DAMAGE = {
+    "no weights": (remove("model.safetensors"), ["has no model.safetensors"]),
+    "no source.spm": (remove("source.spm"), ["has no source.spm"]),
+    "no vocabulary": (remove("vocab.json"), ["has no vocab.json"]),
+    "header cut": (truncate("model.safetensors", 0.01), ["model.safetensors is damaged"]),
+    "tensors cut": (truncate("model.safetensors", 0.9), ["model.safetensors is damaged"]),
+    "no piece model": (truncate("target.spm", 0.5), ["no SentencePiece model"]),
+    "config cut": (truncate("config.json", 0.5), ["config.json is not JSON"]),
+    "another shape": (
+        edit_tensors(lambda t: t.update({QUERY: t[QUERY][:, :8].copy()})),
+        [QUERY, "[16, 8]", "[16, 16]"]),
+    "tensor missing": (edit_tensors(lambda t: t.pop(QUERY)), ["no tensor", QUERY]),
+    "tensor too many": (
+        edit_tensors(lambda t: t.update({"model.extra.weight": np.zeros(3, np.float32)})),
+        ["no place for the tensor model.extra.weight"]),
+    "table of another size": (
+        edit_tensors(lambda t: t.update({"model.shared.weight": np.zeros((90, 16), np.float32)})),
+        ["model.shared.weight", "[90, 16]"]),
+    "tied tensors differ": (
+        edit_tensors(lambda t: t.update({"lm_head.weight": t["model.shared.weight"] + 1})),
+        ["ties", "lm_head.weight", "differ"]),
+    "vocabulary too small": (
+        edit("vocab.json", **{"▁one": None}), ["vocab.json has 294 pieces", "says 295"]),
+    "vocabulary too large": (edit("vocab.json", **{"▁ten": 295}), ["vocab.json has 296 pieces"]),
+    "one id twice": (edit("vocab.json", **{"▁one": 5}), ["an id of its own"]),
+    "another padding id": (edit("config.json", pad_token_id=7), ["pad_token_id=7", "at 0"]),
+    "unknown class": (edit("config.json", model_type="t5"), ["'t5'", "marian, m2m_100, pegasus"]),
+    "unknown activation": (edit("config.json", activation_function="tanh"), ["'tanh'", "swish"]),
+    "pre-norm Marian": (edit("config.json", normalize_before=True), ["normalize_before=True"]),
+    "normalised embeddings": (
+        edit("config.json", normalize_embedding=True), ["normalize_embedding=True"]),
+    "a size missing": (edit("config.json", d_model=None), ["d_model=None must be of type int"]),
+    "sampling": (edit("generation_config.json", do_sample=True), ["do_sample=True"]),
+    "diverse beams": (edit("generation_config.json", num_beam_groups=2), ["num_beam_groups=2"]),
+    "n-grams": (edit("generation_config.json", no_repeat_ngram_size=3), ["no_repeat_ngram_size=3"]),
+    "bad phrase": (edit("generation_config.json", bad_words_ids=[[4, 5]]), ["[4, 5]"]),
+    "bad id": (edit("generation_config.json", bad_words_ids=[[999]]), ["999", "295 pieces"]),
+    "forced other end": (
+        edit("generation_config.json", forced_eos_token_id=9), ["forced_eos_token_id=9"]),
+    "forced begin": (
+        edit("generation_config.json", forced_bos_token_id=9), ["forced_bos_token_id=9"]),
+    "stopping": (edit("generation_config.json", early_stopping="soon"), ["early_stopping='soon'"]),
+    "penalty below 0": (
+        edit("generation_config.json", length_penalty=-1.0), ["length_penalty=-1.0"]),
+    "another tokenizer": (
+        edit("tokenizer_config.json", tokenizer_class="BertTokenizer"), ["BertTokenizer"]),
+    "two vocabularies named": (
+        edit("tokenizer_config.json", separate_vocabs=True), ["separate_vocabs=True"]),
+    "no end symbol": (edit("tokenizer_config.json", eos_token="<end>"), ["'<end>' (eos_token)"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_what_is_wrong_is_named_in_one_sentence(name, marian, tmp_path):
+    change, words = DAMAGE[name]
+    shutil.copytree(marian, tmp_path / "m")
+    reading.read_directory(tmp_path / "m")
+    change(tmp_path / "m")
+    with pytest.raises(UserError) as error:
+        Translator.load(tmp_path / "m")
+    for word in words:
+        assert word in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_pickle_is_never_read_unasked(marian, tmp_path):
+    shutil.copytree(marian, tmp_path / "m")
+    (tmp_path / "m/model.safetensors").unlink()
+    (tmp_path / "m/pytorch_model.bin").write_bytes(b"anything")
+    with pytest.raises(UserError, match="is a pickle"):
+        Translator.load(tmp_path / "m")
+
+
+def test_weights_may_lie_in_parts(marian, tmp_path):
+    shutil.copytree(marian, tmp_path / "m")
+    tensors = safetensors.numpy.load_file(tmp_path / "m/model.safetensors")
+    (tmp_path / "m/model.safetensors").unlink()
+    parts = {"a.safetensors": dict(list(tensors.items())[:9]),
+             "b.safetensors": dict(list(tensors.items())[9:])}  # fmt: skip
+    for name, part in parts.items():
+        safetensors.numpy.save_file(part, tmp_path / "m" / name)
+    index = {"weight_map": {t: name for name, part in parts.items() for t in part}}
+    (tmp_path / "m/model.safetensors.index.json").write_text(json.dumps(index))
+    jax.tree.map(np.testing.assert_array_equal, reading.read_directory(tmp_path / "m")[2],
+                 reading.read_directory(marian)[2])  # fmt: skip
+    (tmp_path / "m/b.safetensors").unlink()
+    with pytest.raises(UserError, match=r"has no b\.safetensors"):
+        reading.read_directory(tmp_path / "m")
+
+
+def test_generation_settings_become_ours(marian, tmp_path):
+    shutil.copytree(marian, tmp_path / "m")
+    edit("generation_config.json", num_beams=6, max_length=21, length_penalty=0.8,
+         early_stopping=True, bad_words_ids=[[0], [7]], suppress_tokens=[9], min_length=0,
+         renormalize_logits=True, forced_eos_token_id=2)(tmp_path / "m")  # fmt: skip
+    decode = reading.read_config(tmp_path / "m").decode
+    assert (decode.beam_size, decode.max_decode_len, decode.length_penalty) == (6, 20, 0.8)
+    assert (decode.length_penalty_kind, decode.stopping) == ("power", "first_k")
+    assert (decode.suppressed_ids, decode.renormalize) == ((0, 7, 9), True)
+    assert decode.at_limit == "free_end"
+    edit("generation_config.json", forced_eos_token_id=None, max_length=None)(tmp_path / "m")
+    assert reading.read_config(tmp_path / "m").decode.at_limit == "cut"
+    assert reading.read_config(tmp_path / "m").decode.max_decode_len == 32
+    # Without the file, config.json speaks, and the class: Marian forces its end.
+    (tmp_path / "m/generation_config.json").unlink()
+    edit("config.json", num_beams=3, forced_eos_token_id=2)(tmp_path / "m")
+    decode = reading.read_config(tmp_path / "m").decode
+    assert (decode.beam_size, decode.at_limit) == (3, "free_end")
+
+
+REFUSED = {
+    "rotary": ({"positional": "rotary"}, ["rotary", "model.positional"]),
+    "head_dim": ({"head_dim": 5}, ["model.head_dim=5"]),
+    "decoder's head_dim": ({"head_dim": 8, "num_decoder_heads": 1}, ["model.head_dim=8"]),
+    "pre-norm, two tables": (
+        {"norm_position": "pre", "tie_embeddings": "decoder"}, ["pre-norm", "decoder"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_expressed_is_refused_by_name(name, tokenizers, tmp_path):
+    fields, words = REFUSED[name]
+    model = small_model(tokenizers, **fields)
+    with pytest.raises(UserError) as error:
+        writing.plan_export(model.config, tokenizers, model.params)
+    for word in ["no form in Hugging Face", *words]:
+        assert word in str(error.value)
+
+
+def test_a_lower_casing_tokenizer_is_refused(tokenizers):
+    from transformer_jax.data.tokenizer import Tokenizer
+
+    lower = Tokenizer(tokenizers.source.model, lowercase=True)
+    model = small_model(TokenizerPair(lower, lower))
+    with pytest.raises(UserError, match="lower-cases"):
+        writing.plan_export(model.config, model.tokenizers, model.params)
+
+
+def test_a_permuted_model_is_the_same_model(tokenizers):
+    model = small_model(tokenizers, positional="none")
+    order = np.random.default_rng(0).permutation(16)
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(
+        lambda x: x + rng.normal(0, 0.3, x.shape).astype(np.float32), model.params
+    )
+    turned = layout.permute_model(params, order)
+    changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), params, turned)
+    untouched = {path for path, leaf in layout.flatten(changed).items() if not leaf}
+    assert {path[-2:] for path in untouched} == {
+        (name, "bias") for name in ("query", "key", "value", "up")
+    }
+    from transformer_jax.model import Transformer
+
+    batch = {name: np.ones((2, 4), np.int32) for name in
+             ("decoder_inputs", "inputs", "inputs_segment_ids", "targets_segment_ids")}  # fmt: skip
+    batch |= {f"{side}_positions": np.tile(np.arange(4), (2, 1)) for side in ("inputs", "targets")}
+    batch["inputs"] = batch["decoder_inputs"] = np.array([[5, 9, 11, 7], [8, 30, 6, 6]])
+    logits = jax.jit(lambda p: Transformer(model.config.model).apply({"params": p}, batch))
+    np.testing.assert_allclose(logits(turned), logits(params), atol=1e-4)
+
+
+def test_vocabulary_tokenizers_use_their_own_ids(tokenizers, tmp_path):
+    """By hand: pieces 0 .. in another order than the model's, and a language code."""
+    spm = tokenizers.source
+    pieces = spm.pieces(range(spm.vocab_size))[::-1]
+    vocabulary = {piece: i for i, piece in enumerate([">>de<<", *pieces])}
+    special = {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
+    tokenizer = VocabularyTokenizer(spm.model, vocabulary, special, len(vocabulary))
+    want = [vocabulary[p] for p in spm.pieces(spm.encode("one two"))]
+    assert tokenizer.encode("one two") == want
+    assert tokenizer.encode(">>de<< one two") == [0, *want]
+    assert tokenizer.encode_batch([">>xx<<one"])[0][0] == tokenizer.unk_id
+    assert tokenizer.encode_batch([]) == []
+    ids = [tokenizer.pad_id, *want[:1], tokenizer.unk_id, *want[1:], tokenizer.eos_id]
+    assert tokenizer.decode(ids) == "one two"
+    assert tokenizer.bos_id == -1
+    pair = TokenizerPair(tokenizer, tokenizer, LanguageTags(">>{}<<"))
+    assert pair.prefixes("en", "de") == ([0], [])
+    pair.save(epath.Path(tmp_path))
+    loaded = TokenizerPair.load(epath.Path(tmp_path))
+    assert loaded.source.encode(">>de<< one two") == [0, *want]
+    assert (loaded.tags, loaded.fingerprint) == (pair.tags, pair.fingerprint)
+    both = TokenizerPair(tokenizer, tokenizer, LanguageTags(">>{}<<", both_sides=True))
+    assert both.prefixes("de", "de") == ([0], [0])
+    with pytest.raises(UserError, match="name source_lang and target_lang"):
+        both.prefixes("de", "")
+
+
+def test_our_language_tags_go_out_as_marians(tokenizers):
+    vocabulary = writing._vocabulary(tokenizers.source, tokenizers)
+    assert vocabulary == {p: i for i, p in enumerate(tokenizers.source.pieces(range(295)))}
+    renamed = TokenizerPair(tokenizers.source, tokenizers.target, LanguageTags("▁{}e"))
+    assert ">>on<<" in writing._vocabulary(tokenizers.source, renamed)
+
+
+def test_exports_refuse_what_they_cannot_do(translator, tmp_path):
+    model = pretrained.Pretrained(translator.config, translator.tokenizers, translator.params, 0)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    for arguments, words in (
+        (("marian", tmp_path / "full"), "exists"),
+        (("marian", "gs://bucket/out"), "local folder"),
+        (("marian", tmp_path / "out", [], "int8"), "is for --format=ctranslate2"),
+    ):
+        name, output, *rest = arguments
+        with pytest.raises(UserError, match=words):
+            export.export_model(model, name, output, *(rest or [[]]))
+    assert (tmp_path / "full/file").exists()
+
+
+def test_sentences_to_check_with(tiny_run, tmp_path, translator):
+    config = translator.config
+    assert len(export.find_sentences(tiny_run[1], config)) == 12
+    moved = dataclasses.replace(config, data=dataclasses.replace(config.data, validation="gone"))
+    samples = export.find_sentences(tiny_run[1], moved)
+    assert samples == export.find_sentences(tiny_run[1], config)[: len(samples)] != []
+    (tmp_path / "text").write_text("one\n\ntwo\n")
+    assert export.find_sentences(tiny_run[1], config, str(tmp_path / "text")) == ["one", "two"]
+    with pytest.raises(UserError, match="--sentences"):
+        export.find_sentences(tmp_path, moved)
+    with pytest.raises(UserError, match="nowhere"):
+        export.find_sentences(tmp_path, config, "nowhere")
+
+
+def losses_of(workdir):
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [line["train_loss"] for line in lines if "train_loss" in line]
+
+
+def test_fine_tuning_goes_on_where_the_imported_model_stands(tiny_run, translator, tmp_path):
+    model = pretrained.Pretrained(translator.config, translator.tokenizers,
+                                  jax.device_get(translator.params), 0)  # fmt: skip
+    folder = write(tmp_path / "m", model)
+    data, workdir = tiny_run
+    config = tiny_config(data, num_steps=12, eval_every_steps=0, checkpoint_every_steps=6,
+                         log_every_steps=4, init_from=str(folder))  # fmt: skip
+    config = dataclasses.replace(
+        config,
+        # Another shape, on purpose: the imported one counts.
+        model=dataclasses.replace(config.model, d_model=32, dropout_rate=0.0),
+        optimizer=dataclasses.replace(config.optimizer, learning_rate=0.001, warmup_steps=1),
+    )
+    train(config, tmp_path / "run")
+    before = losses_of(workdir)[-1]
+    tuned = losses_of(tmp_path / "run")
+    assert tuned[0] < before + 0.1
+    assert tuned[-1] < tuned[0]
+    written = pretrained.read_config(tmp_path / "run")
+    assert written.model.d_model == translator.config.model.d_model
+    assert written.model.dropout_rate == 0.0
+    # It goes on without the directory, which may be gone.
+    shutil.rmtree(folder)
+    longer = dataclasses.replace(config.train, num_steps=16)
+    train(dataclasses.replace(config, train=longer), tmp_path / "run")
+    assert len(losses_of(tmp_path / "run")) == 4
+
+
+@pytest.mark.parametrize("runner", ["jit", "pmap"])
+def test_runners_start_from_given_parameters(runner, translator):
+    from transformer_jax.training.runners import make_runner
+
+    config = dataclasses.replace(
+        translator.config, parallel=dataclasses.replace(translator.config.parallel, runner=runner)
+    )
+    params = jax.tree.map(lambda x: x + 1.0, translator.params)
+    made = make_runner(config, jax.devices()[:2])
+    state = made.to_host_layout(made.init(0, params))
+    jax.tree.map(np.testing.assert_array_equal, state.params, params)
+    assert int(state.step) == 0
