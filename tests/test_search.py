@@ -1,5 +1,6 @@
 """Search against brute force on a tiny vocabulary, and the penalties and stopping rules."""
 
+import functools
 import itertools
 
 import jax
@@ -53,25 +54,31 @@ def run(tables, limits, beam_size, num_hypotheses=1, longest=None, forced=(), **
         for prefix, values in table.items():
             if len(prefix) < longest:
                 logits[b, index_of(prefix)] = values
-    logits = jnp.asarray(logits, jnp.float32)
-
-    def step(cache, tokens):
-        state = cache["self"]["node"]
-        first = cache["index"] == 0
-        child = state * VOCAB + 1 + tokens
-        node = jnp.where(first, 0, jnp.minimum(child, size - 1))
-        owner = jnp.arange(rows * beam_size) // beam_size
-        new = {"index": cache["index"] + 1, "self": {"node": node}}
-        return logits[owner, node], new
-
-    cache = {"index": jnp.zeros((), jnp.int32),
-             "self": {"node": jnp.zeros(rows * beam_size, jnp.int32)}}  # fmt: skip
     config = DecodeConfig(beam_size=beam_size, **settings)
-    return jax.jit(
-        lambda limits: search.beam_search(
+    searcher = compiled(rows, longest, config, num_hypotheses, tuple(forced))
+    return searcher(jnp.asarray(logits, jnp.float32), jnp.asarray(limits))
+
+
+@functools.cache
+def compiled(rows, longest, config, num_hypotheses, forced):
+    """Search over logits `[rows, prefixes, V]`, compiled once for all tables of one size."""
+    beams, size = config.beam_size, sum(VOCAB**n for n in range(longest))
+    owner = jnp.arange(rows * beams) // beams
+
+    def find(logits, limits):
+        def step(cache, tokens):
+            child = cache["self"]["node"] * VOCAB + 1 + tokens
+            node = jnp.where(cache["index"] == 0, 0, jnp.minimum(child, size - 1))
+            return logits[owner, node], {"index": cache["index"] + 1, "self": {"node": node}}
+
+        cache = {"index": jnp.zeros((), jnp.int32),
+                 "self": {"node": jnp.zeros(rows * beams, jnp.int32)}}  # fmt: skip
+        return search.beam_search(
             step, cache, limits, max_decode_len=longest, start_id=START, eos_id=EOS, pad_id=PAD,
-            config=config, num_hypotheses=num_hypotheses, prefix=forced)
-    )(jnp.asarray(limits))  # fmt: skip
+            config=config, num_hypotheses=num_hypotheses, prefix=forced,
+        )  # fmt: skip
+
+    return jax.jit(find)
 
 
 def index_of(prefix):
