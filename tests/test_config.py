@@ -3,8 +3,9 @@ import importlib
 
 import pytest
 
-from transformer_jax.config import Config, from_json, to_json, validate
+from transformer_jax.config import Config, from_json, to_json
 from transformer_jax.errors import UserError
+from transformer_jax.validation import validate
 
 RECIPES = (
     "quickstart",

@@ -6,11 +6,12 @@ from typing import Any
 
 from etils import epath
 
-from transformer_jax.config import Config, validate
+from transformer_jax.config import Config
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding.engine import Engine, Translation
 from transformer_jax.errors import UserError
 from transformer_jax.interop import pretrained
+from transformer_jax.validation import validate
 
 
 class Translator:

@@ -11,7 +11,7 @@ from etils import epath
 
 from transformer_jax import evaluation
 from transformer_jax.checkpoint import Checkpointer, quality
-from transformer_jax.config import Config, validate
+from transformer_jax.config import Config
 from transformer_jax.data.loader import load_batches
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.errors import UserError
@@ -19,6 +19,7 @@ from transformer_jax.training import setup
 from transformer_jax.training.reporting import Reporter
 from transformer_jax.training.runners import Runner, choose_devices, make_runner, on_one_device
 from transformer_jax.training.step import TrainState
+from transformer_jax.validation import validate
 
 NUM_SAMPLES = 5
 

@@ -9,7 +9,7 @@ from typing import Any
 from etils import epath
 
 from transformer_jax import workdir as workdir_lib
-from transformer_jax.config import Config, validate
+from transformer_jax.config import Config
 from transformer_jax.data import batch_plan, sources
 from transformer_jax.data.loader import BatchSource
 from transformer_jax.data.token_cache import TokenizedCorpus, tokenize_corpora
@@ -17,6 +17,7 @@ from transformer_jax.data.tokenizer_pair import TokenizerPair, make_tokenizers
 from transformer_jax.decoding.engine import special_ids
 from transformer_jax.errors import UserError
 from transformer_jax.interop import pretrained
+from transformer_jax.validation import validate
 
 Say = Callable[[str], None]
 

@@ -4,7 +4,7 @@ import dataclasses
 
 from etils import epath
 
-from transformer_jax.config import Config, DataConfig, validate
+from transformer_jax.config import Config, DataConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 from transformer_jax.interop import layout
@@ -12,6 +12,7 @@ from transformer_jax.interop.huggingface import settings as settings_lib
 from transformer_jax.interop.huggingface import weights
 from transformer_jax.interop.huggingface.settings import Settings
 from transformer_jax.interop.huggingface.tokenizers import Tokenization, read_tokenizers
+from transformer_jax.validation import validate
 
 MAX_TRAINING_LEN = 256  # of fine-tuning, where the model could read more
 
