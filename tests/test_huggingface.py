@@ -175,11 +175,12 @@ def test_weights_may_lie_in_parts(marian, tmp_path):
 def test_generation_settings_become_ours(marian, tmp_path):
     shutil.copytree(marian, tmp_path / "m")
     edit("generation_config.json", num_beams=6, max_length=21, length_penalty=0.8,
-         early_stopping=True, bad_words_ids=[[0], [7]], suppress_tokens=[9], min_length=0,
+         early_stopping=True, bad_words_ids=[[0], [7], [2]], suppress_tokens=[9], min_length=0,
          renormalize_logits=True, forced_eos_token_id=2)(tmp_path / "m")  # fmt: skip
     decode = reading.read_config(tmp_path / "m").decode
     assert (decode.beam_size, decode.max_decode_len, decode.length_penalty) == (6, 20, 0.8)
     assert (decode.length_penalty_kind, decode.stopping) == ("power", "first_k")
+    # The end symbol, 2, is never a bad word.
     assert (decode.suppressed_ids, decode.renormalize) == ((0, 7, 9), True)
     assert decode.at_limit == "free_end"
     edit("generation_config.json", forced_eos_token_id=None, max_length=None)(tmp_path / "m")

@@ -111,6 +111,7 @@ CTRANSLATE2 = {
     "head_dim": {"head_dim": 10},
     "decoder sizes, bias": {"num_decoder_heads": 2, "decoder_d_ff": 16, "output_bias": True},
     "gelu": {"activation": "gelu"},
+    "another epsilon": {"norm_epsilon": 0.03},
     "gelu_tanh": {"activation": "gelu_tanh", "norm_position": "pre"},
     "silu, not scaled": {"activation": "silu", "scale_embeddings": False},
 }

@@ -1,0 +1,96 @@
+"""The comparison itself, on peers made up for it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.conftest import digit_pairs
+from transformer_jax.errors import UserError
+from transformer_jax.interop.parity import Parity, Reference, compare
+
+SENTENCES = [source for source, _ in digit_pairs(5, seed=2)]
+
+
+class Echo:
+    """Says what we say, but for one change."""
+
+    name, measure, tolerance = "echo", "logit", 0.1
+
+    def __init__(self, examples, difference=0.0, change=None):
+        self._examples, self._difference = examples, difference
+        self._change = change or (lambda number, ids: ids)
+
+    def largest_difference(self, batch):
+        assert batch.logits.shape[:2] == batch.inputs.shape == batch.mask.shape
+        return self._difference
+
+    def outputs(self, batch):
+        outputs = self._examples.output_ids
+        return [self._change(number, list(outputs[number])) for number in batch.rows]
+
+
+@pytest.fixture(scope="module")
+def ours(translator):
+    reference = Reference(translator.config, translator.tokenizers, translator.params)
+    return reference, reference.examples([*SENTENCES, ""])
+
+
+def test_examples_are_greedy_translations(ours, translator):
+    _, examples = ours
+    assert examples.sentences == SENTENCES
+    want = translator.translate(SENTENCES, beam_size=1, max_decode_ratio=48.0)
+    assert examples.output_ids == [list(output.ids) for output in want]
+    with pytest.raises(UserError, match="no sentence"):
+        ours[0].examples([""])
+
+
+def test_a_peer_that_agrees_holds(ours):
+    result = compare(*ours, Echo(ours[1], 0.05))
+    assert (result.identical, result.total, result.differing) == (5, 5, ())
+    assert result.holds
+    assert "identical outputs 5 of 5" in result.describe()
+
+
+def test_numbers_beyond_the_tolerance_fail(ours):
+    assert not compare(*ours, Echo(ours[1], 0.2)).holds
+
+
+@pytest.mark.parametrize(("place", "piece"), [(0, 9), (1, None)])
+def test_an_output_that_parts_is_found_where_it_parts(place, piece, ours):
+    """Another piece, or an early end, in the third sentence."""
+    reference, examples = ours
+
+    def change(number, ids):
+        if number == 2:
+            ids[place:] = [] if piece is None else [piece, *ids[place + 1 :]]
+        return ids
+
+    result = compare(reference, examples, Echo(examples, change=change))
+    (batch,) = reference.batches(examples)
+    other = reference.engine.ids.target_eos if piece is None else piece
+    logits = batch.logits[2, place]
+    gap = float(logits[examples.output_ids[2][place]] - logits[other])
+    assert result.differing == ((2, pytest.approx(gap)),)
+    assert result.identical == 4
+    assert gap > 0.2
+    assert not result.holds
+    assert "sentence 3" in result.describe()
+
+
+def test_near_ties_are_no_failure():
+    result = Parity("p", "logit", 0.01, 0.1, 3, 4, ((1, 0.15),))
+    assert result.holds
+    assert not dataclasses.replace(result, differing=((1, 0.15), (2, 0.25))).holds
+
+
+def test_batches_show_the_model_what_search_wrote(ours):
+    """Each piece of a greedy output has the largest logit at its place."""
+    reference, examples = ours
+    (batch,) = reference.batches(examples)
+    for row, number in enumerate(batch.rows):
+        length = len(examples.output_ids[number])
+        places = min(length, examples.max_decode_len - 1)
+        best = np.argmax(batch.logits[row, :places], axis=-1)
+        assert list(best) == examples.output_ids[number][:places]
+        assert batch.mask[row].sum() == length + 1
