@@ -7,6 +7,7 @@
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -26,10 +27,16 @@ source_ids, target_ids = (  # Marian numbers pieces by a vocabulary of its own
     for side, spm in (("source", source), ("target", target))
 )
 lines = [line.lower() if m["lowercase"] else line for line in sys.stdin.read().splitlines()]
-rows = [
-    [source_ids.get(p, m["source_unk_id"]) for p in source.encode(s, out_type=str)] for s in lines
-]
-rows = [[*m["source_prefix"], *row, m["source_eos_id"]] for row in rows]
+if not lines:
+    sys.exit("There is no line to translate on standard input.")
+code = re.compile(r">>.*?<<" if m["language_codes"] else "^$")
+rows = []
+for line in lines:  # a language code at the beginning is one piece
+    tag = code.match(line)
+    pieces = [tag[0]] if tag else []
+    pieces += source.encode(line[tag.end() :] if tag else line, out_type=str)
+    row = [*m["source_prefix"], *(source_ids.get(p, m["source_unk_id"]) for p in pieces)]
+    rows.append([*row[: m["max_len"] - 1], m["source_eos_id"]])
 inputs = np.full((len(rows), max(map(len, rows))), m["source_pad_id"], np.int32)
 mask = np.zeros_like(inputs)
 for i, row in enumerate(rows):
@@ -48,7 +55,7 @@ for step in range(steps):
     output.append(tokens[:, 0].tolist())
     if all(m["target_eos_id"] in row for row in zip(*output, strict=True)):
         break
-pieces = {i: piece for piece, i in target_ids.items()}
+names = {i: piece for piece, i in target_ids.items()}
 for ids in zip(*output, strict=True):
     end = ids.index(m["target_eos_id"]) if m["target_eos_id"] in ids else len(ids)
-    print(target.decode([pieces[i] for i in ids[len(m["target_prefix"]) : end]]))
+    print(target.decode([names[i] for i in ids[len(m["target_prefix"]) : end]]))

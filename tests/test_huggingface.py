@@ -1,6 +1,7 @@
 """Hugging Face directories, without Hugging Face: damage, refusals, round trips, fine-tuning."""
 
 import dataclasses
+import itertools
 import json
 import shutil
 
@@ -19,7 +20,9 @@ from transformer_jax.errors import UserError
 from transformer_jax.interop import export, layout, pretrained
 from transformer_jax.interop.huggingface import reading, writing
 from transformer_jax.model import init_params
+from transformer_jax.training import setup
 from transformer_jax.training.loop import train
+from transformer_jax.training.runners import make_runner
 
 
 def small_model(tokenizers, **fields):
@@ -128,6 +131,11 @@ DAMAGE = {
         edit("generation_config.json", length_penalty=-1.0), ["length_penalty=-1.0"]),
     "another tokenizer": (
         edit("tokenizer_config.json", tokenizer_class="BertTokenizer"), ["BertTokenizer"]),
+    "no pieces": (lambda folder: (folder / "vocab.json").write_text("{}"), ["an id of its own"]),
+    "no heads": (edit("config.json", encoder_attention_heads=0), ["num_heads=0"]),
+    "lengths of text": (edit("generation_config.json", max_length="x"), ["TypeError"]),
+    "ids of text": (edit("generation_config.json", bad_words_ids=[5]), ["TypeError"]),
+    "a list of activations": (edit("config.json", activation_function=[]), ["TypeError"]),
     "two vocabularies named": (
         edit("tokenizer_config.json", separate_vocabs=True), ["separate_vocabs=True"]),
     "no end symbol": (edit("tokenizer_config.json", eos_token="<end>"), ["'<end>' (eos_token)"]),
@@ -317,8 +325,8 @@ def test_fine_tuning_goes_on_where_the_imported_model_stands(tiny_run, translato
                                   jax.device_get(translator.params), 0)  # fmt: skip
     folder = write(tmp_path / "m", model)
     data, workdir = tiny_run
-    config = tiny_config(data, num_steps=12, eval_every_steps=0, checkpoint_every_steps=6,
-                         log_every_steps=4, init_from=str(folder))  # fmt: skip
+    config = tiny_config(data, num_steps=6, eval_every_steps=0, checkpoint_every_steps=6,
+                         log_every_steps=1, init_from=str(folder))  # fmt: skip
     config = dataclasses.replace(
         config,
         # Another shape, on purpose: the imported one counts.
@@ -329,21 +337,78 @@ def test_fine_tuning_goes_on_where_the_imported_model_stands(tiny_run, translato
     before = losses_of(workdir)[-1]
     tuned = losses_of(tmp_path / "run")
     assert tuned[0] < before + 0.1
-    assert tuned[-1] < tuned[0]
+    # On one batch, every step lowers the loss, the first included.
+    prepared_config, prepared = setup.prepare(config, epath.Path(tmp_path / "b"), lambda text: None)
+    runner = make_runner(prepared_config, jax.devices()[:1])
+    state, falling = runner.init(0, prepared.initial_params), []
+    batch = prepared.batches(prepared_config, 1)[0]
+    for _ in range(4):
+        state, metrics = runner.step(state, batch)
+        falling.append(float(metrics["loss_sum"]))
+    assert all(later < earlier for earlier, later in itertools.pairwise(falling))
     written = pretrained.read_config(tmp_path / "run")
     assert written.model.d_model == translator.config.model.d_model
     assert written.model.dropout_rate == 0.0
     # It goes on without the directory, which may be gone.
     shutil.rmtree(folder)
-    longer = dataclasses.replace(config.train, num_steps=16)
+    longer = dataclasses.replace(config.train, num_steps=10)
     train(dataclasses.replace(config, train=longer), tmp_path / "run")
-    assert len(losses_of(tmp_path / "run")) == 4
+    assert len(losses_of(tmp_path / "run")) == 10
+    elsewhere = dataclasses.replace(config.train, init_from="elsewhere")
+    with pytest.raises(UserError, match="was started from"):
+        train(dataclasses.replace(config, train=elsewhere), tmp_path / "run")
+
+
+def test_fine_tuning_keeps_marians_start_and_language_tags(tokenizers, tmp_path):
+    """The first batch as the model wants it: the padding id starts, the tag stands first."""
+    spm = tokenizers.source
+    pieces = ["</s>", "<unk>", ">>de<<", ">>fr<<", *spm.pieces(range(4, 295)), "<pad>"]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    special = {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
+    one = VocabularyTokenizer(spm.model, vocabulary, special, len(vocabulary))
+    pair = TokenizerPair(one, one, LanguageTags(">>{}<<"))
+    pad = vocabulary["<pad>"]
+    folder = write(tmp_path / "m", small_model(
+        pair, decoder_start_id=pad, source_vocab_size=len(pieces), target_vocab_size=len(pieces),
+        max_len=48))  # fmt: skip
+    config = tiny_config(tmp_path, init_from=str(folder))
+    data = dataclasses.replace(config.data, target_language_tags=True)
+    config, prepared = setup.prepare(dataclasses.replace(config, data=data),
+                                     epath.Path(tmp_path / "run"), lambda text: None)  # fmt: skip
+    batch = prepared.batches(config, 1)[0]
+    first = batch["targets_positions"] == 0
+    begins = first & (batch["targets_segment_ids"] > 0)
+    assert begins.sum() > 20
+    assert set(batch["decoder_inputs"][begins]) == {pad}
+    starts = (batch["inputs_positions"] == 0) & (batch["inputs_segment_ids"] > 0)
+    assert set(batch["inputs"][starts]) == {vocabulary[">>de<<"]}
+    assert config.model.decoder_start_id == pad
+    # And back: the export notes that tags are used.
+    model = pretrained.Pretrained(config, prepared.tokenizers, prepared.initial_params, 0)
+    model = dataclasses.replace(model, params=jax.device_get(model.params))
+    again = Translator.load(write(tmp_path / "again", model))
+    assert again.engine.prefixes() == ([vocabulary[">>de<<"]], [])
+
+
+def test_parts_of_a_long_text_keep_the_tag_that_stood_in_it(tokenizers):
+    spm = tokenizers.source
+    vocabulary = {p: i for i, p in enumerate([">>de<<", *spm.pieces(range(295))])}
+    special = {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
+    one = VocabularyTokenizer(spm.model, vocabulary, special, len(vocabulary))
+    pair = TokenizerPair(one, one, LanguageTags(">>{}<<"))
+    model = small_model(pair, max_len=12, source_vocab_size=296, target_vocab_size=296)
+    engine = Translator(model.config, pair, model.params).engine
+    seen = []
+    engine._translate_ids = lambda params, parts, *rest: seen.extend(parts) or [
+        [engine._hypothesis(np.zeros(0, int), 0.0, 0.0)] for _ in parts]  # fmt: skip
+    list(engine.translate(None, [">>de<< " + "one two " * 12], model.config.decode))
+    assert len(seen) > 2
+    assert {part[0] for part in seen} == {0}
+    assert all(len(part) <= 11 for part in seen)
 
 
 @pytest.mark.parametrize("runner", ["jit", "pmap"])
 def test_runners_start_from_given_parameters(runner, translator):
-    from transformer_jax.training.runners import make_runner
-
     config = dataclasses.replace(
         translator.config, parallel=dataclasses.replace(translator.config.parallel, runner=runner)
     )

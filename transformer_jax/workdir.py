@@ -20,7 +20,7 @@ FREE_ON_RESUME = (
     "train.log_every_steps", "train.early_stopping_patience", "train.eval_beam_size",
     "train.eval_sentences", "train.remat", "parallel.", "decode.", "checkpoint.", "data.data_dir",
     "data.cache_dir", "data.train", "data.validation", "data.test", "data.tokenizer_model",
-    "optimizer.learning_rate", "train.init_from", "train.allow_pickle",
+    "optimizer.learning_rate", "train.allow_pickle",
 )  # fmt: skip
 
 

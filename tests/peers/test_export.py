@@ -148,7 +148,8 @@ def test_a_trained_run_goes_out_in_every_format(arguments, tiny_run, translator,
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-def test_an_export_that_differs_is_not_made(translator, tmp_path, monkeypatch):
+@pytest.mark.parametrize("quantization", ["float32", "int8"])
+def test_an_export_that_differs_is_not_made(quantization, translator, tmp_path, monkeypatch):
     model = Pretrained(translator.config, translator.tokenizers, translator.params, 0)
     written = ctranslate2._fill_norm
 
@@ -158,8 +159,30 @@ def test_an_export_that_differs_is_not_made(translator, tmp_path, monkeypatch):
 
     monkeypatch.setattr(ctranslate2, "_fill_norm", wrong)
     with pytest.raises(UserError, match="beyond the tolerance"):
-        export.export_model(model, "ctranslate2", tmp_path / "out", SENTENCES)
+        export.export_model(model, "ctranslate2", tmp_path / "out", SENTENCES, quantization)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_tokenizer_that_decodes_otherwise_is_found(translator, tmp_path):
+    """Two pieces exchanged in the vocabulary: the same ids come out, and mean something else."""
+    import json
+
+    from tests.test_huggingface import write
+
+    model = Pretrained(translator.config, translator.tokenizers, translator.params, 0)
+    folder = epath.Path(write(tmp_path / "m", model))
+    reference = parity.Reference(model.config, model.tokenizers, model.params)
+    examples = reference.examples(SENTENCES)
+    checking.HuggingFacePeer(folder, reference, examples)
+    pieces = model.tokenizers.target.pieces(examples.output_ids[0])
+    vocabulary = json.loads((folder / "vocab.json").read_text())
+    used = {p for ids in examples.source_ids for p in model.tokenizers.source.pieces(ids)}
+    one = next(p for p in pieces if p not in used)
+    other = next(p for p in vocabulary if p not in {*used, *pieces} and not p.startswith("<"))
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    with pytest.raises(UserError, match=r"decodes|for the target"):
+        checking.HuggingFacePeer(folder, reference, examples)
 
 
 def test_ctranslate2_needs_pieces_alone(translator, tmp_path):

@@ -259,6 +259,55 @@ def test_a_broken_import_shows(name, whole_model):
 TEXTS = [*builders.SENTENCES["en"][:20], "Zwölf Boxkämpfer, 3 × ½ …", "x", "  two   spaces "]
 
 
+@pytest.mark.parametrize("clean_up", [True, False])
+def test_spaces_before_punctuation_are_taken_out_as_there(clean_up, spm_models, tmp_path):
+    import json
+
+    builders.make_marian(tmp_path / "m", spm_models)
+    path = tmp_path / "m/tokenizer_config.json"
+    options = {**json.loads(path.read_text()), "clean_up_tokenization_spaces": clean_up}
+    path.write_text(json.dumps(options))
+    their = transformers.MarianTokenizer.from_pretrained(tmp_path / "m")
+    pair = Translator.load(tmp_path / "m").tokenizers
+    comma = their.convert_tokens_to_ids(",")
+    row = [*their("one").input_ids[:-1], their.convert_tokens_to_ids("▁"), comma,
+           *their("two").input_ids[:-1]]  # fmt: skip
+    assert comma != their.unk_token_id
+    assert pair.target.decode(row) == their.decode(row, skip_special_tokens=True)
+    assert (" ," in pair.target.decode(row)) == (not clean_up)
+
+
+def damaged(folder, name, change):
+    import json
+
+    tree = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(change(tree)))
+
+
+def test_m2m_100_and_nllb_vocabularies_of_another_size_are_refused(spm_models, tmp_path):
+    builders.make_m2m_100(tmp_path / "m", spm_models)
+    builders.make_nllb(tmp_path / "n", spm_models)
+    damaged(tmp_path / "m", "vocab.json", lambda t: dict(list(t.items())[:-1]))
+    with pytest.raises(UserError, match=r"made-up words are \d+ pieces"):
+        Translator.load(tmp_path / "m")
+    with pytest.raises(UserError, match="does not know 'en'"):
+        Translator.load(tmp_path / "n").engine.prefixes(target_lang="en")
+    damaged(tmp_path / "n", "tokenizer.json", lambda t: {
+        **t, "added_tokens": [*t["added_tokens"], {**t["added_tokens"][0], "content": "<x>",
+                                                   "id": 238}]})  # fmt: skip
+    with pytest.raises(UserError, match="a piece of id 238"):
+        Translator.load(tmp_path / "n")
+    (tmp_path / "n/tokenizer.json").write_text("{")
+    with pytest.raises(UserError, match=r"tokenizer\.json is damaged"):
+        Translator.load(tmp_path / "n")
+
+
+def test_a_padding_id_that_starts_m2m_100_is_refused(spm_models, tmp_path):
+    builders.make_m2m_100(tmp_path / "m", spm_models, decoder_start_token_id=1)
+    with pytest.raises(UserError, match="decoder_start_token_id=1 is the padding id"):
+        Translator.load(tmp_path / "m")
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_marian_tokenisation_is_theirs(shared, spm_models, tmp_path):
     codes = (">>de<<", ">>fr<<") if shared else ()

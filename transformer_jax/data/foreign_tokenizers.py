@@ -7,6 +7,9 @@ from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import UserError
 
 CODE_BEGIN, CODE_END = ">>", "<<"
+# Hugging Face's clean_up_tokenization_spaces, in its order.
+CLEAN_UP = ((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"),
+            (" 'm", "'m"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"))  # fmt: skip
 
 
 class VocabularyTokenizer(Tokenizer):
@@ -22,6 +25,7 @@ class VocabularyTokenizer(Tokenizer):
       vocab_size: of the model, which may have rows without a piece.
       language_codes: `>>xx<<` at the start of a text is one piece (Marian).
       dropped: further pieces that are no text, such as language tags.
+      clean_up: take out spaces before punctuation when decoding.
     """
 
     def __init__(
@@ -32,10 +36,12 @@ class VocabularyTokenizer(Tokenizer):
         vocab_size: int,
         language_codes: bool = True,
         dropped: Sequence[str] = (),
+        clean_up: bool = False,
     ):
         super().__init__(model)
         self._vocabulary, self._special = dict(vocabulary), dict(special)
         self._language_codes, self._dropped = language_codes, list(dropped)
+        self._clean_up = clean_up
         self.vocab_size = vocab_size
         self._pieces = {i: piece for piece, i in self._vocabulary.items()}
         for name in ("pad", "eos", "unk"):
@@ -59,6 +65,7 @@ class VocabularyTokenizer(Tokenizer):
             "vocab_size": self.vocab_size,
             "language_codes": self._language_codes,
             "dropped": self._dropped,
+            "clean_up": self._clean_up,
         }
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -77,7 +84,10 @@ class VocabularyTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         pieces = self.pieces(i for i in ids if int(i) not in self._no_text)
-        return self._processor.decode_pieces(pieces).replace("▁", " ").strip()
+        text = self._processor.decode_pieces(pieces).replace("▁", " ").strip()
+        for spaced, joined in CLEAN_UP if self._clean_up else ():
+            text = text.replace(spaced, joined)
+        return text
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         return [self._pieces.get(int(i), self._special["unk"]) for i in ids]
@@ -108,9 +118,17 @@ class JsonTokenizer(Tokenizer):
         self.model = model
         self._special = dict(special)
         self.vocab_size = vocab_size
-        self._tokenizer = tokenizers.Tokenizer.from_str(model.decode())
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(model.decode())
+        except Exception as error:  # the package raises nothing more special
+            raise UserError(f"tokenizer.json is damaged ({error}); copy it again.") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        if largest >= vocab_size:
+            raise UserError(
+                f"tokenizer.json has a piece of id {largest}, but config.json says {vocab_size}."
+            )
         ids = {name: self._tokenizer.token_to_id(piece) for name, piece in special.items()}
         for name in ("pad", "bos", "eos", "unk"):
             if ids.get(name) is None:

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ class LanguageTags:
 
     template: str = "<2{}>"
     both_sides: bool = False  # each text after its own tag; else the target's before the source
+    pattern: str = ".+"  # what a language looks like
 
     def piece(self, language: str) -> str:
         return self.template.format(language)
@@ -65,13 +67,23 @@ class TokenizerPair:
     def _tag(self, tokenizer: Tokenizer, language: str) -> int:
         tag = self.tags.piece(language)
         found = tokenizer.piece_id(tag)
-        if found == tokenizer.unk_id:
+        if found == tokenizer.unk_id or not re.fullmatch(self.tags.pattern, language):
             raise UserError(
                 f"The tokenizer has no piece {tag}: this model does not know {language!r}."
                 if language
                 else "This model serves several languages: name source_lang and target_lang."
             )
         return found
+
+    def begins_with_tag(self, ids: Sequence[int]) -> bool:
+        """Whether source ids begin with a language tag that stood in the text (`>>de<<`)."""
+        before, after = self.tags.template.split("{}")
+        if self.tags.both_sides or not ids:
+            return False
+        (piece,) = self.source.pieces(ids[:1])
+        return (
+            piece.startswith(before) and piece.endswith(after) and len(piece) > len(before + after)
+        )
 
     def save(self, folder: epath.Path) -> None:
         """Writes `tokenizer.json` and one or two models."""

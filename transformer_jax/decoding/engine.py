@@ -126,7 +126,9 @@ class Engine:
         for text, ids in zip(texts, self.encode_source(texts, prefixes[0]), strict=True):
             begin = len(parts)
             if len(ids) > limit:
-                parts.extend(self._split_long(ids, limit, len(prefixes[0])))
+                tag = len(prefixes[0])
+                tag += self.tokenizers.begins_with_tag(ids[tag:])
+                parts.extend(self._split_long(ids, limit, tag))
                 _say(
                     f"line {first + window.index(text) + 1}: {len(ids)} pieces, the model reads "
                     f"{limit}; translated in {len(parts) - begin} parts."

@@ -46,11 +46,10 @@ def export_functions(model: ModelConfig, params: dict[str, Any]) -> dict[str, by
     """The functions of a model, serialised, with symbolic batch, length, beams and steps.
 
     Args:
-      model: its shape; a `dtype` of `auto` is float32 here.
+      model: its shape; the computation is in float32, whatever its `dtype`.
       params: shapes by flat names, such as `encoder_norm/norm/scale`.
     """
-    dtype = "float32" if model.dtype == "auto" else model.dtype
-    model = dataclasses.replace(model, dtype=dtype, attention="xla")
+    model = dataclasses.replace(model, dtype="float32", attention="xla")
     module = Transformer(model)
 
     def apply(params, *args, method):
@@ -76,7 +75,7 @@ def export_functions(model: ModelConfig, params: dict[str, Any]) -> dict[str, by
     b, s = jax.export.symbolic_shape("b, s", constraints=limit[:1])
     arguments: dict[Any, tuple] = {encode: (params, integers(b, s), integers(b, s))}
     b, s, k, t = jax.export.symbolic_shape("b, s, k, t", constraints=limit)
-    encoded = jax.ShapeDtypeStruct((b, s, model.d_model), jnp.dtype(dtype))
+    encoded = jax.ShapeDtypeStruct((b, s, model.d_model), jnp.float32)
     arguments[init_cache] = (params, encoded, integers(b, s), integers(k), integers(t))
     cache = jax.eval_shape(init_cache, *arguments[init_cache])
     arguments[decode_step] = (params, cache, integers(b, k))
@@ -134,6 +133,7 @@ def _manifest(config: Config, tokenizers: TokenizerPair) -> dict[str, Any]:
         "source_eos_id": source.eos_id,
         "source_pad_id": source.pad_id,
         "source_unk_id": source.unk_id,
+        "language_codes": bool(source.state.get("language_codes")),  # ">>xx<<" begins a text
         "target_eos_id": target.eos_id,
         "target_pad_id": target.pad_id,
         "decoder_start_id": config.model.decoder_start_id,
@@ -158,8 +158,10 @@ class StableHloPeer:
         self._encode, self._init_cache, self._decode_step = (
             jax.jit(functions[name].call) for name in ("encode", "init_cache", "decode_step")
         )
+        # Where float32 products are exact, whatever else this machine has.
+        self._device = jax.devices("cpu")[0]
         with (folder / "params.npz").open("rb") as file:
-            self._params = dict(np.load(file))
+            self._params = jax.device_put(dict(np.load(file)), self._device)
 
     def _begin(self, batch: Batch, steps: int) -> Any:
         encoded = self._encode(self._params, batch.source, batch.source_mask)
@@ -167,6 +169,10 @@ class StableHloPeer:
         return self._init_cache(self._params, encoded, batch.source_mask, *sizes)
 
     def largest_difference(self, batch: Batch) -> float:
+        with jax.default_device(self._device):
+            return self._largest_difference(batch)
+
+    def _largest_difference(self, batch: Batch) -> float:
         cache, largest = self._begin(batch, batch.inputs.shape[1]), 0.0
         for t in range(batch.inputs.shape[1]):
             logits, cache = self._decode_step(self._params, cache, batch.inputs[:, t, None])
@@ -175,6 +181,10 @@ class StableHloPeer:
         return largest
 
     def outputs(self, batch: Batch) -> list[list[int]]:
+        with jax.default_device(self._device):
+            return self._outputs(batch)
+
+    def _outputs(self, batch: Batch) -> list[list[int]]:
         examples, ids = self._examples, self._reference.engine.ids
         cache = self._begin(batch, examples.max_decode_len)
         suppressed = list(self._reference.config.decode.suppressed_ids)

@@ -54,7 +54,10 @@ def prepare(config: Config, workdir: epath.Path, say: Say) -> tuple[Config, Trai
         validation = validation[: config.train.eval_sentences or None]
     folder = workdir / "tokenizer"
     initial_params = None
-    if config.train.init_from and not workdir_lib.has_checkpoints(workdir):
+    if workdir_lib.has_checkpoints(workdir):
+        tokenizers = TokenizerPair.load(folder)
+        config = _go_on_from(config, workdir_lib.read_config(workdir))
+    elif config.train.init_from:
         start = pretrained.load(config.train.init_from, allow_pickle=config.train.allow_pickle)
         tokenizers, initial_params = start.tokenizers, start.params
         config = adopt(config, start.config)
@@ -62,8 +65,6 @@ def prepare(config: Config, workdir: epath.Path, say: Say) -> tuple[Config, Trai
             "of config.model, dropout rates, dtype and attention are the recipe's")  # fmt: skip
     elif (folder / "tokenizer.json").exists():
         tokenizers = TokenizerPair.load(folder)
-        if config.train.init_from:
-            config = adopt(config, workdir_lib.read_config(workdir))
     else:
         tokenizers = make_tokenizers(config.data, corpora)
     config = resolve(config, tokenizers)
@@ -86,6 +87,24 @@ def prepare(config: Config, workdir: epath.Path, say: Say) -> tuple[Config, Trai
     return config, TrainingData(tokenizers, tokenized, plan, padding, validation, initial_params)
 
 
+def _go_on_from(config: Config, stored: Config) -> Config:
+    """`config` for a run that has checkpoints; what its start determined stays.
+
+    Raises:
+      UserError: where it was started from another model.
+    """
+    before = stored.train.init_from
+    if config.train.init_from not in ("", before):
+        raise UserError(
+            f"config.train.init_from={config.train.init_from}, but the run in this work directory "
+            f"was started from {before or 'fresh parameters'}; use another --workdir."
+        )
+    if not before:
+        return config
+    train = dataclasses.replace(config.train, init_from=before)
+    return adopt(dataclasses.replace(config, train=train), stored)
+
+
 def adopt(config: Config, start: Config) -> Config:
     """`config` for the model of `start`: what its parameters and tokenizer determine.
 
@@ -104,7 +123,10 @@ def adopt(config: Config, start: Config) -> Config:
                 config.data,
                 shared_vocab=start.data.shared_vocab,
                 lowercase=start.data.lowercase,
-                target_language_tags=start.data.target_language_tags,
+                # Tags on both sides are the model's; those on the source may or may not be used.
+                target_language_tags=(
+                    config.data.target_language_tags or start.data.target_language_tags
+                ),
             ),
             decode=dataclasses.replace(config.decode, suppressed_ids=start.decode.suppressed_ids),
         )

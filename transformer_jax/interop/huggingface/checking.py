@@ -44,8 +44,8 @@ class HuggingFacePeer:
     def _check_tokenizer(self, transformers: Any, folder: epath.Path, reference: Reference) -> None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
         prefix, _ = reference.engine.prefixes()
-        before = ""
-        if prefix and not reference.engine.tokenizers.tags.both_sides:
+        before, pair = "", reference.engine.tokenizers
+        if prefix and not pair.tags.both_sides:
             # There, a tag on the source alone is part of the text.
             before = f">>{reference.config.data.target_lang}<< "
         for text, ours in zip(self._examples.sentences, self._examples.source_ids, strict=True):
@@ -54,6 +54,23 @@ class HuggingFacePeer:
                 raise UserError(
                     f"{folder}: their tokenizer gives other ids than ours for {text!r}: {theirs} "
                     f"instead of {ours}."
+                )
+
+        if pair.tags.both_sides:
+            return  # their decoding of M2M-100's tags is not ours
+        unk = pair.target.unk_id
+        for output in self._examples.output_ids:
+            text = pair.target.decode(output)
+            theirs = tokenizer.decode(output, skip_special_tokens=True)
+            # Of an unknown piece, we show a mark.
+            if unk not in output and _words(theirs) != _words(text):
+                raise UserError(
+                    f"{folder}: their tokenizer decodes {output} as {theirs!r} instead of {text!r}."
+                )
+            ids = tokenizer(text_target=text).input_ids[:-1]
+            if text and ids != pair.target.encode(text):
+                raise UserError(
+                    f"{folder}: their tokenizer gives other ids than ours for the target {text!r}."
                 )
 
     def _inputs(self, batch: Batch) -> dict[str, Any]:
@@ -83,3 +100,8 @@ class HuggingFacePeer:
         ).tolist()
         rows = [row[1 + len(prefix) :] for row in written[: len(batch.rows)]]
         return [row[: row.index(self._eos)] if self._eos in row else row for row in rows]
+
+
+def _words(text: str) -> list[str]:
+    """Text but for the amount of white space."""
+    return text.split()

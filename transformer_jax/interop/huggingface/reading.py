@@ -1,6 +1,8 @@
 """A Hugging Face directory as config, tokenizers and parameters."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 
 from etils import epath
 
@@ -29,8 +31,9 @@ def read_config(path: epath.PathLike) -> Config:
     Raises:
       UserError: naming the file or setting that cannot be followed.
     """
-    settings = Settings(epath.Path(path))
-    return _config(settings, read_tokenizers(settings))
+    with _in_a_sentence(path):
+        settings = Settings(epath.Path(path))
+        return _config(settings, read_tokenizers(settings))
 
 
 def read_directory(
@@ -45,17 +48,30 @@ def read_directory(
     Raises:
       UserError: naming what is missing, damaged, inconsistent or cannot be followed.
     """
-    settings = Settings(epath.Path(path))
-    tokenization = read_tokenizers(settings)
-    tensors = weights.read_tensors(settings.folder, allow_pickle)
-    model, params = weights.read_model(settings, tensors)
-    config = dataclasses.replace(_config(settings, tokenization), model=model)
-    return validate(config), tokenization.pair, params
+    with _in_a_sentence(path):
+        settings = Settings(epath.Path(path))
+        tokenization = read_tokenizers(settings)
+        config = _config(settings, tokenization)
+        tensors = weights.read_tensors(settings.folder, allow_pickle)
+        model, params = weights.read_model(settings, tensors)
+        return validate(dataclasses.replace(config, model=model)), tokenization.pair, params
+
+
+@contextlib.contextmanager
+def _in_a_sentence(path: epath.PathLike) -> Iterator[None]:
+    """A setting of an unheard-of type, deep in a JSON file, is the directory's fault, not ours."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{path} is not as Hugging Face writes it ({type(error).__name__}: {reason})."
+        ) from error
 
 
 def _config(settings: Settings, tokenization: Tokenization) -> Config:
     model = settings_lib.model_config(settings, settings.family.positional, "none")
-    pair = tokenization.pair
+    pair, own = tokenization.pair, settings.raw.get(settings_lib.OWN_KEY) or {}
     source_lang = tokenization.source_lang or "source"
     target_lang = _forced_language(settings, pair) or tokenization.target_lang
     if not pair.tags.both_sides:
@@ -65,10 +81,10 @@ def _config(settings: Settings, tokenization: Tokenization) -> Config:
         source_lang=source_lang,
         target_lang=target_lang,
         shared_vocab=settings.shared,
-        target_language_tags=pair.tags.both_sides,
+        target_language_tags=pair.tags.both_sides or bool(own.get("target_language_tags")),
         max_len=min(model.max_len, MAX_TRAINING_LEN),
     )
-    return Config(model=model, data=data, decode=settings_lib.decode_config(settings))
+    return validate(Config(model=model, data=data, decode=settings_lib.decode_config(settings)))
 
 
 def _forced_language(settings: Settings, pair: TokenizerPair) -> str:

@@ -143,6 +143,12 @@ def model_config(settings: Settings, positional: str, tie_embeddings: str) -> Mo
             f"supported; {', '.join(families.ACTIVATIONS)} are."
         )
     own = raw.get(OWN_KEY) or {}
+    start = settings.token_id("decoder_start_token_id")
+    if family.counts_from_pad and start == settings.token_id("pad_token_id"):
+        raise UserError(
+            f"{settings.folder}: decoder_start_token_id={start} is the padding id, to which "
+            f"{family.architecture} gives no position; this is not supported."
+        )
     offset = settings.token_id("pad_token_id") + 1 if family.counts_from_pad else 0
     return ModelConfig(
         num_encoder_layers=settings.need("encoder_layers"),
@@ -167,7 +173,7 @@ def model_config(settings: Settings, positional: str, tie_embeddings: str) -> Mo
         max_len=settings.need("max_position_embeddings"),
         source_vocab_size=settings.need("vocab_size"),
         target_vocab_size=settings.decoder_vocab_size,
-        decoder_start_id=settings.token_id("decoder_start_token_id"),
+        decoder_start_id=start,
     )
 
 

@@ -19,6 +19,8 @@ LANGUAGE_CODES = {
     "tr uk ur uz vi wo xh yi yo zh zu",
     "wmt21": "en ha is ja cs ru zh de",
 }
+MADE_UP_WORDS = 8  # rows without a piece behind M2M-100's language tags
+NLLB_LANGUAGE = r"[a-z]{3}_[A-Z][a-z]{3}"  # such as deu_Latn; other pieces are no languages
 SPECIAL = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}
 
 
@@ -77,19 +79,25 @@ def _read_bytes(path: epath.Path) -> bytes:
 def _read_vocabulary(path: epath.Path) -> dict[str, int]:
     pieces = read_json(path)
     ids = list(pieces.values())
-    if not all(type(i) is int for i in ids) or len(set(ids)) != len(ids) or min(ids, default=0) < 0:
+    if (
+        not ids
+        or not all(type(i) is int for i in ids)
+        or len(set(ids)) != len(ids)
+        or min(ids, default=0) < 0
+    ):
         raise UserError(f"{path} must map each piece to an id of its own.")
     return pieces
 
 
 def _marian(settings: Settings, options: dict[str, Any]) -> Tokenization:
     folder, separate = settings.folder, bool(options.get("separate_vocabs"))
-    if separate == settings.shared:
+    if separate and settings.shared:
         raise UserError(
             f"{folder}: separate_vocabs={separate} in tokenizer_config.json does not go with "
             f"share_encoder_decoder_embeddings={settings.shared} in config.json."
         )
     special = {**_special(options), "bos": ""}  # Marian has none
+    clean_up = bool(options.get("clean_up_tokenization_spaces"))
     sides = []
     for side, vocab_size in (("source", settings.need("vocab_size")),
                              ("target", settings.decoder_vocab_size)):  # fmt: skip
@@ -101,7 +109,7 @@ def _marian(settings: Settings, options: dict[str, Any]) -> Tokenization:
                 f"but config.json says {vocab_size}."
             )
         model = _read_bytes(folder / f"{side}.spm")
-        sides.append(VocabularyTokenizer(model, vocabulary, special, vocab_size))
+        sides.append(VocabularyTokenizer(model, vocabulary, special, vocab_size, clean_up=clean_up))
     return Tokenization(
         TokenizerPair(sides[0], sides[1], MARIAN_TAGS),
         options.get("source_lang") or "",
@@ -119,14 +127,16 @@ def _m2m_100(settings: Settings, options: dict[str, Any]) -> Tokenization:
     # Language tags follow the vocabulary.
     names = [tags.piece(language) for language in LANGUAGE_CODES[codes].split()]
     vocabulary |= {name: len(vocabulary) + i for i, name in enumerate(names)}
-    if max(vocabulary.values()) >= vocab_size:
+    extra = options.get("num_madeup_words", MADE_UP_WORDS)
+    if max(vocabulary.values()) >= len(vocabulary) or len(vocabulary) + extra != vocab_size:
         raise UserError(
-            f"{folder}/vocab.json and {len(names)} language tags make {len(vocabulary)} pieces, "
-            f"but config.json says {vocab_size}."
+            f"{folder}/vocab.json, {len(names)} language tags and {extra} made-up words are "
+            f"{len(vocabulary) + extra} pieces, but config.json says {vocab_size}."
         )
     tokenizer = VocabularyTokenizer(
         _read_bytes(folder / "sentencepiece.bpe.model"), vocabulary, _special(options), vocab_size,
         language_codes=False, dropped=names,
+        clean_up=bool(options.get("clean_up_tokenization_spaces")),
     )  # fmt: skip
     return Tokenization(TokenizerPair(tokenizer, tokenizer, tags),
                         options.get("src_lang") or "en", options.get("tgt_lang") or "")  # fmt: skip
@@ -141,7 +151,7 @@ def _nllb(settings: Settings, options: dict[str, Any]) -> Tokenization:
     model = _read_bytes(settings.folder / "tokenizer.json")
     tokenizer = JsonTokenizer(model, _special(options), settings.need("vocab_size"))
     return Tokenization(
-        TokenizerPair(tokenizer, tokenizer, LanguageTags("{}", both_sides=True)),
+        TokenizerPair(tokenizer, tokenizer, LanguageTags("{}", True, NLLB_LANGUAGE)),
         options.get("src_lang") or "eng_Latn",
         options.get("tgt_lang") or "",
     )

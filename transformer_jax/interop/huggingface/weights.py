@@ -1,5 +1,7 @@
 """Tensors of a Hugging Face directory as our parameters, without torch."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -29,13 +31,21 @@ def read_tensors(folder: epath.Path, allow_pickle: bool) -> Tensors:
     if (folder / "model.safetensors").exists():
         return _read_safetensors(folder / "model.safetensors")
     if index.exists():
-        tensors: Tensors = {}
-        for part in sorted(set(read_json(index).get("weight_map", {}).values())):
-            tensors |= _read_safetensors(folder / part)
-        return tensors
+        return _read_parts(index, _read_safetensors)
+    pickle = functools.partial(_read_pickle, allow_pickle=allow_pickle)
     if (folder / "pytorch_model.bin").exists():
-        return _read_pickle(folder / "pytorch_model.bin", allow_pickle)
+        return pickle(folder / "pytorch_model.bin")
+    if (folder / "pytorch_model.bin.index.json").exists():
+        return _read_parts(folder / "pytorch_model.bin.index.json", pickle)
     raise UserError(f"{folder} has no model.safetensors (and no pytorch_model.bin).")
+
+
+def _read_parts(index: epath.Path, read: Callable[[epath.Path], Tensors]) -> Tensors:
+    """The tensors of a model whose weights lie in several files."""
+    tensors: Tensors = {}
+    for part in sorted(set(read_json(index)["weight_map"].values())):
+        tensors |= read(index.parent / part)
+    return tensors
 
 
 def _read_safetensors(path: epath.Path) -> Tensors:
@@ -55,6 +65,8 @@ def _read_safetensors(path: epath.Path) -> Tensors:
 
 
 def _read_pickle(path: epath.Path, allow_pickle: bool) -> Tensors:
+    if not path.exists():
+        raise UserError(f"{path.parent} has no {path.name}.")
     if not allow_pickle:
         raise UserError(
             f"{path} is a pickle, which may hold a program; allow it explicitly (allow_pickle) if "
@@ -72,6 +84,8 @@ def _read_pickle(path: epath.Path, allow_pickle: bool) -> Tensors:
     except Exception as error:  # torch names no base of what it raises on damage
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{path} is damaged ({reason}); copy it again.") from error
+    if not all(isinstance(tensor, torch.Tensor) for tensor in stored.values()):
+        raise UserError(f"{path} holds something else than tensors by name.")
     return {name: tensor.float().numpy() for name, tensor in stored.items()}
 
 
@@ -185,8 +199,8 @@ def _positions(
     family, own = settings.family, settings.raw.get(OWN_KEY) or {}
     stored = [name for name in names.POSITIONS if name in tensors]
     if not family.stores_positions:
-        # Old M2M-100 files keep a table that the class does not read.
-        used.update(stored)
+        # M2M-100 files may keep a table that the class does not read.
+        used.update(f"{name}s" for name in names.POSITIONS)
         return family.positional, {}, False
     length, d_model = settings.need("max_position_embeddings"), settings.need("d_model")
     permuted = bool(own.get("permuted"))

@@ -86,6 +86,13 @@ def _obstacles(model: ModelConfig, tokenizers: TokenizerPair, params: layout.Par
         )
     if any(tokenizer.lowercase for tokenizer in (tokenizers.source, tokenizers.target)):
         yield "a tokenizer that lower-cases (data.lowercase=True)"
+    for name in ("pad", "eos", "unk"):
+        ids = [getattr(side, f"{name}_id") for side in (tokenizers.source, tokenizers.target)]
+        pieces = [side.pieces([i]) for side, i in zip(
+            (tokenizers.source, tokenizers.target), ids, strict=True)]  # fmt: skip
+        # A directory that came in like this goes out as it came.
+        if type(tokenizers.source) is Tokenizer and (ids[0], pieces[0]) != (ids[1], pieces[1]):
+            yield f"two vocabularies whose {name} piece is not the same ({ids[0]}, {ids[1]})"
     if model.norm_position == "pre" and tokenizers.source.model != tokenizers.target.model and (
         type(tokenizers.source) is Tokenizer):  # fmt: skip
         yield "pre-norm with two vocabularies; its pre-norm classes share one"
@@ -116,7 +123,9 @@ def write_directory(
     tensors = make_tensors(config.model, params, plan)
     data = safetensors.numpy.save(tensors, metadata={"format": "pt"})
     (folder / "model.safetensors").write_bytes(data)
-    _write_json(folder / "config.json", _model_settings(config.model, tokenizers, plan))
+    settings = _model_settings(config.model, tokenizers, plan)
+    settings[OWN_KEY]["target_language_tags"] = config.data.target_language_tags
+    _write_json(folder / "config.json", settings)
     _write_json(folder / "generation_config.json", _generation_settings(config, tokenizers))
     _write_tokenizers(folder, config, tokenizers)
 
@@ -250,6 +259,8 @@ def _write_tokenizers(folder: epath.Path, config: Config, tokenizers: TokenizerP
             "tokenizer_class": "M2M100Tokenizer", "src_lang": data.source_lang,
             "tgt_lang": data.target_lang or None, "model_max_length": max_len,
             "language_codes": _language_codes(state["dropped"]),
+            "clean_up_tokenization_spaces": state["clean_up"],
+            "num_madeup_words": source.vocab_size - len(state["vocabulary"]),
             **_special_pieces(state["special"]),
         })  # fmt: skip
         return
@@ -265,6 +276,7 @@ def _write_tokenizers(folder: epath.Path, config: Config, tokenizers: TokenizerP
         "tokenizer_class": "MarianTokenizer", "source_lang": data.source_lang,
         "target_lang": data.target_lang, "separate_vocabs": separate, "unk_token": unk,
         "pad_token": pad, "eos_token": eos, "model_max_length": max_len,
+        "clean_up_tokenization_spaces": bool(source.state.get("clean_up")),
     })  # fmt: skip
 
 
