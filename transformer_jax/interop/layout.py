@@ -54,7 +54,7 @@ def permute_model(params: Params, order: np.ndarray) -> Params:
     permuted = {}
     for path, leaf in flatten(params).items():
         axis = 1 if path[-1] in TABLES else MODEL_AXIS.get(path[-2:])
-        permuted[path] = leaf if axis is None else np.take(leaf, order, axis=axis)
+        permuted[path] = leaf if axis is None else np.take(np.asarray(leaf), order, axis)
     return unflatten(permuted)
 
 
