@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import functools
+import json
+import shutil
 
 import jax
 import numpy as np
@@ -42,7 +44,7 @@ PRE_NORM = {
 TOLERANCE = 1e-4
 
 
-def read(folder, monkeypatch=None):
+def read(folder):
     """Config and parameters of a directory, its tokenizer left alone."""
     from transformer_jax.interop.huggingface import weights
     from transformer_jax.interop.huggingface.settings import Settings
@@ -261,8 +263,6 @@ TEXTS = [*builders.SENTENCES["en"][:20], "Zwölf Boxkämpfer, 3 × ½ …", "x",
 
 @pytest.mark.parametrize("clean_up", [True, False])
 def test_spaces_before_punctuation_are_taken_out_as_there(clean_up, spm_models, tmp_path):
-    import json
-
     builders.make_marian(tmp_path / "m", spm_models)
     path = tmp_path / "m/tokenizer_config.json"
     options = {**json.loads(path.read_text()), "clean_up_tokenization_spaces": clean_up}
@@ -278,8 +278,6 @@ def test_spaces_before_punctuation_are_taken_out_as_there(clean_up, spm_models, 
 
 
 def damaged(folder, name, change):
-    import json
-
     tree = json.loads((folder / name).read_text())
     (folder / name).write_text(json.dumps(change(tree)))
 
@@ -364,8 +362,6 @@ GENERATION = {
 
 
 def write_generation(folder, **settings):
-    import json
-
     path = folder / "generation_config.json"
     tree = {**json.loads(path.read_text()), **settings}
     path.write_text(json.dumps({k: v for k, v in tree.items() if v is not None}))
@@ -383,8 +379,6 @@ def trained_like(spm_models, tmp_path_factory):
 
 @pytest.mark.parametrize("name", GENERATION)
 def test_generation_settings_are_followed(name, trained_like, tmp_path):
-    import shutil
-
     shutil.copytree(trained_like, tmp_path / "m")
     write_generation(tmp_path / "m", **GENERATION[name])
     model = transformers.MarianMTModel.from_pretrained(tmp_path / "m").eval()

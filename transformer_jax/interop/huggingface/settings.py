@@ -78,7 +78,7 @@ class Settings:
         path = folder / "generation_config.json"
         # As in Hugging Face, config.json speaks of generation only where this file is missing.
         self.generation = read_json(path) if path.exists() else self.raw
-        self._forced_eos_by_class = not path.exists()
+        self.forced_eos_by_class = not path.exists()
 
     def get(self, name: str, default: Any = None) -> Any:
         """A setting of the model."""
@@ -217,7 +217,7 @@ def _or(value: Any, default: Any) -> Any:
 
 def _at_limit(settings: Settings) -> str:
     forced = settings.generation.get("forced_eos_token_id")
-    if forced is None and settings._forced_eos_by_class:
+    if forced is None and settings.forced_eos_by_class:
         forced = settings.family.defaults["forced_eos_token_id"]
     if forced is None:
         return "cut"
