@@ -13,7 +13,7 @@ CHOICES = {
     "model.positional": ("interleaved", "halves", "tensor2tensor", "learned", "rotary", "none"),
     "model.tie_embeddings": ("all", "decoder", "none"),
     "model.dtype": ("auto", "float32", "bfloat16"),
-    "model.attention": ("auto", "reference", "xla"),
+    "model.attention": ("auto", "reference", "xla", "blockwise", "cudnn", "pallas_tpu"),
     "data.source": ("tfds", "files"),
     "data.tokenizer": ("unigram", "bpe"),
     "data.batching": ("pack", "bucket"),

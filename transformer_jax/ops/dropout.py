@@ -5,6 +5,8 @@ the layer they regularise. Here each bit is a mixing function of the element's i
 words, so that the compiler folds it into the surrounding loop. `benchmarks/dropout.py` measures it.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -19,20 +21,33 @@ def _mix(x: jax.Array) -> jax.Array:
     return x ^ (x >> 16)
 
 
-def keep_mask(rng: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
-    """Boolean array of `shape`, True with probability `1 - rate`, independent by element.
+def seed_words(rng: jax.Array) -> jax.Array:
+    """The two uint32 words `[2]` that decide every bit drawn from `rng`, by JAX's own generator."""
+    return jax.random.bits(rng, (2,), jnp.uint32)
 
-    The two seed words come from `rng` by JAX's own generator; the second enters between two rounds
-    of mixing, so that arrays drawn from different keys are no shifted copies of each other.
+
+def element_index(shape: Sequence[int], coordinates: Sequence[jax.Array]) -> jax.Array:
+    """Row-major index (modulo 2^32) of `coordinates` in an array of `shape`; coordinates broadcast."""
+    index = jnp.zeros((), jnp.uint32)
+    for size, coordinate in zip(shape, coordinates, strict=True):
+        index = index * jnp.uint32(size) + coordinate.astype(jnp.uint32)
+    return index
+
+
+def keep(seeds: jax.Array, rate: float, index: jax.Array) -> jax.Array:
+    """True with probability `1 - rate` for each element of `index`, a function of it and `seeds`.
+
+    The second seed word enters between two rounds of mixing, so that arrays drawn from different
+    keys are no shifted copies of each other.
     """
-    seeds = jax.random.bits(rng, (2,), jnp.uint32)
-    index = jnp.zeros(shape, jnp.uint32)
-    stride = 1
-    for axis in reversed(range(len(shape))):
-        index = index + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
-        stride = stride * shape[axis] % 2**32
     bits = _mix(_mix(index ^ seeds[0]) + seeds[1])
     return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+
+
+def keep_mask(rng: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
+    """Boolean array of `shape`, True with probability `1 - rate`, independent by element."""
+    coordinates = [jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(len(shape))]
+    return keep(seed_words(rng), rate, element_index(shape, coordinates))
 
 
 def dropout(x: jax.Array, rate: float, rng: jax.Array | None) -> jax.Array:

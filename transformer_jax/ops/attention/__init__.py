@@ -1,0 +1,30 @@
+"""Attention ("Attention Is All You Need", section 3.2.1) as pure functions of arrays.
+
+Arrays are `[B, T, H, D]`; masks are boolean, True = may attend, and broadcast to `[B, H, T, S]`.
+"""
+
+from transformer_jax.ops.attention.dispatch import (
+    IMPLEMENTATIONS,
+    UnsupportedAttentionError,
+    dot_product_attention,
+)
+from transformer_jax.ops.attention.formula import attention_weights
+from transformer_jax.ops.attention.similarity import (
+    additive,
+    dot,
+    general,
+    scaled_dot,
+    soft_lookup,
+)
+
+__all__ = [
+    "IMPLEMENTATIONS",
+    "UnsupportedAttentionError",
+    "additive",
+    "attention_weights",
+    "dot",
+    "dot_product_attention",
+    "general",
+    "scaled_dot",
+    "soft_lookup",
+]

@@ -1,0 +1,193 @@
+"""Cutting one attention into blocks: their sizes, which of them matter, and their masks.
+
+Axes are named by letter: b batch row, g key head, r query head of a key head, t query, s key, d
+within a head. Masks and biases are `bgrts`, with size 1 where they broadcast.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.ops.attention.call import Extras, Settings, dropout_index
+from transformer_jax.ops.dropout import keep
+from transformer_jax.ops.masks import combine_masks
+
+# Measured on CPU (benchmarks/attention.py): starting an operation costs little beside one this size.
+_BLOCK = 1024
+# Where masks make blocks needless, smaller ones are skipped sooner.
+_SKIPPING_BLOCK = 512
+
+
+class Blocks(NamedTuple):
+    """Sizes of a block along batch rows, key heads, queries and keys."""
+
+    b: int
+    g: int
+    t: int
+    s: int
+
+
+class Tile(NamedTuple):
+    """Number of a block along batch rows, key heads, queries and keys."""
+
+    b: Any
+    g: Any
+    t: Any
+    s: Any = 0
+
+
+class Grid(NamedTuple):
+    """One attention cut into blocks: what is known of it when it is compiled."""
+
+    settings: Settings
+    blocks: Blocks
+    counts: Blocks  # how many blocks
+    query_size: int  # without padding
+    key_size: int
+
+    def row(self, index: Any) -> Tile:
+        """The `index`-th row of blocks: its first block of keys."""
+        per_head = self.counts.t
+        head = index // per_head
+        return Tile(head // self.counts.g, head % self.counts.g, index % per_head)
+
+    @property
+    def num_rows(self) -> int:
+        return self.counts.b * self.counts.g * self.counts.t
+
+
+def choose_blocks(
+    batch: int, groups: int, repeats: int, query_size: int, key_size: int, skipping: bool
+) -> Blocks:
+    """Even parts of the lengths, then as many heads and batch rows as a block has room for."""
+    target = _SKIPPING_BLOCK if skipping else _BLOCK
+    query = _even_part(query_size, max(1, target // repeats))
+    key = _even_part(key_size, target)
+    fitting = max(1, target * target // (repeats * query * key))
+    heads = max(n for n in range(1, groups + 1) if groups % n == 0 and n <= fitting)
+    rows = math.gcd(batch, fitting // groups) if heads == groups else 1
+    return Blocks(max(rows, 1), heads, query, key)
+
+
+def _even_part(size: int, target: int) -> int:
+    parts = -(-size // target)
+    return -(-size // parts)
+
+
+def pad(x: jax.Array | None, axis: int, block: int) -> jax.Array | None:
+    """`x` with zeros behind `axis` up to a multiple of `block`; an axis of size 1 broadcasts."""
+    if x is None or x.shape[axis] == 1 or x.shape[axis] % block == 0:
+        return x
+    padding = [(0, 0)] * x.ndim
+    padding[axis] = (0, -x.shape[axis] % block)
+    return jnp.pad(x, padding)
+
+
+def _starts_and_sizes(axes: str, shape: tuple[int, ...], grid: Grid, tile: Tile):
+    starts, sizes = [], []
+    for axis, size in zip(axes, shape, strict=True):
+        cut = axis in Blocks._fields and size > 1
+        block = getattr(grid.blocks, axis) if cut else size
+        starts.append(getattr(tile, axis) * block if cut else 0)
+        sizes.append(block)
+    return starts, sizes
+
+
+def cut(x: jax.Array, axes: str, grid: Grid, tile: Tile) -> jax.Array:
+    """The part of `x`, whose axes are `axes`, that belongs to `tile`."""
+    return jax.lax.dynamic_slice(x, *_starts_and_sizes(axes, x.shape, grid, tile))
+
+
+def put(x: jax.Array, part: jax.Array, axes: str, grid: Grid, tile: Tile) -> jax.Array:
+    """`x` with `part` where `cut` reads it."""
+    starts, _ = _starts_and_sizes(axes, x.shape, grid, tile)
+    return jax.lax.dynamic_update_slice(x, part.astype(x.dtype), starts)
+
+
+def add_to(x: jax.Array, part: jax.Array, axes: str, grid: Grid, tile: Tile) -> jax.Array:
+    """`x` with `part` added where `cut` reads it; summed over the axes that broadcast."""
+    old = cut(x, axes, grid, tile)
+    broadcast = [i for i, size in enumerate(old.shape) if size == 1]
+    return put(x, old + jnp.sum(part, axis=broadcast, keepdims=True), axes, grid, tile)
+
+
+def _coordinates(grid: Grid, tile: Tile, repeats: int) -> list[jax.Array]:
+    """Batch row, query head, query and key of a block's elements, broadcastable to `bgrts`."""
+
+    def along(axis: str) -> jax.Array:
+        numbers = getattr(tile, axis) * getattr(grid.blocks, axis)
+        numbers = numbers + jnp.arange(getattr(grid.blocks, axis))
+        return numbers.reshape([-1 if letter == axis else 1 for letter in "bgrts"])
+
+    repeat = jnp.arange(repeats).reshape(1, 1, -1, 1, 1)
+    return [along("b"), along("g") * repeats + repeat, along("t"), along("s")]
+
+
+def allowed(extras: Extras, grid: Grid, tile: Tile) -> jax.Array | None:
+    """Mask of a block, broadcastable to `bgrts`; None where it may attend to everything."""
+    _, _, query, key = _coordinates(grid, tile, 1)
+    parts = []
+    if extras.mask is not None:
+        parts.append(cut(extras.mask, "bgrts", grid, tile))
+    if grid.key_size < grid.blocks.s * grid.counts.s:
+        parts.append(key < grid.key_size)
+    if grid.settings.causal:
+        parts.append(key <= query)
+    if extras.key_lengths is not None:
+        parts.append(key < cut(extras.key_lengths, "b", grid, tile)[:, None, None, None, None])
+    if extras.query_segment_ids is not None and extras.key_segment_ids is not None:
+        query_ids = cut(extras.query_segment_ids, "bt", grid, tile)[:, None, None, :, None]
+        key_ids = cut(extras.key_segment_ids, "bs", grid, tile)[:, None, None, None, :]
+        parts.append((query_ids == key_ids) & (key_ids != 0))
+    return combine_masks(*parts)
+
+
+def kept(extras: Extras, grid: Grid, tile: Tile, repeats: int) -> jax.Array | None:
+    """What dropout keeps of a block's weights, `bgrts`; None without dropout."""
+    if extras.seeds is None:
+        return None
+    sizes = (grid.query_size, grid.key_size)
+    index = dropout_index(extras, grid.settings, sizes, _coordinates(grid, tile, repeats))
+    return keep(extras.seeds, grid.settings.dropout_rate, index)
+
+
+def key_ranges(extras: Extras, grid: Grid) -> jax.Array | None:
+    """First and one past the last block of keys that each block of queries may need.
+
+    Returns:
+      `[batch blocks, query blocks, 2]` integers; None if each needs all of them.
+    """
+    counts, blocks = grid.counts, grid.blocks
+    if counts.s == 1:
+        return None
+    needed = jnp.ones((counts.b, counts.t, counts.s), bool)
+    first_key = jnp.arange(counts.s) * blocks.s
+    whole = True
+    if grid.settings.causal:
+        last_query = (jnp.arange(counts.t) + 1) * blocks.t - 1
+        needed, whole = needed & (first_key <= last_query[:, None]), False
+    if extras.key_lengths is not None:
+        longest = extras.key_lengths.reshape(counts.b, -1).max(axis=1)
+        needed, whole = needed & (first_key < longest[:, None, None]), False
+    if extras.query_segment_ids is not None and extras.key_segment_ids is not None:
+        # Blocks whose ranges of ids do not meet have no id in common.
+        low_query, high_query = _id_range(extras.query_segment_ids, counts.b, counts.t)
+        low_key, high_key = _id_range(extras.key_segment_ids, counts.b, counts.s)
+        meet = low_query[:, :, None] <= high_key[:, None, :]
+        meet = meet & (low_key[:, None, :] <= high_query[:, :, None])
+        needed, whole = needed & meet, False
+    if whole:
+        return None
+    first = jnp.argmax(needed, axis=-1)
+    last = counts.s - jnp.argmax(needed[..., ::-1], axis=-1)
+    return jnp.stack([first, jnp.where(jnp.any(needed, axis=-1), last, first)], axis=-1)
+
+
+def _id_range(ids: jax.Array, rows: int, count: int) -> tuple[jax.Array, jax.Array]:
+    """Smallest and largest id that is no padding in each block, `[rows, count]`."""
+    ids = ids.reshape(rows, -1, count, ids.shape[1] // count)
+    limits = jnp.iinfo(ids.dtype)
+    low = jnp.where(ids == 0, limits.max, ids).min(axis=(1, 3))
+    return low, jnp.where(ids == 0, limits.min, ids).max(axis=(1, 3))

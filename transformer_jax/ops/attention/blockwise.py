@@ -1,0 +1,199 @@
+"""Exact attention block by block, its memory linear in length, with its own backward pass.
+
+After Dao, "FlashAttention-2" (2023): the forward pass keeps the output and each row's log-sum-exp,
+from which the backward pass computes a block's weights again. Plain JAX, so it runs everywhere.
+
+Inside, queries are `bgrtd`, keys and values `bgsd` (letters as in `blocks`). Every product has its
+large operand as it lies in memory: the backward pass therefore works on scores `bgsrt`.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.ops.attention import blocks as blocks_lib
+from transformer_jax.ops.attention.blocks import Blocks, Grid, Tile, add_to, cut, pad, put
+from transformer_jax.ops.attention.call import Extras, Settings, expand
+
+# Log-sum-exp of a row that may attend to nothing: its weights exp(score - _EMPTY) are all 0.
+_EMPTY = 1e30
+
+_matmul = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    extras: Extras,
+    settings: Settings,
+    blocks: Blocks | None = None,
+) -> jax.Array:
+    """Attention `[B, T, H, D]`; what the rest means stands in `dot_product_attention`."""
+    batch, length, heads, dim = query.shape
+    size, groups = key.shape[1:3]
+    repeats = heads // groups
+    if blocks is None:
+        skipping = settings.causal or extras.query_segment_ids is not None
+        blocks = blocks_lib.choose_blocks(batch, groups, repeats, length, size, skipping)
+    counts = Blocks(batch // blocks.b, groups // blocks.g, -(-length // blocks.t), -(-size // blocks.s))
+    grid = Grid(settings, blocks, counts, length, size)
+
+    query = (query * jnp.asarray(settings.scale, query.dtype)).swapaxes(1, 2)
+    query = query.reshape(batch, groups, repeats, length, dim)  # --> [B, G, R, T, D]
+
+    def by_key_head(x: jax.Array | None) -> jax.Array | None:
+        if x is None:
+            return None
+        x = expand(x)
+        heads = (1, 1) if x.shape[1] == 1 else (groups, repeats)
+        x = x.reshape(x.shape[0], *heads, *x.shape[2:])
+        return pad(pad(x, 3, blocks.t), 4, blocks.s)
+
+    extras = extras._replace(
+        mask=by_key_head(extras.mask),
+        bias=by_key_head(extras.bias),
+        query_segment_ids=pad(extras.query_segment_ids, 1, blocks.t),
+        key_segment_ids=pad(extras.key_segment_ids, 1, blocks.s),
+    )
+    key, value = (pad(x.swapaxes(1, 2), 2, blocks.s) for x in (key, value))
+    out = _attend(pad(query, 3, blocks.t), key, value, extras, grid)
+    out = out[:, :, :, :length].reshape(batch, heads, length, dim)  # --> [B, H, T, D]
+    return out.swapaxes(1, 2)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _attend(query, key, value, extras: Extras, grid: Grid) -> jax.Array:
+    return _forward(query, key, value, extras, grid)[0]
+
+
+def _over_keys(ranges: jax.Array | None, grid: Grid, tile: Tile, body: Callable, carry: Any) -> Any:
+    """Folds `body(carry, tile)` over the blocks of keys that the queries of `tile` may need."""
+    if grid.counts.s == 1:
+        return body(carry, tile)
+    first, last = (0, grid.counts.s) if ranges is None else ranges[tile.b, tile.t]
+    return jax.lax.fori_loop(first, last, lambda s, carry: body(carry, tile._replace(s=s)), carry)
+
+
+def _over_rows(grid: Grid, body: Callable, carry: Any) -> Any:
+    """Folds `body(carry, tile)` over the rows of blocks."""
+    if grid.num_rows == 1:
+        return body(carry, Tile(0, 0, 0))
+    return jax.lax.fori_loop(
+        0, grid.num_rows, lambda index, carry: body(carry, grid.row(index)), carry
+    )
+
+
+def _forward(query, key, value, extras: Extras, grid: Grid):
+    """Output `bgrtd`, and what the backward pass needs."""
+    ranges = blocks_lib.key_ranges(extras, grid)
+    repeats, dim = query.shape[2], query.shape[4]
+    keep_rate = 1.0 - grid.settings.dropout_rate
+
+    def row(carry, tile: Tile):
+        queries = cut(query, "bgrtd", grid, tile)
+
+        def block(carry, tile: Tile):
+            top, total, out = carry
+            keys, values = (cut(x, "bgsd", grid, tile) for x in (key, value))
+            scores = _matmul("bgrtd,bgsd->bgrts", queries, keys)
+            if extras.bias is not None:
+                scores = scores + cut(extras.bias, "bgrts", grid, tile).astype(jnp.float32)
+            mask = blocks_lib.allowed(extras, grid, tile)
+            if mask is not None:
+                scores = jnp.where(mask, scores, -jnp.inf)
+            new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
+            # While a row has seen no key, 0 is subtracted and not -inf.
+            shift = jnp.where(new_top == -jnp.inf, 0.0, new_top)
+            weights = jnp.exp(scores - shift[..., None])
+            decay = jnp.exp(top - shift)
+            total = total * decay + jnp.sum(weights, axis=-1)
+            kept = blocks_lib.kept(extras, grid, tile, repeats)
+            if kept is not None:
+                weights = jnp.where(kept, weights / keep_rate, 0.0)
+            new = _matmul("bgrts,bgsd->bgrtd", weights.astype(values.dtype), values)
+            return new_top, total, out * decay[..., None] + new
+
+        rows = queries.shape[:-1]
+        start = jnp.full(rows, -jnp.inf), jnp.zeros(rows), jnp.zeros((*rows, dim))
+        top, total, out = _over_keys(ranges, grid, tile, block, start)
+        empty = total == 0.0
+        total = jnp.where(empty, 1.0, total)
+        log_sum = jnp.where(empty, _EMPTY, top + jnp.log(total))
+        return (
+            put(carry[0], out / total[..., None], "bgrtd", grid, tile),
+            put(carry[1], log_sum, "bgrt", grid, tile),
+        )
+
+    start = jnp.zeros(query.shape, query.dtype), jnp.zeros(query.shape[:-1])
+    out, log_sums = _over_rows(grid, row, start)
+    return out, (query, key, value, extras, out, log_sums)
+
+
+def _backward(grid: Grid, residuals, d_out):
+    query, key, value, extras, out, log_sums = residuals
+    ranges = blocks_lib.key_ranges(extras, grid)
+    repeats = query.shape[2]
+    keep_rate = 1.0 - grid.settings.dropout_rate
+    # What each weight of a row loses because the row sums to one.
+    d_sums = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
+    key_columns = key.swapaxes(2, 3)  # --> [B, G, D, S]
+
+    def row(carry, tile: Tile):
+        d_query, *others = carry
+        queries, d_outs = (cut(x, "bgrtd", grid, tile) for x in (query, d_out))
+        log_sum, d_sum = (
+            cut(x, "bgrt", grid, tile)[:, :, None] for x in (log_sums, d_sums)
+        )  # --> [b, g, 1, r, t]
+
+        def block(carry, tile: Tile):
+            d_queries, d_key, d_value, d_bias = carry
+            keys, values = (cut(x, "bgsd", grid, tile) for x in (key, value))
+            scores = _matmul("bgsd,bgrtd->bgsrt", keys, queries)
+            if extras.bias is not None:
+                bias = cut(extras.bias, "bgrts", grid, tile).astype(jnp.float32)
+                scores = scores + jnp.moveaxis(bias, 4, 2)
+            weights = jnp.exp(scores - log_sum)
+            mask = blocks_lib.allowed(extras, grid, tile)
+            if mask is not None:
+                weights = jnp.where(jnp.moveaxis(mask, 4, 2), weights, 0.0)
+            d_weights = _matmul("bgsd,bgrtd->bgsrt", values, d_outs)
+            kept = blocks_lib.kept(extras, grid, tile, repeats)
+            dropped = weights
+            if kept is not None:
+                kept = jnp.moveaxis(kept, 4, 2)
+                dropped = jnp.where(kept, weights / keep_rate, 0.0)
+                d_weights = jnp.where(kept, d_weights / keep_rate, 0.0)
+            d_scores = weights * (d_weights - d_sum)
+            if d_bias is not None:
+                d_bias = add_to(d_bias, jnp.moveaxis(d_scores, 2, 4), "bgrts", grid, tile)
+            d_scores = d_scores.astype(query.dtype)
+            columns = cut(key_columns, "bgds", grid, tile)
+            d_queries = d_queries + _matmul("bgds,bgsrt->bgdrt", columns, d_scores)
+            d_keys = _matmul("bgsrt,bgrtd->bgsd", d_scores, queries)
+            d_values = _matmul("bgsrt,bgrtd->bgsd", dropped.astype(query.dtype), d_outs)
+            return (
+                d_queries,
+                add_to(d_key, d_keys, "bgsd", grid, tile),
+                add_to(d_value, d_values, "bgsd", grid, tile),
+                d_bias,
+            )
+
+        b, g, r, t, d = queries.shape
+        d_queries, *others = _over_keys(ranges, grid, tile, block, (jnp.zeros((b, g, d, r, t)), *others))
+        d_queries = jnp.moveaxis(d_queries, 2, 4)  # --> [b, g, r, t, d]
+        return put(d_query, d_queries, "bgrtd", grid, tile), *others
+
+    d_bias = None if extras.bias is None else jnp.zeros(extras.bias.shape)
+    start = (jnp.zeros(query.shape, query.dtype), jnp.zeros(key.shape), jnp.zeros(value.shape), d_bias)
+    d_query, d_key, d_value, d_bias = _over_rows(grid, row, start)
+    if extras.bias is not None:
+        d_bias = d_bias.astype(extras.bias.dtype)
+    d_extras = Extras(bias=d_bias)
+    return d_query, d_key.astype(key.dtype), d_value.astype(value.dtype), d_extras
+
+
+_attend.defvjp(_forward, _backward)

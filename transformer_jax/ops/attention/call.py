@@ -1,0 +1,69 @@
+"""What a call of attention consists of, beside query, key and value."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.ops import masks
+from transformer_jax.ops.dropout import element_index
+
+
+class Extras(NamedTuple):
+    """Optional arrays of a call; all masks given hold together."""
+
+    mask: jax.Array | None = None  # boolean, broadcastable to [B, H, T, S]
+    bias: jax.Array | None = None  # broadcastable to [B, H, T, S]
+    query_segment_ids: jax.Array | None = None  # [B, T]
+    key_segment_ids: jax.Array | None = None  # [B, S]
+    key_lengths: jax.Array | None = None  # [B]
+    seeds: jax.Array | None = None  # [2] uint32: dropout
+    origin: jax.Array | None = None  # [2] uint32: place of the first row and head in a sharded call
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is known when a call is compiled."""
+
+    causal: bool
+    scale: float
+    dropout_rate: float
+    num_heads: int  # of the whole call, where it is sharded
+
+
+def combined_mask(
+    extras: Extras, settings: Settings, query_size: int, key_size: int
+) -> jax.Array | None:
+    """All masks of a call in one, broadcastable to `[B, H, T, S]`; None where there is none."""
+    query_ids, key_ids = extras.query_segment_ids, extras.key_segment_ids
+    return masks.combine_masks(
+        extras.mask,
+        masks.make_causal_mask(query_size, key_size) if settings.causal else None,
+        None if query_ids is None else masks.make_segment_mask(query_ids, key_ids),
+        None
+        if extras.key_lengths is None
+        else masks.make_padding_mask(extras.key_lengths, key_size),
+    )
+
+
+def expand(x: jax.Array) -> jax.Array:
+    """`x` with leading axes of size 1 up to four."""
+    return x.reshape((1,) * (4 - x.ndim) + x.shape)
+
+
+def dropout_index(
+    extras: Extras, settings: Settings, sizes: tuple[int, int], coordinates: list[jax.Array]
+) -> jax.Array:
+    """Index that decides an attention weight's dropout, the same in every implementation.
+
+    Args:
+      extras: with `origin` where the call is one shard of a larger one.
+      settings: with the number of heads of the whole call.
+      sizes: (T, S).
+      coordinates: of the batch row, head, query and key; they broadcast.
+    """
+    row, head, query, key = (x.astype(jnp.uint32) for x in coordinates)
+    if extras.origin is not None:
+        row, head = row + extras.origin[0], head + extras.origin[1]
+    return element_index((1, settings.num_heads, *sizes), [row, head, query, key])

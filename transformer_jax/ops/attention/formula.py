@@ -1,0 +1,93 @@
+"""The formula of attention over the whole score matrix."""
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.ops.attention.call import Extras, Settings, combined_mask, dropout_index
+from transformer_jax.ops.attention.softmax import exponentials, masked_softmax
+from transformer_jax.ops.dropout import keep
+
+
+def attention_weights(
+    query: jax.Array,
+    key: jax.Array,
+    *,
+    mask: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    scale: float | None = None,
+) -> jax.Array:
+    """softmax(q·k · scale + bias) over the keys that `mask` allows, in float32.
+
+    Args:
+      query: `[B, T, H, D]`.
+      key: `[B, S, G, D]`, G dividing H (each key head serves H / G query heads).
+      mask: boolean, broadcastable to `[B, H, T, S]`.
+      bias: added to the scores, broadcastable to `[B, H, T, S]`.
+      scale: defaults to 1 / sqrt(D).
+
+    Returns:
+      `[B, H, T, S]` float32; a row that may attend to nothing is all zeros.
+
+    Raises:
+      ValueError: G does not divide H.
+    """
+    if query.shape[2] % key.shape[2]:
+        raise ValueError(f"{key.shape[2]} key heads do not divide {query.shape[2]} query heads")
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    query, key = query.astype(jnp.float32), key.astype(jnp.float32)
+    return masked_softmax(_scores(query, key, scale, bias, "highest"), mask)
+
+
+def _scores(query, key, scale, bias, precision) -> jax.Array:
+    """`[B, H, T, S]` float32."""
+    batch, length, heads, dim = query.shape
+    groups = key.shape[2]
+    query = (query * jnp.asarray(scale, query.dtype)).swapaxes(1, 2)
+    query = query.reshape(batch, groups, heads // groups, length, dim)  # --> [B, G, R, T, D]
+    scores = jnp.einsum(
+        "bgrtd,bgsd->bgrts",
+        query,
+        key.swapaxes(1, 2),
+        preferred_element_type=jnp.float32,
+        precision=precision,
+    )
+    scores = scores.reshape(batch, heads, length, key.shape[1])  # --> [B, H, T, S]
+    return scores if bias is None else scores + bias.astype(jnp.float32)
+
+
+def _attend(query, key, value, extras: Extras, settings: Settings, precision) -> jax.Array:
+    batch, length, heads, dim = query.shape
+    size, groups = key.shape[1:3]
+    scores = _scores(query, key, settings.scale, extras.bias, precision)
+    weights, total = exponentials(scores, combined_mask(extras, settings, length, size))
+    if extras.seeds is not None:
+        axes = [jnp.arange(n).reshape(-1, *[1] * (3 - i)) for i, n in enumerate(weights.shape)]
+        index = dropout_index(extras, settings, (length, size), axes)
+        kept = keep(extras.seeds, settings.dropout_rate, index)
+        weights = jnp.where(kept, weights / (1.0 - settings.dropout_rate), 0.0)
+    weights = weights.reshape(batch, groups, heads // groups, length, size)  # --> [B, G, R, T, S]
+    out = jnp.einsum(
+        "bgrts,bgsd->bgrtd",
+        weights.astype(value.dtype),
+        value.swapaxes(1, 2),
+        preferred_element_type=jnp.float32,
+        precision=precision,
+    )
+    # Dividing here touches D numbers a row, not S.
+    out = out.reshape(batch, heads, length, dim) / total  # --> [B, H, T, D]
+    return out.swapaxes(1, 2)
+
+
+def reference(
+    query: jax.Array, key: jax.Array, value: jax.Array, extras: Extras, settings: Settings
+) -> jax.Array:
+    """The formula in float32 at highest product precision, whatever the inputs' type."""
+    arrays = (x.astype(jnp.float32) for x in (query, key, value))
+    return _attend(*arrays, extras, settings, "highest").astype(query.dtype)
+
+
+def xla(
+    query: jax.Array, key: jax.Array, value: jax.Array, extras: Extras, settings: Settings
+) -> jax.Array:
+    """Products in the inputs' type with float32 sums; the gradient is XLA's own."""
+    return _attend(query, key, value, extras, settings, None).astype(query.dtype)
