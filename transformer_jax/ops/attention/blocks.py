@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.ops.attention.call import Extras, Settings, dropout_index
+from transformer_jax.ops.attention.softmax import hiding
 from transformer_jax.ops.dropout import keep
 from transformer_jax.ops.masks import combine_masks
 
@@ -125,8 +126,8 @@ def _coordinates(grid: Grid, tile: Tile, repeats: int) -> list[jax.Array]:
     return [along("b"), along("g") * repeats + repeat, along("t"), along("s")]
 
 
-def allowed(extras: Extras, grid: Grid, tile: Tile) -> jax.Array | None:
-    """Mask of a block, broadcastable to `bgrts`; None where it may attend to everything."""
+def added(extras: Extras, grid: Grid, tile: Tile) -> jax.Array | None:
+    """What is added to a block's scores, float32, broadcastable to `bgrts`: bias and hidden keys."""
     _, _, query, key = _coordinates(grid, tile, 1)
     parts = []
     if extras.mask is not None:
@@ -141,7 +142,8 @@ def allowed(extras: Extras, grid: Grid, tile: Tile) -> jax.Array | None:
         query_ids = cut(extras.query_segment_ids, "bt", grid, tile)[:, None, None, :, None]
         key_ids = cut(extras.key_segment_ids, "bs", grid, tile)[:, None, None, None, :]
         parts.append((query_ids == key_ids) & (key_ids != 0))
-    return combine_masks(*parts)
+    bias = None if extras.bias is None else cut(extras.bias, "bgrts", grid, tile)
+    return hiding(combine_masks(*parts), bias)
 
 
 def kept(extras: Extras, grid: Grid, tile: Tile, repeats: int) -> jax.Array | None:

@@ -17,9 +17,7 @@ import jax.numpy as jnp
 from transformer_jax.ops.attention import blocks as blocks_lib
 from transformer_jax.ops.attention.blocks import Blocks, Grid, Tile, add_to, cut, pad, put
 from transformer_jax.ops.attention.call import Extras, Settings, expand
-
-# Log-sum-exp of a row that may attend to nothing: its weights exp(score - _EMPTY) are all 0.
-_EMPTY = 1e30
+from transformer_jax.ops.attention.softmax import HIDDEN
 
 _matmul = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
@@ -96,33 +94,40 @@ def _forward(query, key, value, extras: Extras, grid: Grid):
     def row(carry, tile: Tile):
         queries = cut(query, "bgrtd", grid, tile)
 
-        def block(carry, tile: Tile):
-            top, total, out = carry
+        def block(tile: Tile):
             keys, values = (cut(x, "bgsd", grid, tile) for x in (key, value))
             scores = _matmul("bgrtd,bgsd->bgrts", queries, keys)
-            if extras.bias is not None:
-                scores = scores + cut(extras.bias, "bgrts", grid, tile).astype(jnp.float32)
-            mask = blocks_lib.allowed(extras, grid, tile)
-            if mask is not None:
-                scores = jnp.where(mask, scores, -jnp.inf)
-            new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
-            # While a row has seen no key, 0 is subtracted and not -inf.
-            shift = jnp.where(new_top == -jnp.inf, 0.0, new_top)
-            weights = jnp.exp(scores - shift[..., None])
-            decay = jnp.exp(top - shift)
-            total = total * decay + jnp.sum(weights, axis=-1)
+            added = blocks_lib.added(extras, grid, tile)
+            if added is not None:
+                scores = scores + added
+            top = jnp.max(scores, axis=-1)
+            weights = jnp.exp(scores - top[..., None])
+            total = jnp.sum(weights, axis=-1)
             kept = blocks_lib.kept(extras, grid, tile, repeats)
             if kept is not None:
                 weights = jnp.where(kept, weights / keep_rate, 0.0)
-            new = _matmul("bgrts,bgsd->bgrtd", weights.astype(values.dtype), values)
-            return new_top, total, out * decay[..., None] + new
+            return top, total, _matmul("bgrts,bgsd->bgrtd", weights.astype(values.dtype), values)
 
-        rows = queries.shape[:-1]
-        start = jnp.full(rows, -jnp.inf), jnp.zeros(rows), jnp.zeros((*rows, dim))
-        top, total, out = _over_keys(ranges, grid, tile, block, start)
-        empty = total == 0.0
-        total = jnp.where(empty, 1.0, total)
-        log_sum = jnp.where(empty, _EMPTY, top + jnp.log(total))
+        def merge(carry, tile: Tile):
+            new = block(tile)
+            top = jnp.maximum(carry[0], new[0])
+            # A row that has seen hidden keys alone so far gets the weight 0 once it sees another.
+            old_weight, new_weight = jnp.exp(carry[0] - top), jnp.exp(new[0] - top)
+            return (
+                top,
+                carry[1] * old_weight + new[1] * new_weight,
+                carry[2] * old_weight[..., None] + new[2] * new_weight[..., None],
+            )
+
+        if grid.counts.s == 1:
+            top, total, out = block(tile)
+        else:
+            rows = queries.shape[:-1]
+            start = jnp.full(rows, HIDDEN), jnp.zeros(rows), jnp.zeros((*rows, dim))
+            top, total, out = _over_keys(ranges, grid, tile, merge, start)
+        empty = top < HIDDEN / 2
+        total = jnp.where(empty, jnp.inf, total)
+        log_sum = jnp.where(empty, -HIDDEN, top + jnp.log(total))
         return (
             put(carry[0], out / total[..., None], "bgrtd", grid, tile),
             put(carry[1], log_sum, "bgrt", grid, tile),
@@ -153,13 +158,10 @@ def _backward(grid: Grid, residuals, d_out):
             d_queries, d_key, d_value, d_bias = carry
             keys, values = (cut(x, "bgsd", grid, tile) for x in (key, value))
             scores = _matmul("bgsd,bgrtd->bgsrt", keys, queries)
-            if extras.bias is not None:
-                bias = cut(extras.bias, "bgrts", grid, tile).astype(jnp.float32)
-                scores = scores + jnp.moveaxis(bias, 4, 2)
+            added = blocks_lib.added(extras, grid, tile)
+            if added is not None:
+                scores = scores + jnp.moveaxis(added, 4, 2)
             weights = jnp.exp(scores - log_sum)
-            mask = blocks_lib.allowed(extras, grid, tile)
-            if mask is not None:
-                weights = jnp.where(jnp.moveaxis(mask, 4, 2), weights, 0.0)
             d_weights = _matmul("bgsd,bgrtd->bgsrt", values, d_outs)
             kept = blocks_lib.kept(extras, grid, tile, repeats)
             dropped = weights

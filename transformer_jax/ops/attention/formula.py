@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.ops.attention.call import Extras, Settings, combined_mask, dropout_index
-from transformer_jax.ops.attention.softmax import exponentials, masked_softmax
+from transformer_jax.ops.attention.softmax import exponentials, hiding
 from transformer_jax.ops.dropout import keep
 
 
@@ -35,39 +35,38 @@ def attention_weights(
         raise ValueError(f"{key.shape[2]} key heads do not divide {query.shape[2]} query heads")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     query, key = query.astype(jnp.float32), key.astype(jnp.float32)
-    return masked_softmax(_scores(query, key, scale, bias, "highest"), mask)
+    exps, total = exponentials(_scores(query, key, scale, "highest"), hiding(mask, bias))
+    return exps / total
 
 
-def _scores(query, key, scale, bias, precision) -> jax.Array:
-    """`[B, H, T, S]` float32."""
+def _scores(query, key, scale: float, precision) -> jax.Array:
+    """q·k · scale, `[B, H, T, S]` float32."""
     batch, length, heads, dim = query.shape
-    groups = key.shape[2]
+    size, groups = key.shape[1:3]
     query = (query * jnp.asarray(scale, query.dtype)).swapaxes(1, 2)
-    query = query.reshape(batch, groups, heads // groups, length, dim)  # --> [B, G, R, T, D]
     scores = jnp.einsum(
-        "bgrtd,bgsd->bgrts",
-        query,
+        "bgtd,bgsd->bgts",
+        query.reshape(batch, groups, heads // groups * length, dim),
         key.swapaxes(1, 2),
         preferred_element_type=jnp.float32,
         precision=precision,
     )
-    scores = scores.reshape(batch, heads, length, key.shape[1])  # --> [B, H, T, S]
-    return scores if bias is None else scores + bias.astype(jnp.float32)
+    return scores.reshape(batch, heads, length, size)  # --> [B, H, T, S]
 
 
 def _attend(query, key, value, extras: Extras, settings: Settings, precision) -> jax.Array:
     batch, length, heads, dim = query.shape
     size, groups = key.shape[1:3]
-    scores = _scores(query, key, settings.scale, extras.bias, precision)
-    weights, total = exponentials(scores, combined_mask(extras, settings, length, size))
+    added = hiding(combined_mask(extras, settings, length, size), extras.bias)
+    weights, total = exponentials(_scores(query, key, settings.scale, precision), added)
     if extras.seeds is not None:
         axes = [jnp.arange(n).reshape(-1, *[1] * (3 - i)) for i, n in enumerate(weights.shape)]
         index = dropout_index(extras, settings, (length, size), axes)
         kept = keep(extras.seeds, settings.dropout_rate, index)
         weights = jnp.where(kept, weights / (1.0 - settings.dropout_rate), 0.0)
-    weights = weights.reshape(batch, groups, heads // groups, length, size)  # --> [B, G, R, T, S]
+    weights = weights.reshape(batch, groups, heads // groups * length, size)  # --> [B, G, R·T, S]
     out = jnp.einsum(
-        "bgrts,bgsd->bgrtd",
+        "bgts,bgsd->bgtd",
         weights.astype(value.dtype),
         value.swapaxes(1, 2),
         preferred_element_type=jnp.float32,

@@ -1,0 +1,161 @@
+"""Measures the implementations of attention, and torch's beside them, and writes `auto`'s table.
+
+    python benchmarks/attention.py [--json=FILE] [--plot=FILE.png] [--write_table]
+
+Each engine runs in a process of its own, one at a time and taking turns; a time is the median over
+the turns, of one call inside a loop of calls that each wait for the one before. Every implementation
+is compared with the reference first. `--memory_lengths=16384` also measures how much memory one
+forward and backward pass takes in a fresh process.
+"""
+
+import dataclasses
+import importlib.util
+import itertools
+import json
+import os
+import platform
+import statistics
+from collections.abc import Iterator
+
+import numpy as np
+from absl import app, flags
+
+from benchmarks import attention_report, attention_workers
+from benchmarks.attention_workers import Problem, Worker
+from transformer_jax.ops.attention import IMPLEMENTATIONS
+
+_JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")
+_PLOT = flags.DEFINE_string("plot", None, "Draw the times to this picture.")
+_TABLE = flags.DEFINE_bool("write_table", False, "Write what `auto` chooses from.")
+_CASES = flags.DEFINE_list("cases", list(attention_workers.CASES), "Kinds of attention.")
+_LENGTHS = flags.DEFINE_list("lengths", ["64", "256", "1024", "4096"], "Numbers of keys.")
+_TOKENS = flags.DEFINE_integer("tokens", 4096, "B x length, kept where lengths differ.")
+_MIN_BATCH = flags.DEFINE_integer("min_batch", 1, "Smallest B.")
+_MAX_BATCH = flags.DEFINE_integer("max_batch", 2, "Largest B.")
+_HEADS = flags.DEFINE_integer("heads", 8, "H.")
+_HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "D.")
+_DTYPE = flags.DEFINE_string("dtype", None, "float32 or bfloat16; by default the device's.")
+_NAMES = flags.DEFINE_list(
+    "implementations", [n for n in IMPLEMENTATIONS if n != "reference"], "Which of ours."
+)
+_PEERS = flags.DEFINE_list("peers", ["torch"], "Peers; one that is not installed is left out.")
+_TURNS = flags.DEFINE_integer("turns", 7, "Turns of every engine.")
+_MEMORY = flags.DEFINE_list("memory_lengths", [], "Lengths to measure memory at, case `full`, B 1.")
+
+PASSES = ("forward", "forward+backward")
+# Largest difference from the reference, relative to the largest value.
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
+# One turn takes about this long: long against the clock, short against the machine's moods.
+TURN_SECONDS = 0.15
+
+
+def problems(dtype: str) -> Iterator[Problem]:
+    for case, length in itertools.product(_CASES.value, map(int, _LENGTHS.value)):
+        batch = min(max(_TOKENS.value // length, _MIN_BATCH.value), _MAX_BATCH.value)
+        for which in PASSES:
+            if case == "step" and which != "forward":
+                continue
+            yield Problem(case, batch, length, _HEADS.value, _HEAD_DIM.value, dtype, which)
+
+
+def measure(problem: Problem, workers: dict[str, Worker], rates: dict[str, float]) -> list[dict]:
+    """One row for each implementation that serves the problem."""
+    rows, wanted = [], None
+    entrants = [
+        (engine, name) for engine, worker in workers.items() for name in worker.call("names", problem)
+    ]
+    for engine, name in entrants:
+        prepared = workers[engine].call("prepare", problem, name)
+        if "error" in prepared:
+            print(f"  {problem.case} {problem.length} {problem.which}: {name}: {prepared['error']}")
+            continue
+        if wanted is None:
+            wanted = workers["jax"].call("reference", problem)
+        error = difference(prepared.pop("outputs"), wanted)
+        if not error <= TOLERANCE[problem.dtype]:
+            raise SystemExit(f"{name} differs from the reference by {error:.1e} at {problem}")
+        rows.append({**dataclasses.asdict(problem), "implementation": name, "engine": engine,
+                     "error": error, **prepared})  # fmt: skip
+    for row in rows:
+        once = workers[row["engine"]].call("time", problem, row["implementation"], 1)
+        row["calls"] = max(1, min(500, round(TURN_SECONDS / once)))
+    times: dict[str, list[float]] = {row["implementation"]: [] for row in rows}
+    for _ in range(_TURNS.value):
+        for row in rows:
+            worker = workers[row["engine"]]
+            seconds = worker.call("time", problem, row["implementation"], row["calls"])
+            times[row["implementation"]].append(seconds)
+    for worker in workers.values():
+        worker.call("forget")
+    flops = attention_workers.flops(problem)
+    for row in rows:
+        seconds = statistics.median(times[row["implementation"]])
+        row["milliseconds"] = 1000 * seconds
+        row["tflops"] = flops / seconds / 1e12
+        row["share_of_matmul_rate"] = flops / seconds / max(rates.values())
+    return rows
+
+
+def difference(outputs: list[np.ndarray], wanted: list[np.ndarray]) -> float:
+    """Largest difference of any array, relative to its largest value."""
+    pairs = zip(outputs, wanted, strict=True)
+    return max(float(np.max(np.abs(a - b)) / np.max(np.abs(b))) for a, b in pairs)
+
+
+def measure_memory(length: int, engines: list[str], dtype: str) -> Iterator[dict]:
+    """What one forward and backward pass adds to a fresh process, and its peak, in bytes."""
+    problem = Problem("full", 1, length, _HEADS.value, _HEAD_DIM.value, dtype, PASSES[1])
+    for engine in engines:
+        with Worker(engine) as worker:
+            names = worker.call("names", problem)
+        for name in names:
+            if name in ("xla", "auto"):  # the whole score matrix, twice over
+                continue
+            with Worker(engine) as worker:
+                found = worker.call("memory", problem, name)
+            yield {"length": length, "engine": engine, "implementation": name, **found}
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    # As the commands set it: buffers stay in the process between calls. For every engine.
+    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    unknown = set(_CASES.value) - set(attention_workers.CASES)
+    if unknown:
+        raise app.UsageError(f"--cases must be of {list(attention_workers.CASES)}, got {unknown}")
+    engines = ["jax", *(peer for peer in _PEERS.value if importlib.util.find_spec(peer))]
+    workers = {engine: Worker(engine, _NAMES.value) for engine in engines}
+    about = {engine: worker.call("about") for engine, worker in workers.items()}
+    dtype = _DTYPE.value or ("float32" if about["jax"]["platform"] == "cpu" else "bfloat16")
+    rates = {engine: worker.call("matmul_rate", dtype) for engine, worker in workers.items()}
+    result = {
+        "about": about,
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "GLIBC_TUNABLES": os.environ["GLIBC_TUNABLES"],
+        "matmul_flops_per_second": rates,
+        "turns": _TURNS.value,
+        "rows": [],
+    }
+    print(json.dumps({k: v for k, v in result.items() if k != "rows"}, indent=2))
+    for problem in problems(dtype):
+        rows = measure(problem, workers, rates)
+        result["rows"] += rows
+        print(attention_report.lines(rows), flush=True)
+    for worker in workers.values():
+        worker.close()
+    result["memory"] = [
+        row for n in _MEMORY.value for row in measure_memory(int(n), engines, dtype)
+    ]
+    print(attention_report.table(result))
+    if _TABLE.value:
+        attention_report.write_table(result)
+    if _JSON.value:
+        with open(_JSON.value, "w") as out:
+            json.dump(result, out, indent=1)
+    if _PLOT.value:
+        attention_report.plot(result, _PLOT.value)
+
+
+if __name__ == "__main__":
+    app.run(main)

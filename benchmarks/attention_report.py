@@ -1,0 +1,139 @@
+"""What `benchmarks/attention.py` found: as text, as a picture, and as the table of `auto`."""
+
+import collections
+import importlib.resources
+import json
+import math
+from typing import Any
+
+# Benchmark case -> the row of the table that serves such calls.
+KINDS = {"full": "full", "encoder": "full", "cross": "full", "causal": "causal",
+         "packed": "packed", "step": "step"}  # fmt: skip
+
+
+def lines(rows: list[dict]) -> str:
+    """One line for each row, fastest first."""
+    out = []
+    for row in sorted(rows, key=lambda row: row["milliseconds"]):
+        shape = f"[{row['batch']}, {row['length']}, {row['heads']}, {row['head_dim']}]"
+        out.append(
+            f"  {row['case']:8}{shape:22}{row['which']:17}{row['implementation']:16}"
+            f"{row['milliseconds']:10.3f} ms {row['tflops']:8.3f} TFLOP/s "
+            f"{100 * row['share_of_matmul_rate']:5.1f}%  compiled in {row['compile_seconds']:.2f} s"
+            f"  error {row['error']:.0e}"
+        )
+    return "\n".join(out)
+
+
+def _by_problem(result: dict) -> dict[tuple, dict[str, float]]:
+    """(case, pass) and length -> implementation -> milliseconds."""
+    found: dict[tuple, dict[str, float]] = collections.defaultdict(dict)
+    for row in result["rows"]:
+        found[row["case"], row["which"], row["length"]][row["implementation"]] = row["milliseconds"]
+    return found
+
+
+def table(result: dict) -> str:
+    """Milliseconds by length, and how many times the best peer's speed ours are."""
+    found = _by_problem(result)
+    out = []
+    for case, which in dict.fromkeys((c, w) for c, w, _ in found):
+        lengths = [n for c, w, n in found if (c, w) == (case, which)]
+        names = dict.fromkeys(name for n in lengths for name in found[case, which, n])
+        out.append(f"\n{case}, {which}" + "".join(f"{n:>20}" for n in lengths))
+        for name in names:
+            cells = []
+            for n in lengths:
+                times = found[case, which, n]
+                peers = [t for other, t in times.items() if other.startswith("torch")]
+                cell = f"{times[name]:.3f} ms" if name in times else "-"
+                if name in times and peers and not name.startswith("torch"):
+                    cell += f" ({min(peers) / times[name]:.2f}x)"
+                cells.append(f"{cell:>20}")
+            out.append(f"  {name:{len(case) + len(which)}}" + "".join(cells))
+    for row in result["memory"]:
+        sizes = ", ".join(f"{k} {v / 1e6:.0f} MB" for k, v in row.items() if k.endswith("bytes"))
+        out.append(f"memory at {row['length']}: {row['implementation']}: {sizes}")
+    return "\n".join(out)
+
+
+def rules(result: dict) -> dict[str, list]:
+    """Rows of `auto`'s table: kind -> [largest S, implementations, fastest first].
+
+    An implementation's cost at a length is its time relative to the fastest, multiplied up over the
+    cases and passes of a kind.
+    """
+    costs: dict[str, dict[int, dict[str, list[float]]]] = {}
+    for (case, _, length), times in _by_problem(result).items():
+        ours = {n: t for n, t in times.items() if n != "auto" and not n.startswith("torch")}
+        cell = costs.setdefault(KINDS[case], {}).setdefault(length, {})
+        for name, milliseconds in ours.items():
+            cell.setdefault(name, []).append(math.log(milliseconds / min(ours.values())))
+    out = {}
+    for kind, by_length in costs.items():
+        rows: list[list[Any]] = []
+        for length in sorted(by_length):
+            cell = by_length[length]
+            order = sorted(cell, key=lambda name: (-len(cell[name]), sum(cell[name])))
+            if rows and rows[-1][1] == order:
+                rows[-1][0] = length
+            else:
+                rows.append([length, order])
+        # Between two measured lengths the boundary lies half way (in octaves).
+        for row, after in zip(rows, rows[1:], strict=False):
+            row[0] = round(math.sqrt(row[0] * min(n for n in by_length if n > row[0])))
+            del after
+        rows[-1][0] = None
+        out[kind] = rows
+    return out
+
+
+def write_table(result: dict) -> None:
+    """Puts the measured rows of this device into the package."""
+    path = importlib.resources.files("transformer_jax.ops.attention").joinpath("table.json")
+    known = json.loads(path.read_text())
+    known.setdefault(result["about"]["jax"]["platform"], {}).update(rules(result))
+    rows = []
+    for device, kinds in known.items():
+        inside = ",\n".join(f'    "{kind}": {json.dumps(row)}' for kind, row in kinds.items())
+        rows.append(f'  "{device}": {{\n{inside}\n  }}')
+    with open(str(path), "w") as out:
+        out.write("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+def plot(result: dict, path: str) -> None:
+    """Time against length, a panel for each case and pass."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    found = _by_problem(result)
+    panels = list(dict.fromkeys((c, w) for c, w, _ in found))
+    columns = min(4, len(panels))
+    figure, axes = plt.subplots(
+        -(-len(panels) // columns), columns, squeeze=False, layout="constrained",
+        figsize=(4 * columns, 3.2 * -(-len(panels) // columns)),
+    )  # fmt: skip
+    names = dict.fromkeys(row["implementation"] for row in result["rows"] if row["implementation"] != "auto")
+    for axis, (case, which) in zip(axes.flat, panels, strict=False):
+        lengths = sorted(n for c, w, n in found if (c, w) == (case, which))
+        for number, name in enumerate(names):
+            points = [(n, found[case, which, n][name]) for n in lengths if name in found[case, which, n]]
+            dashes = "--" if name.startswith("torch") else "-"
+            axis.plot(*zip(*points, strict=True) if points else ([], []), dashes, marker="o",
+                      markersize=4, color=f"C{number}", label=name)  # fmt: skip
+        axis.set(title=f"{case}, {which}", xscale="log", yscale="log", xlabel="keys",
+                 ylabel="milliseconds")  # fmt: skip
+        axis.set_xticks(lengths, [str(n) for n in lengths])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    for axis in list(axes.flat)[len(panels) :]:
+        axis.set_visible(False)
+    axes.flat[0].legend(fontsize=8)
+    about = result["about"]
+    engines = ", ".join(f"{engine} {facts['version']}" for engine, facts in about.items())
+    row = result["rows"][0]
+    figure.suptitle(f"attention, {row['heads']} heads of {row['head_dim']}, {row['dtype']}, "
+                    f"{about['jax']['device']}; {engines}")  # fmt: skip
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,358 @@
+"""The engines that `benchmarks/attention.py` compares, each in a process of its own."""
+
+import dataclasses
+import multiprocessing
+import resource
+import time
+from typing import Any
+
+import numpy as np
+
+# What a case is made of; `step` is one query over the cache of a decoder.
+CASES = ("full", "encoder", "causal", "cross", "packed", "step")
+SEGMENT = 32  # mean length of a packed sentence
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One attention to time."""
+
+    case: str
+    batch: int
+    length: int  # of the keys
+    heads: int
+    head_dim: int
+    dtype: str
+    which: str  # "forward" or "forward+backward"
+
+    @property
+    def query_length(self) -> int:
+        return {"step": 1, "cross": max(1, 3 * self.length // 4)}.get(self.case, self.length)
+
+
+def arrays(problem: Problem) -> dict[str, np.ndarray]:
+    """Inputs of a problem, the same in every engine."""
+    rng = np.random.default_rng(0)
+    query_shape = (problem.batch, problem.query_length, problem.heads, problem.head_dim)
+    key_shape = (problem.batch, problem.length, problem.heads, problem.head_dim)
+    shapes = (query_shape, key_shape, key_shape, query_shape)
+    names = ("query", "key", "value", "d_out")
+    return {n: rng.standard_normal(s, np.float32) for n, s in zip(names, shapes, strict=True)}
+
+
+def lengths(problem: Problem) -> np.ndarray | None:
+    """How many keys of each row are no padding, `[B]`."""
+    if problem.case not in ("encoder", "cross", "step"):
+        return None
+    low = max(1, 3 * problem.length // 4)
+    return np.random.default_rng(1).integers(low, problem.length + 1, problem.batch).astype(np.int32)
+
+
+def segments(problem: Problem) -> np.ndarray | None:
+    """Segment ids `[B, T]` of sentences that lie one behind the other, to the end of the row."""
+    if problem.case != "packed":
+        return None
+    rng = np.random.default_rng(2)
+    rows = []
+    for _ in range(problem.batch):
+        sizes = rng.integers(SEGMENT // 2, 3 * SEGMENT // 2, 2 + 2 * problem.length // SEGMENT)
+        rows.append(np.repeat(np.arange(1, len(sizes) + 1), sizes)[: problem.length])
+    return np.stack(rows).astype(np.int32)
+
+
+def mask(problem: Problem) -> np.ndarray | None:
+    """The problem's masks in one, `[B, 1, T or 1, S]`, for engines that have no other."""
+    if problem.case == "causal":
+        return np.tri(problem.query_length, problem.length, dtype=bool)[None, None]
+    if (sizes := lengths(problem)) is not None:
+        return (np.arange(problem.length) < sizes[:, None])[:, None, None]
+    if (ids := segments(problem)) is not None:
+        return (ids[:, :, None] == ids[:, None, :])[:, None]
+    return None
+
+
+def flops(problem: Problem) -> float:
+    """Of the products over allowed pairs: 4 D a pair forward, 10 D more backward."""
+    allowed = mask(problem)
+    shape = (problem.batch, 1, problem.query_length, problem.length)
+    pairs = np.prod(shape) if allowed is None else np.broadcast_to(allowed, shape).sum()
+    products = 4 if problem.which == "forward" else 14
+    return float(products * pairs * problem.heads * problem.head_dim)
+
+
+class JaxEngine:
+    """Our implementations."""
+
+    def __init__(self, names: list[str]):
+        import jax
+
+        self.jax = jax
+        self.implementations = names
+        self.programs: dict[str, Any] = {}
+
+    def about(self) -> dict:
+        device = self.jax.devices()[0]
+        return {"platform": device.platform, "device": device.device_kind,
+                "version": self.jax.__version__}  # fmt: skip
+
+    def names(self, problem: Problem) -> list[str]:
+        return self.implementations
+
+    def _inputs(self, problem: Problem) -> list:
+        dtype = self.jax.numpy.dtype(problem.dtype)
+        return [self.jax.numpy.asarray(x, dtype) for x in arrays(problem).values()]
+
+    def _attend(self, problem: Problem, name: str):
+        from transformer_jax.ops.attention import dot_product_attention
+
+        ids, sizes = segments(problem), lengths(problem)
+
+        def attend(query, key, value):
+            return dot_product_attention(
+                query, key, value, causal=problem.case == "causal", query_segment_ids=ids,
+                key_segment_ids=ids, key_lengths=sizes, implementation=name,
+            )  # fmt: skip
+
+        return attend
+
+    def _call(self, problem: Problem, name: str):
+        attend = self._attend(problem, name)
+        if problem.which == "forward":
+            return lambda query, key, value, d_out: (attend(query, key, value),)
+
+        def both(query, key, value, d_out):
+            out, pullback = self.jax.vjp(attend, query, key, value)
+            return out, *pullback(d_out)
+
+        return both
+
+    def _repeated(self, problem: Problem, name: str):
+        """Calls in a row, each of which needs the result of the one before."""
+        call = self._call(problem, name)
+
+        def body(_, arrays):
+            query, key, value, d_out = arrays
+            if problem.which == "forward":
+                return (*call(query, key, value, d_out), key, value, d_out)
+            out, *grads = call(query, key, value, d_out)
+            sums = (x + d_x for x, d_x in zip((query, key, value), grads, strict=True))
+            return (*sums, d_out)
+
+        return lambda count, *arrays: self.jax.lax.fori_loop(0, count, body, arrays)
+
+    def prepare(self, problem: Problem, name: str) -> dict:
+        inputs = self._inputs(problem)
+        started = time.perf_counter()
+        try:
+            compiled = self.jax.jit(self._call(problem, name)).lower(*inputs).compile()
+        except ValueError as error:
+            return {"error": str(error)}
+        seconds = time.perf_counter() - started
+        outputs = compiled(*inputs)
+        memory = compiled.memory_analysis()
+        self.programs[name] = self.jax.jit(self._repeated(problem, name))
+        return {
+            "outputs": [np.asarray(x, np.float32) for x in outputs],
+            "compile_seconds": seconds,
+            "temporary_bytes": getattr(memory, "temp_size_in_bytes", None),
+        }
+
+    def reference(self, problem: Problem) -> list[np.ndarray]:
+        problem = dataclasses.replace(problem, dtype=problem.dtype)
+        outputs = self.jax.jit(self._call(problem, "reference"))(*self._inputs(problem))
+        return [np.asarray(x, np.float32) for x in outputs]
+
+    def time(self, problem: Problem, name: str, count: int) -> float:
+        inputs, program = self._inputs(problem), self.programs[name]
+        self.jax.block_until_ready(program(1, *inputs))
+        started = time.perf_counter()
+        self.jax.block_until_ready(program(count, *inputs))
+        return (time.perf_counter() - started) / count
+
+    def memory(self, problem: Problem, name: str) -> dict:
+        inputs = self._inputs(problem)
+        call = self.jax.jit(self._call(problem, name)).lower(*inputs).compile()
+        before = peak_memory()
+        self.jax.block_until_ready(call(*inputs))
+        stats = self.jax.devices()[0].memory_stats() or {}
+        if "peak_bytes_in_use" in stats:
+            return {"device_peak_bytes": stats["peak_bytes_in_use"]}
+        return {"added_bytes": peak_memory() - before, "process_peak_bytes": peak_memory()}
+
+    def matmul_rate(self, dtype: str) -> float:
+        jnp = self.jax.numpy
+        size = 2048 if self.jax.default_backend() == "cpu" else 8192
+        x = self.jax.random.normal(self.jax.random.key(0), (size, size), jnp.dtype(dtype))
+        product = self.jax.jit(jnp.matmul)
+        return best_rate(lambda: self.jax.block_until_ready(product(x, x)), 2 * size**3)
+
+    def forget(self) -> None:
+        self.programs.clear()
+        self.jax.clear_caches()
+
+
+class TorchEngine:
+    """`torch.nn.functional.scaled_dot_product_attention`; on a GPU each of its back ends."""
+
+    def __init__(self, names: list[str]):
+        import torch
+
+        del names
+        self.torch = torch
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def about(self) -> dict:
+        name = self.torch.cuda.get_device_name() if self.device == "cuda" else "cpu"
+        return {"device": name, "version": self.torch.__version__,
+                "threads": self.torch.get_num_threads()}  # fmt: skip
+
+    def names(self, problem: Problem) -> list[str]:
+        if self.device == "cpu":
+            return ["torch"]
+        masked = problem.case not in ("full", "causal")
+        return ["torch_cudnn", "torch_efficient"] + ([] if masked else ["torch_flash"])
+
+    def _inputs(self, problem: Problem) -> list:
+        dtype = getattr(self.torch, problem.dtype)
+        # As they lie in memory, [B, T, H, D]; transposing is a view to torch.
+        return [
+            self.torch.tensor(x).to(self.device, dtype).transpose(1, 2)
+            for x in arrays(problem).values()
+        ]
+
+    def _call(self, problem: Problem, name: str):
+        torch = self.torch
+        backends = torch.nn.attention.SDPBackend
+        chosen = {
+            "torch_flash": [backends.FLASH_ATTENTION],
+            "torch_cudnn": [backends.CUDNN_ATTENTION],
+            "torch_efficient": [backends.EFFICIENT_ATTENTION],
+            "torch": [backends.FLASH_ATTENTION, backends.MATH],
+        }[name]
+        causal = problem.case == "causal"
+        allowed = None if causal else mask(problem)
+        if allowed is not None:
+            allowed = torch.tensor(allowed, device=self.device)
+            shape = (problem.batch, 1, problem.query_length, problem.length)
+            allowed = allowed.expand(shape)
+
+        def attend(query, key, value):
+            with torch.nn.attention.sdpa_kernel(chosen):
+                return torch.nn.functional.scaled_dot_product_attention(
+                    query, key, value, attn_mask=allowed, is_causal=causal
+                )
+
+        def call(query, key, value, d_out):
+            if problem.which == "forward":
+                with torch.no_grad():
+                    return (attend(query, key, value),)
+            inputs = [x.detach().requires_grad_() for x in (query, key, value)]
+            out = attend(*inputs)
+            return (out, *torch.autograd.grad(out, inputs, d_out))
+
+        return call
+
+    def _wait(self) -> None:
+        if self.device == "cuda":
+            self.torch.cuda.synchronize()
+
+    def prepare(self, problem: Problem, name: str) -> dict:
+        inputs = self._inputs(problem)
+        try:
+            outputs = self._call(problem, name)(*inputs)
+        except RuntimeError as error:
+            return {"error": str(error).splitlines()[0]}
+        return {"outputs": [x.detach().transpose(1, 2).float().cpu().numpy() for x in outputs],
+                "compile_seconds": 0.0, "temporary_bytes": None}  # fmt: skip
+
+    def time(self, problem: Problem, name: str, count: int) -> float:
+        call, (query, key, value, d_out) = self._call(problem, name), self._inputs(problem)
+        call(query, key, value, d_out)
+        self._wait()
+        started = time.perf_counter()
+        for _ in range(count):
+            out, *grads = call(query, key, value, d_out)
+            if grads:
+                query, key, value = (
+                    x + d_x for x, d_x in zip((query, key, value), grads, strict=True)
+                )
+            else:
+                query = out
+        self._wait()
+        return (time.perf_counter() - started) / count
+
+    def memory(self, problem: Problem, name: str) -> dict:
+        inputs = self._inputs(problem)
+        before = peak_memory()
+        outputs = self._call(problem, name)(*inputs)
+        self._wait()
+        del outputs
+        if self.device == "cuda":
+            return {"device_peak_bytes": self.torch.cuda.max_memory_allocated()}
+        return {"added_bytes": peak_memory() - before, "process_peak_bytes": peak_memory()}
+
+    def matmul_rate(self, dtype: str) -> float:
+        size = 2048 if self.device == "cpu" else 8192
+        x = self.torch.randn(size, size, device=self.device, dtype=getattr(self.torch, dtype))
+
+        def product():
+            _ = x @ x
+            self._wait()
+
+        return best_rate(product, 2 * size**3)
+
+    def forget(self) -> None:
+        pass
+
+
+ENGINES = {"jax": JaxEngine, "torch": TorchEngine}
+
+
+def peak_memory() -> int:
+    """Largest resident size of this process so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def best_rate(run, operations: float) -> float:
+    """Operations a second in the fastest of ten runs."""
+    run()
+    times = []
+    for _ in range(10):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return operations / min(times)
+
+
+def _serve(connection, engine: str, names: list[str]) -> None:
+    served = ENGINES[engine](names)
+    while True:
+        method, args = connection.recv()
+        if method == "close":
+            return
+        connection.send(getattr(served, method)(*args))
+
+
+class Worker:
+    """An engine in a fresh process, asked one thing at a time."""
+
+    def __init__(self, engine: str, names: list[str] = ("blockwise", "cudnn", "pallas_tpu")):
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, engine, list(names)))
+        self.process.start()
+        theirs.close()
+
+    def call(self, method: str, *args) -> Any:
+        self.connection.send((method, args))
+        return self.connection.recv()
+
+    def close(self) -> None:
+        self.connection.send(("close", ()))
+        self.process.join()
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
