@@ -15,12 +15,6 @@ from transformer_jax.ops.attention.softmax import hiding
 from transformer_jax.ops.dropout import keep
 from transformer_jax.ops.masks import combine_masks
 
-# Measured on CPU (benchmarks/attention.py): starting an operation costs little beside one this size.
-_BLOCK = 1024
-# Where masks make blocks needless, smaller ones are skipped sooner.
-_SKIPPING_BLOCK = 512
-
-
 class Blocks(NamedTuple):
     """Sizes of a block along batch rows, key heads, queries and keys."""
 
@@ -59,17 +53,31 @@ class Grid(NamedTuple):
         return self.counts.b * self.counts.g * self.counts.t
 
 
+# Measured on CPU: (queries and keys of a block, its elements with all batch rows and heads). Large
+# blocks cost least for each element, small ones are skipped sooner where masks make them needless.
+_TARGETS = {"full": (1024, 2**20), "causal": (512, 2**19), "segments": (128, 2**17)}
+
+
 def choose_blocks(
-    batch: int, groups: int, repeats: int, query_size: int, key_size: int, skipping: bool
+    batch: int, groups: int, repeats: int, query_size: int, key_size: int, skipping: str
 ) -> Blocks:
-    """Even parts of the lengths, then as many heads and batch rows as a block has room for."""
-    target = _SKIPPING_BLOCK if skipping else _BLOCK
+    """Even parts of the lengths, then as many heads and batch rows as a block has room for.
+
+    Args:
+      batch: B.
+      groups: key heads, G.
+      repeats: query heads of a key head, R.
+      query_size: T.
+      key_size: S.
+      skipping: what makes blocks needless: `full` (nothing), `causal` or `segments`.
+    """
+    target, elements = _TARGETS[skipping]
     query = _even_part(query_size, max(1, target // repeats))
     key = _even_part(key_size, target)
-    fitting = max(1, target * target // (repeats * query * key))
+    fitting = max(1, elements // (repeats * query * key))
     heads = max(n for n in range(1, groups + 1) if groups % n == 0 and n <= fitting)
     rows = math.gcd(batch, fitting // groups) if heads == groups else 1
-    return Blocks(max(rows, 1), heads, query, key)
+    return Blocks(rows, heads, query, key)
 
 
 def _even_part(size: int, target: int) -> int:

@@ -35,9 +35,12 @@ def attend(
     size, groups = key.shape[1:3]
     repeats = heads // groups
     if blocks is None:
-        skipping = settings.causal or extras.query_segment_ids is not None
+        skipping = "causal" if settings.causal else "full"
+        skipping = skipping if extras.query_segment_ids is None else "segments"
         blocks = blocks_lib.choose_blocks(batch, groups, repeats, length, size, skipping)
-    counts = Blocks(batch // blocks.b, groups // blocks.g, -(-length // blocks.t), -(-size // blocks.s))
+    counts = Blocks(
+        batch // blocks.b, groups // blocks.g, -(-length // blocks.t), -(-size // blocks.s)
+    )
     grid = Grid(settings, blocks, counts, length, size)
 
     query = (query * jnp.asarray(settings.scale, query.dtype)).swapaxes(1, 2)
