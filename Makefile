@@ -1,7 +1,7 @@
 # make quickstart   train, evaluate and use a small translator
 # make test         the tests, 6 minutes at most on two cores
 # make test-slow    the tests that start processes, kill them, or take long
-# make test-peers   the tests beside torch, transformers and ctranslate2, which it installs
+# make test-peers   the tests beside torch, transformers, ctranslate2 and libtpu, which it installs
 # make test-all     all three
 # make lint types   ruff, mypy
 PYTHON ?= python3
@@ -26,6 +26,7 @@ $(BIN)/.installed-test: $(BIN)/.installed
 
 $(BIN)/.installed-peers: $(BIN)/.installed-test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,interop]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target .cache/libtpu libtpu
 	@touch $@
 
 quickstart: $(BIN)/.installed

@@ -17,11 +17,12 @@ import platform
 import statistics
 from collections.abc import Iterator
 
+import attention_report
+import attention_workers
 import numpy as np
 from absl import app, flags
+from attention_workers import Problem, Worker
 
-from benchmarks import attention_report, attention_workers
-from benchmarks.attention_workers import Problem, Worker
 from transformer_jax.ops.attention import IMPLEMENTATIONS
 
 _JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")
@@ -29,9 +30,8 @@ _PLOT = flags.DEFINE_string("plot", None, "Draw the times to this picture.")
 _TABLE = flags.DEFINE_bool("write_table", False, "Write what `auto` chooses from.")
 _CASES = flags.DEFINE_list("cases", list(attention_workers.CASES), "Kinds of attention.")
 _LENGTHS = flags.DEFINE_list("lengths", ["64", "256", "1024", "4096"], "Numbers of keys.")
-_TOKENS = flags.DEFINE_integer("tokens", 4096, "B x length, kept where lengths differ.")
-_MIN_BATCH = flags.DEFINE_integer("min_batch", 1, "Smallest B.")
-_MAX_BATCH = flags.DEFINE_integer("max_batch", 2, "Largest B.")
+_BATCH = flags.DEFINE_integer("batch", 2, "B, as far as --tokens allows.")
+_TOKENS = flags.DEFINE_integer("tokens", 4096, "Largest B x length where B is above 1.")
 _HEADS = flags.DEFINE_integer("heads", 8, "H.")
 _HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "D.")
 _DTYPE = flags.DEFINE_string("dtype", None, "float32 or bfloat16; by default the device's.")
@@ -51,7 +51,7 @@ TURN_SECONDS = 0.15
 
 def problems(dtype: str) -> Iterator[Problem]:
     for case, length in itertools.product(_CASES.value, map(int, _LENGTHS.value)):
-        batch = min(max(_TOKENS.value // length, _MIN_BATCH.value), _MAX_BATCH.value)
+        batch = max(1, min(_BATCH.value, _TOKENS.value // length))
         for which in PASSES:
             if case == "step" and which != "forward":
                 continue

@@ -100,43 +100,37 @@ class JaxEngine:
 
     def _inputs(self, problem: Problem) -> list:
         dtype = self.jax.numpy.dtype(problem.dtype)
-        return [self.jax.numpy.asarray(x, dtype) for x in arrays(problem).values()]
-
-    def _attend(self, problem: Problem, name: str):
-        from transformer_jax.ops.attention import dot_product_attention
-
-        ids, sizes = segments(problem), lengths(problem)
-
-        def attend(query, key, value):
-            return dot_product_attention(
-                query, key, value, causal=problem.case == "causal", query_segment_ids=ids,
-                key_segment_ids=ids, key_lengths=sizes, implementation=name,
-            )  # fmt: skip
-
-        return attend
+        inputs = [self.jax.numpy.asarray(x, dtype) for x in arrays(problem).values()]
+        # Arguments, not constants: what a model attends to is known when it runs.
+        return [*inputs, segments(problem), lengths(problem)]
 
     def _call(self, problem: Problem, name: str):
-        attend = self._attend(problem, name)
-        if problem.which == "forward":
-            return lambda query, key, value, d_out: (attend(query, key, value),)
+        from transformer_jax.ops.attention import dot_product_attention
 
-        def both(query, key, value, d_out):
+        def call(query, key, value, d_out, ids, sizes):
+            def attend(query, key, value):
+                return dot_product_attention(
+                    query, key, value, causal=problem.case == "causal", query_segment_ids=ids,
+                    key_segment_ids=ids, key_lengths=sizes, implementation=name,
+                )  # fmt: skip
+
+            if problem.which == "forward":
+                return (attend(query, key, value),)
             out, pullback = self.jax.vjp(attend, query, key, value)
             return out, *pullback(d_out)
 
-        return both
+        return call
 
     def _repeated(self, problem: Problem, name: str):
         """Calls in a row, each of which needs the result of the one before."""
         call = self._call(problem, name)
 
         def body(_, arrays):
-            query, key, value, d_out = arrays
-            if problem.which == "forward":
-                return (*call(query, key, value, d_out), key, value, d_out)
-            out, *grads = call(query, key, value, d_out)
-            sums = (x + d_x for x, d_x in zip((query, key, value), grads, strict=True))
-            return (*sums, d_out)
+            inputs, rest = arrays[:3], arrays[3:]
+            out, *grads = call(*arrays)
+            if not grads:
+                return (out, *arrays[1:])
+            return (*(x + d_x for x, d_x in zip(inputs, grads, strict=True)), *rest)
 
         return lambda count, *arrays: self.jax.lax.fori_loop(0, count, body, arrays)
 
@@ -145,8 +139,8 @@ class JaxEngine:
         started = time.perf_counter()
         try:
             compiled = self.jax.jit(self._call(problem, name)).lower(*inputs).compile()
-        except ValueError as error:
-            return {"error": str(error)}
+        except (ValueError, NotImplementedError, RuntimeError) as error:
+            return {"error": str(error).splitlines()[0]}
         seconds = time.perf_counter() - started
         outputs = compiled(*inputs)
         memory = compiled.memory_analysis()
@@ -158,7 +152,6 @@ class JaxEngine:
         }
 
     def reference(self, problem: Problem) -> list[np.ndarray]:
-        problem = dataclasses.replace(problem, dtype=problem.dtype)
         outputs = self.jax.jit(self._call(problem, "reference"))(*self._inputs(problem))
         return [np.asarray(x, np.float32) for x in outputs]
 

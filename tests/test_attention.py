@@ -1,150 +1,197 @@
-"""Attention and masks against the formula in NumPy, float64."""
+"""Every implementation of attention against the formula in NumPy, float64."""
 
-import itertools
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests import attention_oracle
+from tests.attention_oracle import make_problem
 from transformer_jax.ops import attention, masks
+from transformer_jax.ops.attention import blocks, blockwise, cudnn, formula, pallas_tpu
+from transformer_jax.ops.attention.call import Extras, Settings
+from transformer_jax.ops.dropout import keep_mask, seed_words
+
+ATTEND = {
+    "reference": formula.reference,
+    "xla": formula.xla,
+    "blockwise": blockwise.attend,
+    "cudnn": cudnn.attend,
+    "pallas_tpu": functools.partial(pallas_tpu.attend, interpret=True),
+}
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 
 
-def oracle(query, key, value, mask, bias=None, scale=None):
-    """softmax(q·k·scale + bias) v by loops; rows without a key are zeros."""
-    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
-    batch, length, heads, dim = query.shape
-    groups = key.shape[2]
-    out = np.zeros_like(query)
-    mask = np.broadcast_to(mask, (batch, heads, length, key.shape[1]))
-    for b, h, t in itertools.product(range(batch), range(heads), range(length)):
-        allowed = np.flatnonzero(mask[b, h, t])
-        if not len(allowed):
-            continue
-        g = h // (heads // groups)
-        scores = key[b, allowed, g] @ query[b, t, h] * (dim**-0.5 if scale is None else scale)
-        if bias is not None:
-            scores = scores + np.broadcast_to(bias, mask.shape)[b, h, t, allowed]
-        weights = np.exp(scores - scores.max())
-        out[b, t, h] = weights / weights.sum() @ value[b, allowed, g]
-    return out
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks so small that tiny problems have several."""
+    targets = {"full": (4, 40), "causal": (3, 18), "segments": (2, 8)}
+    monkeypatch.setattr(blocks, "_TARGETS", targets)
 
 
-def inputs(batch=2, length=5, size=7, heads=4, groups=4, dim=8, seed=0):
-    rng = np.random.default_rng(seed)
-    return tuple(
-        rng.normal(size=shape).astype(np.float32)
-        for shape in (
-            (batch, length, heads, dim),
-            (batch, size, groups, dim),
-            (batch, size, groups, dim),
-        )
+@pytest.fixture
+def stand_in_for_cudnn(monkeypatch):
+    """JAX's own formula in the place of the kernel: what is tested is what we ask it for."""
+    real = jax.nn.dot_product_attention
+
+    def stand_in(*args, implementation, **kwargs):
+        assert implementation == "cudnn"
+        # The kernel would divide by zero in a row without keys.
+        return real(*args, **kwargs, implementation="xla")
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+
+
+def run(implementation, problem, dtype="float32", dropout_rate=0.0, rng=None):
+    """Output and gradients by name, float32."""
+    masking = dict(problem.masking)
+    bias = masking.pop("bias", None)
+    scale = masking.pop("scale", problem.query.shape[-1] ** -0.5)
+    call = Settings(masking.pop("causal", False), scale, dropout_rate, problem.query.shape[2])
+    seeds = None if rng is None else seed_words(rng)
+    extras = Extras(seeds=seeds, **{k: jnp.asarray(v) for k, v in masking.items()})
+
+    @jax.jit
+    def compute(query, key, value, bias, d_out):
+        def attend(query, key, value, bias):
+            given = extras._replace(bias=bias)
+            return ATTEND[implementation](query, key, value, given, call)
+
+        out, pullback = jax.vjp(attend, query, key, value, bias)
+        return out, pullback(d_out)
+
+    arrays = [jnp.asarray(x, dtype) for x in (problem.query, problem.key, problem.value)]
+    bias = None if bias is None else jnp.asarray(bias, jnp.float32)
+    out, grads = compute(*arrays, bias, jnp.asarray(problem.d_out, dtype))
+    assert out.dtype == dtype
+    found = {"out": out, **dict(zip(("query", "key", "value", "bias"), grads, strict=True))}
+    return {k: np.asarray(v, np.float32) for k, v in found.items() if v is not None}
+
+
+def check(implementation, problem, dtype="float32"):
+    want = attention_oracle.attend(problem)
+    got = run(implementation, problem, dtype)
+    assert got.keys() == want.keys()
+    for name, array in want.items():
+        largest = max(np.max(np.abs(array)), 1e-3)
+        worst = np.max(np.abs(got[name] - array)) / largest
+        assert worst < TOLERANCE[dtype], f"{name} is off by {worst:.1e}"
+
+
+KINDS = [
+    (), ("causal",), ("lengths",), ("segments",), ("causal", "segments"), ("mask",), ("head_mask",),
+    ("bias",), ("row_bias", "causal"), ("infinite_bias",), ("mask", "bias", "lengths", "scale"),
+]  # fmt: skip
+name = "+".join
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=name)
+@pytest.mark.parametrize("implementation", ["reference", "xla", "blockwise"])
+def test_value_and_gradients_equal_the_formula(implementation, kinds, small_blocks):
+    check(implementation, make_problem(kinds))
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=name)
+def test_what_cudnn_is_asked_for_equals_the_formula(kinds, stand_in_for_cudnn):
+    if "infinite_bias" in kinds:
+        pytest.skip("the stand-in, unlike the kernel, knows no infinite bias")
+    check("cudnn", make_problem(kinds))
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("causal", "segments", "lengths"),
+        pytest.param((), marks=pytest.mark.slow),
+        pytest.param(("causal",), marks=pytest.mark.slow),
+        pytest.param(("lengths", "scale"), marks=pytest.mark.slow),
+        pytest.param(("segments",), marks=pytest.mark.slow),
+    ],
+    ids=name,
+)
+def test_interpreted_pallas_kernel_equals_the_formula(kinds):
+    check("pallas_tpu", make_problem(kinds, length=131, size=140))
+
+
+@st.composite
+def problems(draw):
+    groups, repeats = draw(st.sampled_from([(1, 1), (1, 3), (2, 1), (2, 2)]))
+    kinds = draw(st.lists(st.sampled_from(sorted({k for ks in KINDS for k in ks})), max_size=3))
+    return make_problem(
+        tuple(kinds),
+        batch=draw(st.integers(1, 3)),
+        length=draw(st.integers(1, 37)),
+        size=draw(st.integers(1, 37)),
+        heads=groups * repeats,
+        groups=groups,
+        dim=draw(st.sampled_from([16, 40, 64, 128, 256])),
+        seed=draw(st.integers(0, 9)),
     )
 
 
-CASES = {
-    "none": {},
-    "causal": {"causal": True},
-    "lengths": {"key_lengths": np.array([7, 3])},
-    "empty_row": {"key_lengths": np.array([0, 4])},
-    "segments": {
-        "query_segment_ids": np.array([[1, 1, 2, 2, 0], [1, 2, 2, 3, 3]]),
-        "key_segment_ids": np.array([[1, 2, 2, 2, 0, 0, 0], [1, 1, 1, 2, 2, 0, 0]]),
-    },
-    "scale": {"scale": 0.5},
-    "bias": {"bias": np.linspace(-2, 2, 35).reshape(1, 1, 5, 7)},
-}
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("implementation", ["xla", "blockwise"])
+def test_random_problems_equal_the_formula(implementation, dtype, monkeypatch):
+    targets = {"full": (16, 600), "causal": (8, 128), "segments": (8, 64)}
+    monkeypatch.setattr(blocks, "_TARGETS", targets)
+
+    @settings(max_examples=40, deadline=None, derandomize=True)
+    @given(problems())
+    def compare(problem):
+        check(implementation, problem, dtype)
+
+    compare()
 
 
-def explicit_mask(case, length=5, size=7, batch=2):
-    mask = np.ones((batch, 1, length, size), bool)
-    if case.get("causal"):
-        mask &= np.arange(size)[None, None, None] <= np.arange(length)[None, None, :, None]
-    if "key_lengths" in case:
-        mask &= np.arange(size)[None, None, None] < case["key_lengths"][:, None, None, None]
-    if "key_segment_ids" in case:
-        for b, t, s in itertools.product(range(batch), range(length), range(size)):
-            q, k = case["query_segment_ids"][b, t], case["key_segment_ids"][b, s]
-            mask[b, 0, t, s] &= bool(q == k and k != 0)
-    return mask
+@pytest.mark.parametrize("implementation", ["reference", "xla", "blockwise"])
+def test_bfloat16_equals_the_formula(implementation, small_blocks):
+    check(implementation, make_problem(("causal", "bias")), "bfloat16")
 
 
-@pytest.mark.parametrize("groups", [4, 2, 1])
-@pytest.mark.parametrize("implementation", ["reference", "xla"])
-@pytest.mark.parametrize("name", CASES)
-def test_value_equals_the_formula(name, implementation, groups):
-    query, key, value = inputs(groups=groups)
-    case = CASES[name]
-    got = attention.dot_product_attention(query, key, value, implementation=implementation, **case)
-    want = oracle(query, key, value, explicit_mask(case), case.get("bias"), case.get("scale"))
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("implementation", ["reference", "xla", "blockwise"])
+def test_dropout_drops_the_same_weights_everywhere(implementation, small_blocks):
+    problem, rng, rate = make_problem(("causal",)), jax.random.key(3), 0.4
+    kept = np.asarray(keep_mask(rng, rate, (2, 4, 5, 7)))
+    want = attention_oracle.attend(problem, kept, rate)
+    got = run(implementation, problem, dropout_rate=rate, rng=rng)
+    for key, array in want.items():
+        np.testing.assert_allclose(got[key], array, rtol=1e-4, atol=1e-5)
 
 
-def test_bfloat16_stays_close_and_keeps_its_type():
-    query, key, value = (jnp.asarray(x, jnp.bfloat16) for x in inputs())
-    got = attention.dot_product_attention(query, key, value)
-    assert got.dtype == jnp.bfloat16
-    want = oracle(query, key, value, explicit_mask({}))
-    np.testing.assert_allclose(got.astype(jnp.float32), want, rtol=2e-2, atol=2e-2)
-
-
-def test_a_row_without_keys_is_zero_in_value_and_gradient():
-    query, key, value = inputs()
-    mask = np.ones((2, 1, 5, 7), bool)
-    mask[0, :, 2] = False
-
-    def total(q, k, v):
-        return jnp.sum(attention.dot_product_attention(q, k, v, mask=mask) ** 2)
-
-    out = attention.dot_product_attention(query, key, value, mask=mask)
-    assert not np.any(out[0, 2])
-    grads = jax.grad(total, argnums=(0, 1, 2))(query, key, value)
-    assert all(np.all(np.isfinite(g)) for g in grads)
-    assert not np.any(grads[0][0, 2])
-    assert np.any(grads[0][0, 1])
-
-
-def test_gradients_equal_finite_differences():
-    query, key, value = inputs(batch=1, length=2, size=3, heads=1, groups=1, dim=2)
-    mask = np.array([[[[True, False, True], [True, True, True]]]])
-    probe = np.random.default_rng(1).normal(size=(1, 2, 1, 2))
-
-    def loss(*args):
-        return jnp.sum(attention.dot_product_attention(*args, mask=mask) * probe)
-
-    grads = jax.grad(loss, argnums=(0, 1, 2))(query, key, value)
-    arrays = [np.asarray(x, np.float64) for x in (query, key, value)]
-    for i, array in enumerate(arrays):
+def test_the_oracles_gradients_equal_finite_differences():
+    problem = make_problem(("mask", "bias"), batch=1, length=2, size=3, heads=2, groups=1, dim=2)
+    found = attention_oracle.attend(problem)
+    arrays = {"query": problem.query, "key": problem.key, "value": problem.value,
+              "bias": problem.masking["bias"]}  # fmt: skip
+    for key, array in arrays.items():
         for index in np.ndindex(array.shape):
-            sums = []
-            for sign in (1, -1):
-                moved = [a.copy() for a in arrays]
-                moved[i][index] += sign * 1e-5
-                sums.append(np.sum(oracle(*moved, mask) * probe))
-            np.testing.assert_allclose(grads[i][index], (sums[0] - sums[1]) / 2e-5, atol=2e-5)
+            sums, before = [], array[index]
+            for moved in (before + 1e-5, before - 1e-5):
+                array[index] = moved
+                sums.append(np.sum(attention_oracle.attend(problem)["out"] * problem.d_out))
+            array[index] = before
+            np.testing.assert_allclose(found[key][index], (sums[0] - sums[1]) / 2e-5, atol=1e-8)
 
 
-def test_weights_sum_to_one_and_dropout_scales_them():
-    query, key, value = inputs()
-    weights = attention.attention_weights(query, key)
+def test_a_row_without_keys_is_zero_in_value_and_gradient(small_blocks):
+    problem = make_problem(("mask",))
+    for implementation in ("reference", "xla", "blockwise"):
+        got = run(implementation, problem)
+        assert not np.any(got["out"][0, 0])
+        assert not np.any(got["query"][0, 0])
+        assert np.any(got["query"][0, 1])
+
+
+def test_weights_sum_to_one():
+    problem = make_problem()
+    weights = attention.attention_weights(jnp.asarray(problem.query), jnp.asarray(problem.key))
+    assert weights.shape == (2, 4, 5, 7)
     np.testing.assert_allclose(jnp.sum(weights, axis=-1), 1.0, rtol=1e-5)
-    rng = jax.random.key(0)
-    ones = np.ones_like(value)
-    kept = attention.dot_product_attention(query, key, ones, dropout_rate=0.5, rng=rng)
-    assert np.std(kept) > 0.1
-    whole = attention.dot_product_attention(query, key, value, dropout_rate=0.5, rng=None)
-    np.testing.assert_array_equal(whole, attention.dot_product_attention(query, key, value))
-
-
-def test_wrong_arguments_are_refused():
-    query, key, value = inputs(groups=3)
-    with pytest.raises(ValueError, match="3 key heads do not divide 4"):
-        attention.dot_product_attention(query, key, value)
-    query, key, value = inputs()
-    with pytest.raises(ValueError, match="implementation"):
-        attention.dot_product_attention(query, key, value, implementation="flash")
-    with pytest.raises(ValueError, match="go together"):
-        attention.dot_product_attention(query, key, value, key_segment_ids=np.ones((2, 7), int))
 
 
 def test_masks_by_hand():

@@ -15,6 +15,9 @@ def refuses(
     dim = query.shape[-1]
     if platform != "gpu":
         return f"it needs an NVIDIA GPU, and this is a {platform}"
+    capability = getattr(jax.devices()[0], "compute_capability", None)
+    if capability is not None and float(capability) < 8.0:
+        return f"it needs compute capability 8.0, and this GPU has {capability}"
     if query.dtype not in (jnp.float16, jnp.bfloat16):
         return f"it computes in float16 or bfloat16, and the query is {query.dtype}"
     if extras.seeds is not None:

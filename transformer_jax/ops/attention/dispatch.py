@@ -16,9 +16,9 @@ from transformer_jax.ops.dropout import seed_words
 _ATTEND = {
     "reference": formula.reference,
     "xla": formula.xla,
-    "blockwise": over_mesh(blockwise.attend),
-    "cudnn": over_mesh(cudnn.attend),
-    "pallas_tpu": over_mesh(pallas_tpu.attend),
+    "blockwise": blockwise.attend,
+    "cudnn": cudnn.attend,
+    "pallas_tpu": pallas_tpu.attend,
 }
 _REFUSES = {"cudnn": cudnn.refuses, "pallas_tpu": pallas_tpu.refuses}
 IMPLEMENTATIONS = ("auto", *_ATTEND)
@@ -93,8 +93,9 @@ def dot_product_attention(
         raise UnsupportedAttentionError(
             f"attention={implementation} cannot serve this call: {reason}; use auto"
         )
-    _log_once(implementation, platform, query.shape, key.shape, str(query.dtype), kind(extras, settings, query))
-    return _ATTEND[implementation](query, key, value, extras, settings)
+    what = kind(query, extras, settings)
+    _log_once(implementation, platform, query.shape, key.shape, str(query.dtype), what)
+    return over_mesh(_ATTEND[implementation])(query, key, value, extras, settings)
 
 
 def _check_shapes(query, key, value) -> None:
@@ -120,7 +121,7 @@ def _refusal(implementation, query, key, extras, settings, platform) -> str | No
     return None if refuses is None else refuses(query, key, extras, settings, platform)
 
 
-def kind(extras: Extras, settings: Settings, query: jax.Array) -> str:
+def kind(query: jax.Array, extras: Extras, settings: Settings) -> str:
     """What the measured table tells apart: `step`, `packed`, `causal` or `full`."""
     if query.shape[1] == 1:
         return "step"
@@ -131,17 +132,18 @@ def kind(extras: Extras, settings: Settings, query: jax.Array) -> str:
 
 @functools.cache
 def table() -> dict:
-    """Platform -> kind -> `[largest S, implementations in order of preference]`, by length."""
+    """Platform -> kind -> rows `[largest S, implementations, best first]`, by rising S.
+
+    `benchmarks/attention.py --write_table` writes the rows of the device it ran on.
+    """
     text = importlib.resources.files(__package__).joinpath("table.json").read_text()
     return json.loads(text)
 
 
 def choose(query, key, extras: Extras, settings: Settings, platform: str) -> str:
     """The first implementation of the table's row for this call that can serve it."""
-    rows = table().get(platform, table()["cpu"])[kind(extras, settings, query)]
-    for longest, names in rows:
-        if longest is None or key.shape[1] <= longest:
-            break
+    rows = table()[platform][kind(query, extras, settings)]
+    names = next(names for longest, names in rows if longest is None or key.shape[1] <= longest)
     for name in names:
         if _refusal(name, query, key, extras, settings, platform) is None:
             return name
@@ -149,8 +151,8 @@ def choose(query, key, extras: Extras, settings: Settings, platform: str) -> str
 
 
 @functools.cache
-def _log_once(implementation, platform, query_shape, key_shape, dtype, kind) -> None:
+def _log_once(implementation, platform, query_shape, key_shape, dtype, what) -> None:
     _log.info(
         "attention on %s: %s for query %s, key %s, %s, %s",
-        platform, implementation, query_shape, key_shape, dtype, kind,
+        platform, implementation, query_shape, key_shape, dtype, what,
     )  # fmt: skip

@@ -58,7 +58,10 @@ def _attend(query, key, value, extras: Extras, settings: Settings, precision) ->
     batch, length, heads, dim = query.shape
     size, groups = key.shape[1:3]
     added = hiding(combined_mask(extras, settings, length, size), extras.bias)
-    weights, total = exponentials(_scores(query, key, settings.scale, precision), added)
+    scores = _scores(query, key, settings.scale, precision)
+    # Causality alone leaves every row its first key.
+    causal_alone = extras._replace(seeds=None, origin=None) == Extras()
+    weights, total = exponentials(scores, added, may_be_empty=not causal_alone)
     if extras.seeds is not None:
         axes = [jnp.arange(n).reshape(-1, *[1] * (3 - i)) for i, n in enumerate(weights.shape)]
         index = dropout_index(extras, settings, (length, size), axes)

@@ -26,10 +26,13 @@ def hides_all(added: jax.Array) -> jax.Array:
     return jnp.max(added, axis=-1, keepdims=True) < HIDDEN / 2
 
 
-def exponentials(scores: jax.Array, added: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+def exponentials(
+    scores: jax.Array, added: jax.Array | None, may_be_empty: bool = True
+) -> tuple[jax.Array, jax.Array]:
     """Softmax of `scores + added` over the last axis as numerator and denominator `[..., 1]`.
 
-    The denominator of a row that has everything hidden is infinite, its softmax therefore zero.
+    The denominator of a row that has everything hidden is infinite, its softmax therefore zero;
+    `may_be_empty=False` says that there is none.
     """
     if added is not None:
         scores = scores + added
@@ -37,7 +40,9 @@ def exponentials(scores: jax.Array, added: jax.Array | None) -> tuple[jax.Array,
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
     exps = jnp.exp(scores - top)
     total = jnp.sum(exps, axis=-1, keepdims=True)
-    return exps, total if added is None else jnp.where(hides_all(added), jnp.inf, total)
+    if added is not None and may_be_empty:
+        total = jnp.where(hides_all(added), jnp.inf, total)
+    return exps, total
 
 
 def masked_softmax(scores: jax.Array, mask: jax.Array | None) -> jax.Array:

@@ -1,0 +1,115 @@
+"""Attention and its gradients in NumPy, float64, and problems to try it on."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass
+class Problem:
+    """One call: float64 arrays, and the keyword arguments of `dot_product_attention`."""
+
+    query: np.ndarray  # [B, T, H, D]
+    key: np.ndarray  # [B, S, G, D]
+    value: np.ndarray  # [B, S, G, D]
+    d_out: np.ndarray  # [B, T, H, D]
+    masking: dict[str, Any]
+
+    def mask(self) -> np.ndarray:
+        """All masks in one, `[B, H, T, S]`, pair by pair."""
+        batch, length, heads, _ = self.query.shape
+        size = self.key.shape[1]
+        out = np.ones((batch, heads, length, size), bool)
+        given = self.masking
+        if "mask" in given:
+            out &= np.broadcast_to(given["mask"], out.shape)
+        for b, t, s in np.ndindex(batch, length, size):
+            visible = True
+            if given.get("causal"):
+                visible &= s <= t
+            if "key_lengths" in given:
+                visible &= s < given["key_lengths"][b]
+            if "query_segment_ids" in given:
+                here = given["key_segment_ids"][b, s]
+                visible &= here != 0 and here == given["query_segment_ids"][b, t]
+            out[b, :, t, s] &= bool(visible)
+        return out
+
+
+def make_problem(
+    kinds: tuple[str, ...] = (),
+    batch: int = 2,
+    length: int = 5,
+    size: int = 7,
+    heads: int = 4,
+    groups: int = 2,
+    dim: int = 16,
+    seed: int = 0,
+) -> Problem:
+    """Random arrays with the masks named in `kinds`, some rows of which allow nothing."""
+    rng = np.random.default_rng(seed)
+    query, d_out = rng.normal(size=(2, batch, length, heads, dim))
+    key, value = rng.normal(size=(2, batch, size, groups, dim))
+    masking: dict[str, Any] = {}
+    if "causal" in kinds:
+        masking["causal"] = True
+    if "lengths" in kinds:
+        masking["key_lengths"] = rng.integers(0, size + 1, batch)
+        masking["key_lengths"][-1] = 0
+    if "segments" in kinds:
+        masking["query_segment_ids"] = np.sort(rng.integers(0, 4, (batch, length)), axis=1)
+        masking["key_segment_ids"] = np.sort(rng.integers(0, 4, (batch, size)), axis=1)
+    if "mask" in kinds:
+        masking["mask"] = rng.random((batch, 1, length, size)) < 0.7
+        masking["mask"][0, 0, 0] = False
+    if "head_mask" in kinds:
+        masking["mask"] = rng.random((heads, length, 1)) < 0.7
+    if "bias" in kinds:
+        masking["bias"] = rng.normal(size=(1, heads, length, size))
+    if "row_bias" in kinds:
+        masking["bias"] = rng.normal(size=(batch, 1, 1, size))
+    if "infinite_bias" in kinds:
+        masking["bias"] = np.where(rng.random((length, size)) < 0.5, -np.inf, 0.0)
+    if "scale" in kinds:
+        masking["scale"] = 0.5
+    return Problem(query, key, value, d_out, masking)
+
+
+def attend(problem: Problem, kept: np.ndarray | None = None, rate: float = 0.0) -> dict:
+    """softmax(q·k · scale + bias) v, with dropout that keeps `kept`, and all gradients.
+
+    Returns:
+      `out`, and `query`, `key`, `value`, `bias` with the gradients of sum(out · d_out).
+    """
+    query, d_out = problem.query, problem.d_out
+    repeats = query.shape[2] // problem.key.shape[2]
+    key, value = (np.repeat(x, repeats, axis=2) for x in (problem.key, problem.value))
+    scale = problem.masking.get("scale", query.shape[-1] ** -0.5)
+    scores = np.einsum("bthd,bshd->bhts", query, key) * scale
+    bias = problem.masking.get("bias")
+    if bias is not None:
+        scores = scores + bias
+    scores = np.where(problem.mask(), scores, -np.inf)
+    top = scores.max(axis=-1, keepdims=True)
+    exps = np.exp(scores - np.where(np.isfinite(top), top, 0.0))
+    total = exps.sum(axis=-1, keepdims=True)
+    weights = exps / np.where(total == 0.0, 1.0, total)
+    factor = np.ones_like(weights) if kept is None else kept / (1.0 - rate)
+    d_weights = np.einsum("bthd,bshd->bhts", d_out, value) * factor
+    d_scores = weights * (d_weights - (d_weights * weights).sum(axis=-1, keepdims=True))
+
+    def by_group(x: np.ndarray) -> np.ndarray:
+        return x.reshape(*x.shape[:2], -1, repeats, x.shape[3]).sum(axis=3)
+
+    found = {
+        "out": np.einsum("bhts,bshd->bthd", weights * factor, value),
+        "query": np.einsum("bhts,bshd->bthd", d_scores, key) * scale,
+        "key": by_group(np.einsum("bhts,bthd->bshd", d_scores, query) * scale),
+        "value": by_group(np.einsum("bhts,bthd->bshd", weights * factor, d_out)),
+    }
+    if bias is not None:
+        broadcast = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
+        axes = tuple(i for i in range(4) if broadcast.shape[i] == 1)
+        found["bias"] = d_scores.sum(axis=axes, keepdims=True).reshape(bias.shape)
+    return found

@@ -1,0 +1,33 @@
+"""Attention compiled by libtpu's own compiler for TPUs that are not attached."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIBTPU = ROOT / ".cache" / "libtpu"  # apart, or JAX would look for a TPU at every start
+
+
+@pytest.mark.skipif(not LIBTPU.exists(), reason="make test-peers installs libtpu")
+def test_the_kernel_compiles_for_two_tpus_with_rows_and_heads_parted(tmp_path):
+    found = tmp_path / "memory.json"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{LIBTPU}:{ROOT}"}
+    subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "attention_tpu.py", f"--json={found}"],
+        check=True, env=environment, capture_output=True,
+    )  # fmt: skip
+    rows = json.loads(found.read_text())["rows"]
+    assert len(rows) == 8
+    for row in rows:
+        assert row["exchanges"] == 0
+        # [8 / 4, 4096, 8 / 2, 64] of 2 bytes, three times, and a little for the segments.
+        inputs = 3 * 2 * 4096 * 4 * 64 * 2
+        assert inputs <= row["argument_bytes"] < inputs * 1.1
+        assert (row["kernels"] == 3) == (row["implementation"] in ("auto", "pallas_tpu"))
+    temporary = {(r["topology"], r["implementation"]): r["temporary_bytes"] for r in rows}
+    for topology in ("v5e:2x4", "v6e:2x4"):
+        assert temporary[topology, "xla"] > 50 * temporary[topology, "pallas_tpu"]

@@ -1,0 +1,75 @@
+"""How blockwise attention cuts its work: sizes, what it skips, the memory it takes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.attention_oracle import make_problem
+from transformer_jax.ops.attention import blocks, dot_product_attention
+from transformer_jax.ops.attention.blocks import Blocks, Grid, choose_blocks
+from transformer_jax.ops.attention.call import Extras, Settings
+
+
+@pytest.mark.parametrize(
+    ("shape", "skipping", "want"),
+    [
+        ((2, 8, 1, 1024, 1024), "full", Blocks(1, 1, 1024, 1024)),
+        ((1, 8, 1, 4097, 4097), "full", Blocks(1, 1, 820, 820)),
+        ((1, 2, 4, 4096, 4096), "full", Blocks(1, 1, 256, 1024)),
+        ((2, 8, 1, 1024, 1024), "causal", Blocks(1, 2, 512, 512)),
+        ((2, 8, 1, 1024, 1024), "segments", Blocks(1, 8, 128, 128)),
+        ((64, 8, 1, 64, 64), "full", Blocks(32, 8, 64, 64)),
+        ((6, 3, 1, 1, 100), "full", Blocks(6, 3, 1, 100)),
+    ],
+)
+def test_block_sizes(shape, skipping, want):
+    assert choose_blocks(*shape, skipping) == want
+
+
+@pytest.mark.parametrize(
+    "kinds", [("causal",), ("lengths",), ("segments",), ("causal", "lengths", "segments")]
+)
+def test_blocks_that_matter_are_visited_and_others_skipped(kinds):
+    length, size, sizes = 24, 36, Blocks(2, 1, 4, 6)
+    problem = make_problem(kinds, batch=4, length=length, size=size, heads=1, groups=1, dim=2)
+    counts = Blocks(2, 1, length // sizes.t, size // sizes.s)
+    masking = {k: jnp.asarray(v) for k, v in problem.masking.items() if k != "causal"}
+    grid = Grid(Settings("causal" in kinds, 1.0, 0.0, 1), sizes, counts, length, size)
+    ranges = np.asarray(blocks.key_ranges(Extras(**masking), grid))
+    ranges = np.broadcast_to(ranges, (2, counts.t, 2))
+    visited = needed = 0
+    mask = problem.mask()
+    for b, t, s in np.ndindex(2, counts.t, counts.s):
+        part = mask[2 * b : 2 * b + 2, 0, 4 * t : 4 * t + 4, 6 * s : 6 * s + 6]
+        first, last = ranges[b, t]
+        visited += bool(first <= s < last)
+        needed += bool(part.any())
+        assert not part.any() or first <= s < last
+    assert needed <= visited < counts.t * counts.s * 2 * 0.8
+
+
+def test_nothing_is_skipped_without_a_mask():
+    grid = Grid(Settings(False, 1.0, 0.0, 1), Blocks(1, 1, 4, 4), Blocks(1, 1, 2, 2), 8, 8)
+    assert blocks.key_ranges(Extras(), grid) is None
+
+
+def temporary_bytes(implementation, length, causal=False):
+    x = jax.ShapeDtypeStruct((1, length, 1, 16), jnp.float32)
+
+    def loss(query, key, value):
+        return jnp.sum(
+            dot_product_attention(query, key, value, causal=causal, implementation=implementation)
+        )
+
+    compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(x, x, x).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_memory_grows_linearly(causal, monkeypatch):
+    targets = {"full": (64, 64**2), "causal": (64, 64**2)}
+    monkeypatch.setattr(blocks, "_TARGETS", targets)
+    short, long = (temporary_bytes("blockwise", n, causal) for n in (1024, 4096))
+    assert long < 4.5 * short
+    assert temporary_bytes("xla", 4096) > 20 * long

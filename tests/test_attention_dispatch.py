@@ -1,0 +1,164 @@
+"""Which implementation serves a call, and calls over several devices."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from transformer_jax.ops import attention
+from transformer_jax.ops.attention import dispatch
+from transformer_jax.ops.attention.call import Extras, Settings
+from transformer_jax.validation import CHOICES
+
+
+def shaped(batch=2, length=6, size=6, heads=4, groups=4, dim=64, dtype=jnp.float32):
+    return (
+        jax.ShapeDtypeStruct((batch, length, heads, dim), dtype),
+        jax.ShapeDtypeStruct((batch, size, groups, dim), dtype),
+    )
+
+
+def arrays(batch=2, length=6, heads=4, groups=4, dim=8):
+    rngs = jax.random.split(jax.random.key(0), 3)
+    return [
+        jax.random.normal(rng, (batch, length, n, dim))
+        for rng, n in zip(rngs, (heads, groups, groups), strict=True)
+    ]
+
+
+def call(causal=False):
+    return Settings(causal, 0.125, 0.0, 4)
+
+
+def test_the_config_offers_every_implementation():
+    assert set(CHOICES["model.attention"]) == set(attention.IMPLEMENTATIONS)
+
+
+def test_wrong_arguments_are_refused():
+    query, key, value = arrays(groups=3)
+    with pytest.raises(ValueError, match="3 key heads do not divide 4"):
+        attention.dot_product_attention(query, key, value)
+    query, key, value = arrays()
+    with pytest.raises(ValueError, match="implementation must be one of"):
+        attention.dot_product_attention(query, key, value, implementation="flash")
+    with pytest.raises(ValueError, match="go together"):
+        attention.dot_product_attention(query, key, value, key_segment_ids=np.ones((2, 6), int))
+    with pytest.raises(ValueError, match=r"must be \[B, T, H, D\]"):
+        attention.dot_product_attention(query[0], key, value)
+    with pytest.raises(ValueError, match="head size differ"):
+        attention.dot_product_attention(query[..., :4], key, value)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "reason"), [("cudnn", "needs an NVIDIA GPU"), ("pallas_tpu", "needs a TPU")]
+)
+def test_a_named_implementation_that_cannot_serve_says_why(implementation, reason):
+    with pytest.raises(attention.UnsupportedAttentionError, match=reason):
+        attention.dot_product_attention(*arrays(), implementation=implementation)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "extras", "reason"),
+    [
+        ("cudnn", {}, Extras(), "float16 or bfloat16, and the query is float32"),
+        ("cudnn", {"dtype": jnp.bfloat16, "dim": 192}, Extras(), "at most 128, and is 192"),
+        ("cudnn", {"dtype": jnp.bfloat16}, Extras(seeds=1), "no dropout"),
+        ("cudnn", {"dtype": jnp.bfloat16, "size": 7}, Extras(mask=1), "even lengths, not 6, 7"),
+        ("cudnn", {"dtype": jnp.bfloat16, "size": 7}, Extras(key_lengths=1), None),
+        ("pallas_tpu", {}, Extras(bias=1), "no bias"),
+        ("pallas_tpu", {}, Extras(mask=1), "no mask"),
+        ("pallas_tpu", {}, Extras(seeds=1), "no dropout"),
+        ("pallas_tpu", {}, Extras(query_segment_ids=1, key_segment_ids=1), None),
+    ],
+)
+def test_what_the_kernels_refuse(name, shape, extras, reason):
+    platform = {"cudnn": "gpu", "pallas_tpu": "tpu"}[name]
+    found = dispatch._REFUSES[name](*shaped(**shape), extras, call(), platform)
+    assert (found is None) if reason is None else (reason in found)
+
+
+def test_auto_takes_the_first_of_the_table_that_can_serve(monkeypatch):
+    rows = {"full": [[512, ["xla"]], [None, ["cudnn", "blockwise", "xla"]]],
+            "causal": [[None, ["blockwise"]]]}  # fmt: skip
+    monkeypatch.setattr(dispatch, "table", lambda: {"gpu": rows, "cpu": {}})
+
+    def chosen(extras=Extras(), causal=False, **shape):
+        return dispatch.choose(*shaped(**shape), extras, call(causal), "gpu")
+
+    assert chosen(size=512) == "xla"
+    assert chosen(size=513, dtype=jnp.bfloat16) == "cudnn"
+    assert chosen(size=513) == "blockwise"
+    assert chosen(size=512, causal=True) == "blockwise"
+
+
+def test_the_committed_table_covers_every_call():
+    for rows_by_kind in dispatch.table().values():
+        assert rows_by_kind.keys() == {"full", "causal", "packed", "step"}
+        for rows in rows_by_kind.values():
+            lengths = [row[0] for row in rows]
+            assert lengths[-1] is None
+            assert lengths[:-1] == sorted(lengths[:-1])
+            assert {name for _, names in rows for name in names} <= set(attention.IMPLEMENTATIONS)
+
+
+def test_the_choice_is_logged_once_a_shape(caplog):
+    query, key, value = arrays(length=9)
+    with caplog.at_level(logging.INFO, logger=dispatch.__name__):
+        for _ in range(2):
+            attention.dot_product_attention(query, key, value, implementation="blockwise")
+        attention.dot_product_attention(query, key, value, causal=True, implementation="blockwise")
+    assert len(caplog.messages) == 2
+    assert "blockwise for query (2, 9, 4, 8)" in caplog.messages[0]
+
+
+def value_and_grads(implementation, **masking):
+    def loss(query, key, value):
+        out = attention.dot_product_attention(
+            query, key, value, implementation=implementation, **masking
+        )
+        return jnp.sum(out * jnp.cos(jnp.arange(out.size).reshape(out.shape))), out
+
+    return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("implementation", ["xla", "blockwise"])
+def test_over_a_mesh_rows_and_heads_part_and_nothing_is_exchanged(implementation, kind):
+    inputs = arrays(batch=4, length=13, heads=4, groups=2)
+    masking = {"causal": True, "key_lengths": jnp.array([0, 5, 9, 13]),
+               "bias": jax.random.normal(jax.random.key(1), (4, 13, 13)),
+               "dropout_rate": 0.3, "rng": jax.random.key(2)}  # fmt: skip
+    want = value_and_grads("reference", **masking)(*inputs)
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(kind,) * 3)
+    spec = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), None, "tensor"))
+    with jax.set_mesh(mesh):
+        compiled = value_and_grads(implementation, **masking).lower(
+            *(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=spec) for x in inputs)
+        )
+        compiled = compiled.compile()
+        got = compiled(*(jax.device_put(x, spec) for x in inputs))
+    for exchange in ("all-gather", "all-to-all", "collective-permute", "all-reduce"):
+        assert exchange not in compiled.as_text()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
+
+
+def test_sizes_that_do_not_divide_are_replicated():
+    inputs = arrays(batch=3, length=5, heads=3, groups=3)
+    want = attention.dot_product_attention(*inputs, implementation="reference")
+    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    with jax.set_mesh(mesh):
+        got = jax.jit(attention.dot_product_attention)(*inputs)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_under_pmap_each_device_works_on_its_rows():
+    inputs = arrays(batch=8, length=11)
+    want = attention.dot_product_attention(*inputs, causal=True, implementation="reference")
+    attend = jax.pmap(
+        lambda *x: attention.dot_product_attention(*x, causal=True, implementation="blockwise")
+    )
+    got = attend(*(x[:, None] for x in inputs))[:, 0]
+    np.testing.assert_allclose(got, want, atol=1e-5)
