@@ -3,9 +3,9 @@
     python benchmarks/attention.py [--json=FILE] [--plot=FILE.png] [--write_table]
 
 Each engine runs in a process of its own, one at a time and taking turns; a time is the median over
-the turns, of one call inside a loop of calls that each wait for the one before. Every implementation
-is compared with the reference first. `--memory_lengths=16384` also measures how much memory one
-forward and backward pass takes in a fresh process.
+the turns, of one call inside a loop of calls that each wait for the one before. Every
+implementation is compared with the reference first. `--memory_lengths=16384` also measures how much
+memory one forward and backward pass takes in a fresh process.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ def measure(problem: Problem, workers: dict[str, Worker], rates: dict[str, float
     """One row for each implementation that serves the problem."""
     rows, wanted = [], None
     entrants = [
-        (engine, name) for engine, worker in workers.items() for name in worker.call("names", problem)
+        (e, name) for e, worker in workers.items() for name in worker.call("names", problem)
     ]
     for engine, name in entrants:
         prepared = workers[engine].call("prepare", problem, name)
@@ -106,12 +106,12 @@ def measure_memory(length: int, engines: list[str], dtype: str) -> Iterator[dict
     """What one forward and backward pass adds to a fresh process, and its peak, in bytes."""
     problem = Problem("full", 1, length, _HEADS.value, _HEAD_DIM.value, dtype, PASSES[1])
     for engine in engines:
-        with Worker(engine) as worker:
+        # Not those that hold the whole score matrix.
+        ours = [name for name in _NAMES.value if name not in ("auto", "xla")]
+        with Worker(engine, ours) as worker:
             names = worker.call("names", problem)
         for name in names:
-            if name in ("xla", "auto"):  # the whole score matrix, twice over
-                continue
-            with Worker(engine) as worker:
+            with Worker(engine, ours) as worker:
                 found = worker.call("memory", problem, name)
             yield {"length": length, "engine": engine, "implementation": name, **found}
 

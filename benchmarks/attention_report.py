@@ -80,9 +80,8 @@ def rules(result: dict) -> dict[str, list]:
             else:
                 rows.append([length, order])
         # Between two measured lengths the boundary lies half way (in octaves).
-        for row, after in zip(rows, rows[1:], strict=False):
+        for row in rows[:-1]:
             row[0] = round(math.sqrt(row[0] * min(n for n in by_length if n > row[0])))
-            del after
         rows[-1][0] = None
         out[kind] = rows
     return out
@@ -115,14 +114,15 @@ def plot(result: dict, path: str) -> None:
         -(-len(panels) // columns), columns, squeeze=False, layout="constrained",
         figsize=(4 * columns, 3.2 * -(-len(panels) // columns)),
     )  # fmt: skip
-    names = dict.fromkeys(row["implementation"] for row in result["rows"] if row["implementation"] != "auto")
+    names = dict.fromkeys(row["implementation"] for row in result["rows"])
+    names.pop("auto", None)
     for axis, (case, which) in zip(axes.flat, panels, strict=False):
         lengths = sorted(n for c, w, n in found if (c, w) == (case, which))
         for number, name in enumerate(names):
-            points = [(n, found[case, which, n][name]) for n in lengths if name in found[case, which, n]]
+            times = [found[case, which, n].get(name, math.nan) for n in lengths]
             dashes = "--" if name.startswith("torch") else "-"
-            axis.plot(*zip(*points, strict=True) if points else ([], []), dashes, marker="o",
-                      markersize=4, color=f"C{number}", label=name)  # fmt: skip
+            axis.plot(lengths, times, dashes, marker="o", markersize=4, color=f"C{number}",
+                      label=name)  # fmt: skip
         axis.set(title=f"{case}, {which}", xscale="log", yscale="log", xlabel="keys",
                  ylabel="milliseconds")  # fmt: skip
         axis.set_xticks(lengths, [str(n) for n in lengths])

@@ -1,9 +1,9 @@
 """Compiles attention for TPUs that are not here, and says what memory a device needs.
 
-    JAX_PLATFORMS=cpu python benchmarks/attention_tpu.py [--topologies=v5e:2x4,v6e:2x4] [--json=FILE]
+    JAX_PLATFORMS=cpu python benchmarks/attention_tpu.py [--topologies=v5e:2x4] [--json=FILE]
 
-Needs `libtpu` (`pip install -c constraints.txt libtpu`), whose compiler runs anywhere. What is compiled is the
-gradient of causal, packed attention, the batch over the axis `data` and the heads over `tensor`.
+Needs `libtpu` (`pip install -c constraints.txt libtpu`), whose compiler runs anywhere. Compiled is
+the gradient of causal, packed attention, the batch over the axis `data`, the heads over `tensor`.
 """
 
 import json
@@ -49,7 +49,9 @@ def compile_for(topology: str, implementation: str, length: int) -> dict:
 
     with jax.set_mesh(mesh):
         compiled = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(x, x, x, ids).compile()
-    memory, text = compiled.memory_analysis(), compiled.as_text()
+    memory, text = compiled.memory_analysis(), compiled.as_text() or ""
+    if memory is None:
+        raise SystemExit("this libtpu does not say what memory a program needs")
     return {
         "topology": topology,
         "implementation": implementation,
@@ -57,7 +59,7 @@ def compile_for(topology: str, implementation: str, length: int) -> dict:
         "output_bytes": memory.output_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
         "kernels": text.count("tpu_custom_call"),
-        "exchanges": sum(text.count(f" {name}(") for name in ("all-gather", "all-to-all")),
+        "exchanges": text.count(" all-gather(") + text.count(" all-to-all("),
     }
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import multiprocessing
 import resource
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,8 @@ def lengths(problem: Problem) -> np.ndarray | None:
     if problem.case not in ("encoder", "cross", "step"):
         return None
     low = max(1, 3 * problem.length // 4)
-    return np.random.default_rng(1).integers(low, problem.length + 1, problem.batch).astype(np.int32)
+    rng = np.random.default_rng(1)
+    return rng.integers(low, problem.length + 1, problem.batch).astype(np.int32)
 
 
 def segments(problem: Problem) -> np.ndarray | None:
@@ -329,7 +331,7 @@ def _serve(connection, engine: str, names: list[str]) -> None:
 class Worker:
     """An engine in a fresh process, asked one thing at a time."""
 
-    def __init__(self, engine: str, names: list[str] = ("blockwise", "cudnn", "pallas_tpu")):
+    def __init__(self, engine: str, names: Sequence[str]):
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, engine, list(names)))

@@ -85,8 +85,8 @@ def test_auto_takes_the_first_of_the_table_that_can_serve(monkeypatch):
             "causal": [[None, ["blockwise"]]]}  # fmt: skip
     monkeypatch.setattr(dispatch, "table", lambda: {"gpu": rows, "cpu": {}})
 
-    def chosen(extras=Extras(), causal=False, **shape):
-        return dispatch.choose(*shaped(**shape), extras, call(causal), "gpu")
+    def chosen(causal=False, **shape):
+        return dispatch.choose(*shaped(**shape), Extras(), call(causal), "gpu")
 
     assert chosen(size=512) == "xla"
     assert chosen(size=513, dtype=jnp.bfloat16) == "cudnn"

@@ -27,7 +27,7 @@ def seed_words(rng: jax.Array) -> jax.Array:
 
 
 def element_index(shape: Sequence[int], coordinates: Sequence[jax.Array]) -> jax.Array:
-    """Row-major index (modulo 2^32) of `coordinates` in an array of `shape`; coordinates broadcast."""
+    """Row-major index (modulo 2^32) of the `coordinates`, which broadcast, in `shape`."""
     index = jnp.zeros((), jnp.uint32)
     for size, coordinate in zip(shape, coordinates, strict=True):
         index = index * jnp.uint32(size) + coordinate.astype(jnp.uint32)

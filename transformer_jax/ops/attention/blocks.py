@@ -4,7 +4,6 @@ Axes are named by letter: b batch row, g key head, r query head of a key head, t
 within a head. Masks and biases are `bgrts`, with size 1 where they broadcast.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +13,7 @@ from transformer_jax.ops.attention.call import Extras, Settings, dropout_index
 from transformer_jax.ops.attention.softmax import hiding
 from transformer_jax.ops.dropout import keep
 from transformer_jax.ops.masks import combine_masks
+
 
 class Blocks(NamedTuple):
     """Sizes of a block along batch rows, key heads, queries and keys."""
@@ -75,9 +75,14 @@ def choose_blocks(
     query = _even_part(query_size, max(1, target // repeats))
     key = _even_part(key_size, target)
     fitting = max(1, elements // (repeats * query * key))
-    heads = max(n for n in range(1, groups + 1) if groups % n == 0 and n <= fitting)
-    rows = math.gcd(batch, fitting // groups) if heads == groups else 1
+    heads = _divisor(groups, fitting)
+    rows = _divisor(batch, fitting // groups) if heads == groups else 1
     return Blocks(rows, heads, query, key)
+
+
+def _divisor(size: int, most: int) -> int:
+    """Largest divisor of `size` that is at most `most`."""
+    return next(n for n in range(max(1, min(size, most)), 0, -1) if size % n == 0)
 
 
 def _even_part(size: int, target: int) -> int:
@@ -135,7 +140,7 @@ def _coordinates(grid: Grid, tile: Tile, repeats: int) -> list[jax.Array]:
 
 
 def added(extras: Extras, grid: Grid, tile: Tile) -> jax.Array | None:
-    """What is added to a block's scores, float32, broadcastable to `bgrts`: bias and hidden keys."""
+    """Bias and hidden keys to add to a block's scores, float32, broadcastable to `bgrts`."""
     _, _, query, key = _coordinates(grid, tile, 1)
     parts = []
     if extras.mask is not None:

@@ -60,8 +60,8 @@ def attend(
         query_segment_ids=pad(extras.query_segment_ids, 1, blocks.t),
         key_segment_ids=pad(extras.key_segment_ids, 1, blocks.s),
     )
-    key, value = (pad(x.swapaxes(1, 2), 2, blocks.s) for x in (key, value))
-    out = _attend(pad(query, 3, blocks.t), key, value, extras, grid)
+    arrays = pad(query, 3, blocks.t), *(pad(x.swapaxes(1, 2), 2, blocks.s) for x in (key, value))
+    out = _attend(*arrays, extras, grid)
     out = out[:, :, :, :length].reshape(batch, heads, length, dim)  # --> [B, H, T, D]
     return out.swapaxes(1, 2)
 
@@ -188,12 +188,18 @@ def _backward(grid: Grid, residuals, d_out):
             )
 
         b, g, r, t, d = queries.shape
-        d_queries, *others = _over_keys(ranges, grid, tile, block, (jnp.zeros((b, g, d, r, t)), *others))
+        start = jnp.zeros((b, g, d, r, t)), *others
+        d_queries, *others = _over_keys(ranges, grid, tile, block, start)
         d_queries = jnp.moveaxis(d_queries, 2, 4)  # --> [b, g, r, t, d]
         return put(d_query, d_queries, "bgrtd", grid, tile), *others
 
     d_bias = None if extras.bias is None else jnp.zeros(extras.bias.shape)
-    start = (jnp.zeros(query.shape, query.dtype), jnp.zeros(key.shape), jnp.zeros(value.shape), d_bias)
+    start = (
+        jnp.zeros(query.shape, query.dtype),
+        jnp.zeros(key.shape),
+        jnp.zeros(value.shape),
+        d_bias,
+    )
     d_query, d_key, d_value, d_bias = _over_rows(grid, row, start)
     if extras.bias is not None:
         d_bias = d_bias.astype(extras.bias.dtype)

@@ -43,7 +43,7 @@ def attend(
     if mask is not None:
         # A row without any key is given the first one, which neither lengths nor causality then
         # hide, and its output is set to zero: the kernel never divides by zero.
-        empty = ~jnp.any(mask, axis=-1, keepdims=True)  # [B or 1, H or 1, T or 1, 1]
+        empty = ~jnp.any(expand(mask), axis=-1, keepdims=True)  # [B or 1, H or 1, T or 1, 1]
         lengths = None if lengths is None else jnp.maximum(lengths, 1).astype(jnp.int32)
         if beside is not None:
             beside = beside | (empty & (jnp.arange(sizes[1]) == 0))

@@ -84,8 +84,8 @@ def reference(
     query: jax.Array, key: jax.Array, value: jax.Array, extras: Extras, settings: Settings
 ) -> jax.Array:
     """The formula in float32 at highest product precision, whatever the inputs' type."""
-    arrays = (x.astype(jnp.float32) for x in (query, key, value))
-    return _attend(*arrays, extras, settings, "highest").astype(query.dtype)
+    full = [x.astype(jnp.float32) for x in (query, key, value)]
+    return _attend(full[0], full[1], full[2], extras, settings, "highest").astype(query.dtype)
 
 
 def xla(

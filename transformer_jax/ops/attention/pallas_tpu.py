@@ -85,7 +85,7 @@ _NO_QUERY, _NO_KEY = -1, -2
 def _segments(batch: int, length: int, size: int, extras: Extras) -> tuple[jax.Array, jax.Array]:
     """Segment ids that say what lengths and segments say: only equal ids attend to each other."""
     if extras.query_segment_ids is None or extras.key_segment_ids is None:
-        query_ids, key_ids = jnp.ones((batch, length), jnp.int32), jnp.ones((batch, size), jnp.int32)
+        query_ids, key_ids = (jnp.ones((batch, n), jnp.int32) for n in (length, size))
     else:
         query_ids, key_ids = extras.query_segment_ids, extras.key_segment_ids
         query_ids = jnp.where(query_ids == 0, _NO_QUERY, query_ids)
@@ -100,7 +100,7 @@ def _has_key(query_ids: jax.Array, key_ids: jax.Array, causal: bool) -> jax.Arra
     """Which rows `[B, T]` have a key to attend to."""
     same = query_ids[:, :, None] == key_ids[:, None, :]
     if causal:
-        same = same & jnp.tri(*same.shape[1:], dtype=bool)
+        same = same & jnp.tri(same.shape[1], same.shape[2], dtype=bool)
     return jnp.any(same, axis=-1)
 
 

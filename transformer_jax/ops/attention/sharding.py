@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from transformer_jax.ops.attention.call import Extras, Settings, expand
 
 _BATCH_AXES = ("data", "fsdp")
 _HEAD_AXIS = "tensor"
+Axes = tuple[str, ...]
 
 
 def over_mesh(attend: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -53,9 +55,9 @@ def over_mesh(attend: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return call
 
 
-def _axes(free: dict[str, int], rows: int, heads: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _axes(free: dict[str, int], rows: int, heads: int) -> tuple[Axes, Axes]:
     """Mesh axes for the batch and for the heads, of those that divide them."""
-    batch: tuple[str, ...] = ()
+    batch: Axes = ()
     for name in _BATCH_AXES:
         if name in free and rows % free[name] == 0:
             batch, rows = (*batch, name), rows // free[name]
@@ -63,7 +65,9 @@ def _axes(free: dict[str, int], rows: int, heads: int) -> tuple[tuple[str, ...],
     return batch, (_HEAD_AXIS,) if split else ()
 
 
-def _extras_specs(extras: Extras, batch, heads) -> Extras:
+def _extras_specs(extras: Extras, batch: Axes, heads: Axes) -> Extras:
+    """A partition of each array of `extras`, in an `Extras` of its own."""
+
     def broadcastable(x: jax.Array | None) -> PartitionSpec | None:
         if x is None:
             return None
@@ -74,11 +78,12 @@ def _extras_specs(extras: Extras, batch, heads) -> Extras:
     def by_row(x: jax.Array | None) -> PartitionSpec | None:
         return None if x is None else PartitionSpec(batch, *[None] * (x.ndim - 1))
 
-    return Extras(
-        mask=broadcastable(extras.mask),
-        bias=broadcastable(extras.bias),
-        query_segment_ids=by_row(extras.query_segment_ids),
-        key_segment_ids=by_row(extras.key_segment_ids),
-        key_lengths=by_row(extras.key_lengths),
-        seeds=None if extras.seeds is None else PartitionSpec(None),
-    )
+    specs: dict[str, Any] = {
+        "mask": broadcastable(extras.mask),
+        "bias": broadcastable(extras.bias),
+        "query_segment_ids": by_row(extras.query_segment_ids),
+        "key_segment_ids": by_row(extras.key_segment_ids),
+        "key_lengths": by_row(extras.key_lengths),
+        "seeds": None if extras.seeds is None else PartitionSpec(None),
+    }
+    return Extras(**specs)
