@@ -61,10 +61,8 @@ def problems(dtype: str) -> Iterator[Problem]:
 def measure(problem: Problem, workers: dict[str, Worker], rates: dict[str, float]) -> list[dict]:
     """One row for each implementation that serves the problem."""
     rows, wanted = [], None
-    entrants = [
-        (e, name) for e, worker in workers.items() for name in worker.call("names", problem)
-    ]
-    for engine, name in entrants:
+    names = {engine: worker.call("names", problem) for engine, worker in workers.items()}
+    for engine, name in ((engine, name) for engine in names for name in names[engine]):
         prepared = workers[engine].call("prepare", problem, name)
         if "error" in prepared:
             print(f"  {problem.case} {problem.length} {problem.which}: {name}: {prepared['error']}")

@@ -153,7 +153,13 @@ def one_device():
 
 @pytest.mark.parametrize(
     ("runner", "devices", "accumulate"),
-    [("jit", 8, 1), ("pmap", 8, 1), ("jit", 1, 4), ("jit", 2, 4), ("pmap", 2, 2)],
+    [
+        ("jit", 8, 1),
+        ("pmap", 8, 1),
+        ("jit", 1, 4),
+        pytest.param("jit", 2, 4, marks=pytest.mark.slow),
+        pytest.param("pmap", 2, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_devices_runners_and_accumulation_do_not_change_the_update(
     one_device, runner, devices, accumulate
@@ -171,6 +177,7 @@ def test_devices_runners_and_accumulation_do_not_change_the_update(
     jax.tree_util.tree_map_with_path(same, params, one_device[1])
 
 
+@pytest.mark.slow
 def test_devices_draw_different_dropout():
     """Eight equal rows on eight devices: with one key for all, each would give the same loss."""
     config = step_config(devices=8, dropout=0.5)

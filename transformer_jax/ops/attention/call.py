@@ -40,7 +40,7 @@ def combined_mask(
     return masks.combine_masks(
         extras.mask,
         masks.make_causal_mask(query_size, key_size) if settings.causal else None,
-        None if query_ids is None else masks.make_segment_mask(query_ids, key_ids),
+        None if query_ids is None or key_ids is None else masks.make_segment_mask(query_ids, key_ids),
         None
         if extras.key_lengths is None
         else masks.make_padding_mask(extras.key_lengths, key_size),
