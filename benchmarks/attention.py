@@ -61,8 +61,8 @@ def problems(dtype: str) -> Iterator[Problem]:
 def measure(problem: Problem, workers: dict[str, Worker], rates: dict[str, float]) -> list[dict]:
     """One row for each implementation that serves the problem."""
     rows, wanted = [], None
-    names = {engine: worker.call("names", problem) for engine, worker in workers.items()}
-    for engine, name in ((engine, name) for engine in names for name in names[engine]):
+    served = {engine: worker.call("names", problem) for engine, worker in workers.items()}
+    for engine, name in [(engine, name) for engine, names in served.items() for name in names]:
         prepared = workers[engine].call("prepare", problem, name)
         if "error" in prepared:
             print(f"  {problem.case} {problem.length} {problem.which}: {name}: {prepared['error']}")

@@ -76,8 +76,8 @@ def check(implementation, problem, dtype="float32"):
     want = attention_oracle.attend(problem)
     got = run(implementation, problem, dtype)
     assert got.keys() == want.keys()
-    # With a single key the gradients of query and key are zero but for rounding.
-    least = 0.01 * max(np.max(np.abs(array)) for array in want.values())
+    # With few keys the gradients of query and key cancel almost to zero.
+    least = 0.1 * max(np.max(np.abs(array)) for array in want.values())
     for name, array in want.items():
         worst = np.max(np.abs(got[name] - array)) / max(np.max(np.abs(array)), least, 1e-30)
         assert worst < TOLERANCE[dtype], f"{name} is off by {worst:.1e}"

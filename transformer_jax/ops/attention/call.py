@@ -36,15 +36,14 @@ def combined_mask(
     extras: Extras, settings: Settings, query_size: int, key_size: int
 ) -> jax.Array | None:
     """All masks of a call in one, broadcastable to `[B, H, T, S]`; None where there is none."""
-    query_ids, key_ids = extras.query_segment_ids, extras.key_segment_ids
-    return masks.combine_masks(
-        extras.mask,
-        masks.make_causal_mask(query_size, key_size) if settings.causal else None,
-        None if query_ids is None or key_ids is None else masks.make_segment_mask(query_ids, key_ids),
-        None
-        if extras.key_lengths is None
-        else masks.make_padding_mask(extras.key_lengths, key_size),
-    )
+    parts = [extras.mask]
+    if settings.causal:
+        parts.append(masks.make_causal_mask(query_size, key_size))
+    if extras.query_segment_ids is not None and extras.key_segment_ids is not None:
+        parts.append(masks.make_segment_mask(extras.query_segment_ids, extras.key_segment_ids))
+    if extras.key_lengths is not None:
+        parts.append(masks.make_padding_mask(extras.key_lengths, key_size))
+    return masks.combine_masks(*parts)
 
 
 def expand(x: jax.Array) -> jax.Array:
