@@ -76,11 +76,14 @@ def make_problem(
     return Problem(query, key, value, d_out, masking)
 
 
-def attend(problem: Problem, kept: np.ndarray | None = None, rate: float = 0.0) -> dict:
+def attend(
+    problem: Problem, kept: np.ndarray | None = None, rate: float = 0.0, absolute: bool = False
+) -> dict:
     """softmax(q·k · scale + bias) v, with dropout that keeps `kept`, and all gradients.
 
     Returns:
-      `out`, and `query`, `key`, `value`, `bias` with the gradients of sum(out · d_out).
+      `out`, and `query`, `key`, `value`, `bias` with the gradients of sum(out · d_out). With
+      `absolute`, each sum is that of its terms' sizes: what rounding errors are relative to.
     """
     query, d_out = problem.query, problem.d_out
     repeats = query.shape[2] // problem.key.shape[2]
@@ -98,6 +101,9 @@ def attend(problem: Problem, kept: np.ndarray | None = None, rate: float = 0.0) 
     factor = np.ones_like(weights) if kept is None else kept / (1.0 - rate)
     d_weights = np.einsum("bthd,bshd->bhts", d_out, value) * factor
     d_scores = weights * (d_weights - (d_weights * weights).sum(axis=-1, keepdims=True))
+    if absolute:
+        query, key, value, d_out, d_weights = map(np.abs, (query, key, value, d_out, d_weights))
+        d_scores = weights * (d_weights + (d_weights * weights).sum(axis=-1, keepdims=True))
 
     def by_group(x: np.ndarray) -> np.ndarray:
         return x.reshape(*x.shape[:2], -1, repeats, x.shape[3]).sum(axis=3)
