@@ -134,7 +134,8 @@ def kind(query: jax.Array, extras: Extras, settings: Settings) -> str:
 def table() -> dict:
     """Platform -> kind -> rows `[largest S, implementations, best first]`, by rising S.
 
-    `benchmarks/attention.py --write_table` writes the rows of the device it ran on.
+    `benchmarks/attention.py --write_table` writes the rows of the device it ran on;
+    `docs/attention.md` says which have been measured.
     """
     text = importlib.resources.files(__package__).joinpath("table.json").read_text()
     return json.loads(text)

@@ -1,0 +1,63 @@
+"""What the attention benchmark counts, and the table it makes of what it measured."""
+
+import attention_report
+import attention_workers
+import numpy as np
+import pytest
+from attention_workers import Problem
+
+
+def problem(case, which="forward", batch=2, length=96):
+    return Problem(case, batch, length, 2, 8, "float32", which)
+
+
+@pytest.mark.parametrize("case", attention_workers.CASES)
+def test_operations_are_those_of_the_allowed_pairs(case):
+    one = problem(case)
+    ids, sizes = attention_workers.segments(one), attention_workers.lengths(one)
+    pairs = 0
+    for b, t, s in np.ndindex(one.batch, one.query_length, one.length):
+        allowed = case != "causal" or s <= t
+        allowed &= sizes is None or s < sizes[b]
+        allowed &= ids is None or ids[b, t] == ids[b, s]
+        pairs += bool(allowed)
+    assert attention_workers.flops(one) == 4 * pairs * 2 * 8
+    assert attention_workers.flops(problem(case, "forward+backward")) == 14 * pairs * 2 * 8
+
+
+def test_packed_sentences_fill_their_rows():
+    ids = attention_workers.segments(problem("packed", length=500))
+    assert ids.shape == (2, 500)
+    assert ids.min() == 1
+    assert set(np.unique(np.diff(ids, axis=1))) == {0, 1}
+
+
+def test_the_table_prefers_what_was_fastest_at_each_length():
+    def row(case, length, name, milliseconds, which="forward"):
+        return {"case": case, "length": length, "implementation": name, "which": which,
+                "milliseconds": milliseconds}  # fmt: skip
+
+    rows = [
+        row("full", 64, "xla", 1.0), row("full", 64, "blockwise", 2.0),
+        # One case each way: the larger ratio decides.
+        row("full", 256, "xla", 1.0), row("full", 256, "blockwise", 1.1),
+        row("encoder", 256, "xla", 3.0), row("encoder", 256, "blockwise", 1.0),
+        row("full", 1024, "xla", 9.0), row("full", 1024, "blockwise", 4.0),
+        row("full", 1024, "auto", 1.0), row("full", 1024, "torch", 1.0),
+        row("step", 64, "xla", 5.0), row("step", 64, "blockwise", 6.0),
+    ]  # fmt: skip
+    assert attention_report.rules({"rows": rows}) == {
+        "full": [[128, ["xla", "blockwise"]], [None, ["blockwise", "xla"]]],
+        "step": [[None, ["xla", "blockwise"]]],
+    }
+
+
+def test_the_report_says_how_many_times_the_peers_speed():
+    rows = [
+        {"case": "full", "length": 64, "implementation": name, "which": "forward",
+         "milliseconds": ms}
+        for name, ms in (("xla", 2.0), ("torch", 3.0))
+    ]  # fmt: skip
+    text = attention_report.table({"rows": rows, "memory": []})
+    assert "2.000 ms (1.50x)" in text
+    assert "3.000 ms (" not in text
