@@ -111,6 +111,9 @@ def measure_memory(length: int, engines: list[str], dtype: str) -> Iterator[dict
         for name in names:
             with Worker(engine, ours) as worker:
                 found = worker.call("memory", problem, name)
+            if "error" in found:
+                print(f"  memory: {name}: {found['error']}")
+                continue
             yield {"length": length, "engine": engine, "implementation": name, **found}
 
 

@@ -2,9 +2,9 @@
 
 import dataclasses
 import multiprocessing
-import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,10 @@ def flops(problem: Problem) -> float:
     return float(products * pairs * problem.heads * problem.head_dim)
 
 
+# What says that an implementation cannot serve a problem.
+_UNSERVED = (ValueError, NotImplementedError, RuntimeError)
+
+
 class JaxEngine:
     """Our implementations."""
 
@@ -141,7 +145,7 @@ class JaxEngine:
         started = time.perf_counter()
         try:
             compiled = self.jax.jit(self._call(problem, name)).lower(*inputs).compile()
-        except (ValueError, NotImplementedError, RuntimeError) as error:
+        except _UNSERVED as error:
             return {"error": str(error).splitlines()[0]}
         seconds = time.perf_counter() - started
         outputs = compiled(*inputs)
@@ -166,13 +170,15 @@ class JaxEngine:
 
     def memory(self, problem: Problem, name: str) -> dict:
         inputs = self._inputs(problem)
-        call = self.jax.jit(self._call(problem, name)).lower(*inputs).compile()
-        before = peak_memory()
+        try:
+            call = self.jax.jit(self._call(problem, name)).lower(*inputs).compile()
+        except _UNSERVED as error:
+            return {"error": str(error).splitlines()[0]}
+        if self.jax.default_backend() == "cpu":
+            return added_memory(lambda: self.jax.block_until_ready(call(*inputs)))
         self.jax.block_until_ready(call(*inputs))
-        stats = self.jax.devices()[0].memory_stats() or {}
-        if "peak_bytes_in_use" in stats:
-            return {"device_peak_bytes": stats["peak_bytes_in_use"]}
-        return {"added_bytes": peak_memory() - before, "process_peak_bytes": peak_memory()}
+        stats = self.jax.devices()[0].memory_stats()
+        return {"device_peak_bytes": stats["peak_bytes_in_use"]}
 
     def matmul_rate(self, dtype: str) -> float:
         jnp = self.jax.numpy
@@ -278,13 +284,12 @@ class TorchEngine:
 
     def memory(self, problem: Problem, name: str) -> dict:
         inputs = self._inputs(problem)
-        before = peak_memory()
-        outputs = self._call(problem, name)(*inputs)
+        call = self._call(problem, name)
+        if self.device == "cpu":
+            return added_memory(lambda: call(*inputs))
+        call(*inputs)
         self._wait()
-        del outputs
-        if self.device == "cuda":
-            return {"device_peak_bytes": self.torch.cuda.max_memory_allocated()}
-        return {"added_bytes": peak_memory() - before, "process_peak_bytes": peak_memory()}
+        return {"device_peak_bytes": self.torch.cuda.max_memory_allocated()}
 
     def matmul_rate(self, dtype: str) -> float:
         size = 2048 if self.device == "cpu" else 8192
@@ -303,9 +308,22 @@ class TorchEngine:
 ENGINES = {"jax": JaxEngine, "torch": TorchEngine}
 
 
-def peak_memory() -> int:
-    """Largest resident size of this process so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def resident_memory(field: str) -> int:
+    """Resident size of this process in bytes: `VmRSS` now, `VmHWM` the largest since the reset."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"no {field} in /proc/self/status")
+
+
+def added_memory(run: Callable[[], Any]) -> dict[str, int]:
+    """What `run` adds to this process at its largest, and how large the process then is."""
+    Path("/proc/self/clear_refs").write_text("5")  # the largest size starts anew
+    before = resident_memory("VmRSS")
+    result = run()
+    peak = resident_memory("VmHWM")
+    del result
+    return {"added_bytes": peak - before, "process_peak_bytes": peak}
 
 
 def best_rate(run, operations: float) -> float:

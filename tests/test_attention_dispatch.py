@@ -145,13 +145,25 @@ def test_over_a_mesh_rows_and_heads_part_and_nothing_is_exchanged(implementation
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
 
 
-def test_sizes_that_do_not_divide_are_replicated():
-    inputs = arrays(batch=3, length=5, heads=3, groups=3)
-    want = attention.dot_product_attention(*inputs, implementation="reference")
+@pytest.mark.parametrize(("batch", "heads"), [(8, 3), (3, 4)])
+def test_sizes_that_do_not_divide_are_replicated(batch, heads):
+    inputs = arrays(batch=batch, length=5, heads=heads, groups=heads)
+    bias = jax.random.normal(jax.random.key(1), (heads, 5, 5))
+
+    def grads(implementation):
+        def loss(query, key, value, bias):
+            out = attention.dot_product_attention(
+                query, key, value, bias=bias, implementation=implementation
+            )
+            return jnp.sum(out**2)
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))(*inputs, bias)
+
+    want = grads("reference")
     mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
     with jax.set_mesh(mesh):
-        got = jax.jit(attention.dot_product_attention)(*inputs)
-    np.testing.assert_allclose(got, want, atol=1e-5)
+        got = grads("auto")
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
 
 
 def test_under_pmap_each_device_works_on_its_rows():

@@ -23,21 +23,15 @@ _matmul = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def attend(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    extras: Extras,
-    settings: Settings,
-    blocks: Blocks | None = None,
+    query: jax.Array, key: jax.Array, value: jax.Array, extras: Extras, settings: Settings
 ) -> jax.Array:
     """Attention `[B, T, H, D]`; what the rest means stands in `dot_product_attention`."""
     batch, length, heads, dim = query.shape
     size, groups = key.shape[1:3]
     repeats = heads // groups
-    if blocks is None:
-        skipping = "causal" if settings.causal else "full"
-        skipping = skipping if extras.query_segment_ids is None else "segments"
-        blocks = blocks_lib.choose_blocks(batch, groups, repeats, length, size, skipping)
+    skipping = "causal" if settings.causal else "full"
+    skipping = skipping if extras.query_segment_ids is None else "segments"
+    blocks = blocks_lib.choose_blocks(batch, groups, repeats, length, size, skipping)
     counts = Blocks(
         batch // blocks.b, groups // blocks.g, -(-length // blocks.t), -(-size // blocks.s)
     )
