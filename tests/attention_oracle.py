@@ -60,6 +60,9 @@ def make_problem(
     if "segments" in kinds:
         masking["query_segment_ids"] = np.sort(rng.integers(0, 4, (batch, length)), axis=1)
         masking["key_segment_ids"] = np.sort(rng.integers(0, 4, (batch, size)), axis=1)
+    if "mixed_segments" in kinds:
+        masking["query_segment_ids"] = rng.integers(0, 3, (batch, length))
+        masking["key_segment_ids"] = rng.integers(0, 3, (batch, size))
     if "mask" in kinds:
         masking["mask"] = rng.random((batch, 1, length, size)) < 0.7
         masking["mask"][0, 0, 0] = False
@@ -71,6 +74,7 @@ def make_problem(
         masking["bias"] = rng.normal(size=(batch, 1, 1, size))
     if "infinite_bias" in kinds:
         masking["bias"] = np.where(rng.random((length, size)) < 0.5, -np.inf, 0.0)
+        masking["bias"][0] = -np.inf
     if "scale" in kinds:
         masking["scale"] = 0.5
     return Problem(query, key, value, d_out, masking)

@@ -13,7 +13,7 @@ from tests import attention_oracle
 from tests.attention_oracle import make_problem
 from transformer_jax.ops import attention, masks
 from transformer_jax.ops.attention import blocks, blockwise, cudnn, formula, pallas_tpu
-from transformer_jax.ops.attention.call import Extras, Settings
+from transformer_jax.ops.attention.call import Extras, Settings, expand
 from transformer_jax.ops.dropout import keep_mask, seed_words
 
 ATTEND = {
@@ -38,10 +38,18 @@ def stand_in_for_cudnn(monkeypatch):
     """JAX's own formula in the place of the kernel: what is tested is what we ask it for."""
     real = jax.nn.dot_product_attention
 
-    def stand_in(*args, implementation, **kwargs):
+    def stand_in(query, key, value, bias, mask, *, implementation, **options):
         assert implementation == "cudnn"
-        # The kernel would divide by zero in a row without keys.
-        return real(*args, **kwargs, implementation="xla")
+        out = real(query, key, value, bias, mask, **options, implementation="xla")
+        visible = jnp.ones((query.shape[1], key.shape[1]), bool) if mask is None else mask
+        if options["is_causal"]:
+            visible = visible & jnp.tri(*visible.shape[-2:], dtype=bool)
+        lengths = options["key_value_seq_lengths"]
+        if lengths is not None:
+            visible = visible & masks.make_padding_mask(lengths, key.shape[1])
+        # The kernel divides by zero in a row without keys.
+        empty = ~jnp.any(expand(visible), axis=-1, keepdims=True).swapaxes(1, 2)
+        return jnp.where(empty, jnp.nan, 1.0) * out
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
 
@@ -85,8 +93,9 @@ def check(implementation, problem, dtype="float32"):
 
 
 KINDS = [
-    (), ("causal",), ("lengths",), ("segments",), ("causal", "segments"), ("mask",), ("head_mask",),
-    ("bias",), ("row_bias", "causal"), ("infinite_bias",), ("mask", "bias", "lengths", "scale"),
+    (), ("causal",), ("lengths",), ("segments",), ("mixed_segments",), ("causal", "segments"),
+    ("mask",), ("head_mask",), ("bias",), ("row_bias", "causal"), ("infinite_bias",),
+    ("mask", "bias", "lengths", "scale"),
 ]  # fmt: skip
 name = "+".join
 

@@ -49,6 +49,16 @@ def test_blocks_that_matter_are_visited_and_others_skipped(kinds):
     assert needed <= visited < counts.t * counts.s * 2 * 0.8
 
 
+def test_blocks_visited_by_hand():
+    query_ids = jnp.array([[1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3, 0, 0, 0, 0]])
+    key_ids = jnp.array([[1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 0, 0, 0, 0, 0, 0]])
+    extras = Extras(query_segment_ids=query_ids, key_segment_ids=key_ids)
+    grid = Grid(Settings(False, 1.0, 0.0, 1), Blocks(1, 1, 4, 4), Blocks(1, 1, 4, 4), 16, 16)
+    np.testing.assert_array_equal(
+        blocks.key_ranges(extras, grid), [[[0, 1], [1, 3], [1, 3], [0, 0]]]
+    )
+
+
 def test_nothing_is_skipped_without_a_mask():
     grid = Grid(Settings(False, 1.0, 0.0, 1), Blocks(1, 1, 4, 4), Blocks(1, 1, 2, 2), 8, 8)
     assert blocks.key_ranges(Extras(), grid) is None

@@ -127,8 +127,9 @@ def value_and_grads(implementation, **masking):
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("implementation", ["xla", "blockwise"])
 def test_over_a_mesh_rows_and_heads_part_and_nothing_is_exchanged(implementation, kind):
-    inputs = arrays(batch=4, length=13, heads=4, groups=2)
-    masking = {"causal": True, "key_lengths": jnp.array([0, 5, 9, 13]),
+    inputs = arrays(batch=8, length=13, heads=4, groups=2)
+    masking = {"causal": True, "key_lengths": jnp.array([0, 5, 9, 13, 3, 13, 13, 8]),
+               "mask": jax.random.bernoulli(jax.random.key(3), 0.8, (13, 13)),
                "bias": jax.random.normal(jax.random.key(1), (4, 13, 13)),
                "dropout_rate": 0.3, "rng": jax.random.key(2)}  # fmt: skip
     want = value_and_grads("reference", **masking)(*inputs)

@@ -122,9 +122,9 @@ def _forward(query, key, value, extras: Extras, grid: Grid):
             rows = queries.shape[:-1]
             start = jnp.full(rows, HIDDEN), jnp.zeros(rows), jnp.zeros((*rows, dim))
             top, total, out = _over_keys(ranges, grid, tile, merge, start)
-        empty = top < HIDDEN / 2
-        total = jnp.where(empty, jnp.inf, total)
-        log_sum = jnp.where(empty, -HIDDEN, top + jnp.log(total))
+        # A row that has everything hidden: its output and, going back, its weights are zero.
+        total = jnp.where(top < HIDDEN / 2, jnp.inf, total)
+        log_sum = top + jnp.log(total)
         return (
             put(carry[0], out / total[..., None], "bgrtd", grid, tile),
             put(carry[1], log_sum, "bgrt", grid, tile),

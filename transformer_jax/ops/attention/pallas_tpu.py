@@ -79,7 +79,8 @@ def attend(
     return jnp.where(served, out, jnp.zeros((), out.dtype))
 
 
-_NO_QUERY, _NO_KEY = -1, -2
+# Ids of padding: a query's differs from a key's, or they would attend to each other.
+_NO_QUERY, _NO_KEY = -1, 0
 
 
 def _segments(batch: int, length: int, size: int, extras: Extras) -> tuple[jax.Array, jax.Array]:
@@ -89,7 +90,6 @@ def _segments(batch: int, length: int, size: int, extras: Extras) -> tuple[jax.A
     else:
         query_ids, key_ids = extras.query_segment_ids, extras.key_segment_ids
         query_ids = jnp.where(query_ids == 0, _NO_QUERY, query_ids)
-        key_ids = jnp.where(key_ids == 0, _NO_KEY, key_ids)
     if extras.key_lengths is not None:
         inside = jnp.arange(size) < extras.key_lengths[:, None]
         key_ids = jnp.where(inside, key_ids, _NO_KEY)
