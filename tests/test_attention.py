@@ -29,7 +29,7 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks so small that tiny problems have several."""
-    targets = {"full": (4, 40), "causal": (3, 18), "segments": (2, 8)}
+    targets = {"full": (4, 40), "causal": (3, 18), "segments": (6, 24)}
     monkeypatch.setattr(blocks, "_TARGETS", targets)
 
 
