@@ -101,7 +101,10 @@ name = "+".join
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids=name)
-@pytest.mark.parametrize("implementation", ["reference", "xla", "blockwise"])
+@pytest.mark.parametrize(
+    "implementation",
+    [pytest.param("reference", marks=pytest.mark.slow), "xla", "blockwise"],
+)
 def test_value_and_gradients_equal_the_formula(implementation, kinds, small_blocks):
     check(implementation, make_problem(kinds))
 

@@ -124,7 +124,9 @@ def value_and_grads(implementation, **masking):
     return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(
+    "kind", [AxisType.Auto, pytest.param(AxisType.Explicit, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("implementation", ["xla", "blockwise"])
 def test_over_a_mesh_rows_and_heads_part_and_nothing_is_exchanged(implementation, kind):
     inputs = arrays(batch=8, length=13, heads=4, groups=2)

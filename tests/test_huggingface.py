@@ -320,6 +320,7 @@ def losses_of(workdir):
     return [line["train_loss"] for line in lines if "train_loss" in line]
 
 
+@pytest.mark.slow
 def test_fine_tuning_goes_on_where_the_imported_model_stands(tiny_run, translator, tmp_path):
     model = pretrained.Pretrained(translator.config, translator.tokenizers,
                                   jax.device_get(translator.params), 0)  # fmt: skip

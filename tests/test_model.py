@@ -180,7 +180,7 @@ def full_logits(model, params, source, target):
 
 
 # Variants of one function that has tests of its own.
-SEEN_ELSEWHERE = {"gelu_tanh", "silu", "tensor2tensor", "no_positions"}
+SEEN_ELSEWHERE = {"gelu", "gelu_tanh", "silu", "halves", "tensor2tensor", "no_positions"}
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,15 @@ def batch_of(source, target, source_segments, target_segments, source_positions,
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["paper", "pre", "rotary"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "paper",
+        "pre",
+        pytest.param("learned", marks=pytest.mark.slow),
+        pytest.param("rotary", marks=pytest.mark.slow),
+    ],
+)
 def test_packed_sentences_do_not_see_each_other_or_padding(name):
     config = variant(name)
     model, params = Transformer(config), random_params(config)

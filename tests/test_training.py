@@ -156,7 +156,7 @@ def one_device():
     [
         ("jit", 8, 1),
         ("pmap", 8, 1),
-        ("jit", 1, 4),
+        pytest.param("jit", 1, 4, marks=pytest.mark.slow),
         pytest.param("jit", 2, 4, marks=pytest.mark.slow),
         pytest.param("pmap", 2, 2, marks=pytest.mark.slow),
     ],
@@ -233,6 +233,7 @@ def test_sums_equal_the_loss_of_the_whole_batch():
         sums.grads, want_grads)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_ema_follows_the_parameters():
     config = step_config(ema_decay=0.9)
     step = TrainStep(config)

@@ -88,6 +88,7 @@ def test_any_input_gives_one_output_each_in_order(translator, capsys):
     assert "translated in" in said
 
 
+@pytest.mark.slow
 def test_alone_or_in_any_batch_the_same_text_and_score(translator):
     texts = list(dict.fromkeys(source for source, _ in digit_pairs(60, seed=5, longest=9)))
     together = translator.translate(texts, beam_size=3)
@@ -101,6 +102,7 @@ def test_alone_or_in_any_batch_the_same_text_and_score(translator):
             assert alone.score == pytest.approx(together[i].score, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_n_best_is_sorted_distinct_and_scores_are_those_of_force_decoding(translator):
     sources = ["one two three", "nine"]
     for source, hypotheses in zip(
