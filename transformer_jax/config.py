@@ -132,17 +132,32 @@ class ParallelConfig:
 
 @dataclasses.dataclass(unsafe_hash=True)
 class DecodeConfig:
-    """Search."""
+    """Search, or sampling."""
 
-    beam_size: int = 4
+    method: str = "beam"  # beam; sample; mbr: of several samples, the one most like the others
+    beam_size: int = 4  # 1 is greedy
     length_penalty: float = 0.6
     length_penalty_kind: str = "gnmt"
     stopping: str = "exact"
     max_decode_len: int = 256  # pieces of output, the end symbol included
     max_decode_ratio: float = 3.0  # and at most this many pieces a source piece, plus 10
+    min_decode_len: int = 0  # pieces of output at least, the end symbol included
+    min_decode_ratio: float = 0.0  # and at least this many pieces a source piece
     at_limit: str = "end"  # end: its end symbol counts; free_end: it costs nothing; cut: no end
     suppressed_ids: tuple[int, ...] = ()  # pieces never written
     renormalize: bool = False  # probabilities over the pieces that may be written
+    coverage_penalty: float = 0.0  # for source positions that got little attention
+    no_repeat_ngram_size: int = 0  # write no sequence of so many pieces twice; 0: off
+    repetition_penalty: float = 1.0  # on logits of pieces that were written; 1: off
+    beam_groups: int = 1  # that search apart, for hypotheses that differ
+    diversity_penalty: float = 0.5  # for a piece that an earlier group goes on with
+    temperature: float = 1.0  # of sampling
+    top_k: int = 0  # sample from so many pieces; 0: all
+    top_p: float = 1.0  # sample from the likeliest pieces with this much probability together
+    min_p: float = 0.0  # sample from pieces at least this likely, as a share of the likeliest
+    seed: int = 0  # of sampling; a sentence's samples do not depend on its neighbours
+    mbr_samples: int = 32
+    mbr_metric: str = "chrf"
     batch_tokens: int = 4096  # source positions times beams decoded at once
 
 

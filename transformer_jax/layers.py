@@ -15,6 +15,7 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.ops import attention as attention_lib
 from transformer_jax.ops import positional
 from transformer_jax.ops.dropout import dropout
+from transformer_jax.ops.masks import make_segment_mask
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
@@ -216,9 +217,16 @@ class DecoderLayer(_Layer):
             )
 
         def attend_source(h):
+            query = self.cross_attention.project_query(h)
+            key, value = self.cross_attention.project_source(encoded)
+            if self.is_mutable_collection("intermediates"):
+                mask = make_segment_mask(segment_ids, source_segment_ids)
+                weights = attention_lib.attention_weights(query, key, mask=mask)
+                self.sow("intermediates", "cross_attention_weights", weights)
             return self.cross_attention.attend(
-                self.cross_attention.project_query(h),
-                *self.cross_attention.project_source(encoded),
+                query,
+                key,
+                value,
                 deterministic,
                 query_segment_ids=segment_ids,
                 key_segment_ids=source_segment_ids,
@@ -228,39 +236,3 @@ class DecoderLayer(_Layer):
         x = self._residual(x, self.cross_attention_norm, attend_source, self.dropout, deterministic)
         feed = functools.partial(self.feed_forward, deterministic=deterministic)
         return self._residual(x, self.feed_forward_norm, feed, self.dropout, deterministic)
-
-    def decode_step(self, x, self_cache, cross_cache, source_mask, index):
-        """One position `x` `[N, 1, M]`; returns its output and the self-attention cache with it.
-
-        N may be a multiple of the B sentences in `cross_cache`: the beams of a sentence are then
-        queries of one attention over its keys, which are not copied.
-        """
-        positions = index[None, None]
-
-        def attend_self(h):
-            query, key, value = self.self_attention.project_self(h, positions)
-            for name, new in (("key", key), ("value", value)):
-                self_cache[name] = jax.lax.dynamic_update_slice_in_dim(
-                    self_cache[name], new.astype(self_cache[name].dtype), index, axis=1
-                )
-            mask = jnp.arange(self_cache["key"].shape[1]) <= index
-            return self.self_attention.attend(
-                query, self_cache["key"], self_cache["value"], mask=mask[None, None, None]
-            )
-
-        def attend_source(h):
-            rows = cross_cache["key"].shape[0]
-            h = h.reshape(rows, -1, h.shape[-1])  # --> [B, K, M]
-            out = self.cross_attention.attend(
-                self.cross_attention.project_query(h),
-                cross_cache["key"],
-                cross_cache["value"],
-                mask=source_mask[:, None, None, :],
-            )
-            return out.reshape(-1, 1, out.shape[-1])  # --> [N, 1, M]
-
-        self_cache = dict(self_cache)
-        x = self._residual(x, self.self_attention_norm, attend_self, self.dropout, True)
-        x = self._residual(x, self.cross_attention_norm, attend_source, self.dropout, True)
-        feed = functools.partial(self.feed_forward, deterministic=True)
-        return self._residual(x, self.feed_forward_norm, feed, self.dropout, True), self_cache

@@ -1,7 +1,6 @@
 """The encoder-decoder of "Attention Is All You Need" as a Flax linen module.
 
-Decoding is explicit: `encode -> init_cache -> decode_step(cache, tokens)`, where the cache is a
-plain pytree.
+Whole sequences only: `incremental` is the decoder one position at a time.
 """
 
 from typing import Any
@@ -14,8 +13,6 @@ import numpy as np
 from transformer_jax.config import ModelConfig
 from transformer_jax.layers import DecoderLayer, Dropout, EncoderLayer, LayerNorm, compute_dtype
 from transformer_jax.ops import positional
-
-Cache = dict[str, Any]
 
 
 def position_table(config: ModelConfig) -> np.ndarray:
@@ -116,7 +113,11 @@ class Transformer(nn.Module):
         segment_ids=None,
         deterministic=True,
     ) -> jax.Array:
-        """Decoder output `[B, T, M]` before the projection to the vocabulary."""
+        """Decoder output `[B, T, M]` before the projection to the vocabulary.
+
+        Where the collection `intermediates` is mutable, each decoder layer leaves its attention to
+        the source there, `[B, H, T, S]`, as `decoder_layers_N/cross_attention_weights`.
+        """
         if positions is None:
             positions = jnp.arange(decoder_inputs.shape[1])[None]
         if segment_ids is None:
@@ -155,49 +156,6 @@ class Transformer(nn.Module):
     def __call__(self, batch: dict[str, jax.Array], deterministic: bool = True) -> jax.Array:
         """Logits `[B, T, V]` of a training batch."""
         return self.logits(self.hidden(batch, deterministic))
-
-    def init_cache(self, encoded, source_mask, num_beams: int, max_decode_len: int) -> Cache:
-        """Cache before the first step.
-
-        Args:
-          encoded: `[B, S, M]`.
-          source_mask: `[B, S]` boolean, True where `encoded` is no padding.
-          num_beams: hypotheses a sentence, K.
-          max_decode_len: positions the cache holds, T.
-
-        Returns:
-          `index` (positions written so far), `self` (per layer key and value `[B·K, T, H, D]`),
-          `cross` (per layer key and value `[B, S, H, D]`, computed once), `source_mask`.
-        """
-        config = self.config.for_decoder()
-        rows, heads = encoded.shape[0] * num_beams, config.num_heads
-        shape = (rows, max_decode_len, heads, config.resolved_head_dim)
-        empty = jnp.zeros(shape, compute_dtype(config))
-        cross = []
-        for layer in self.decoder_layers:
-            key, value = layer.cross_attention.project_source(encoded)
-            cross.append({"key": key, "value": value})
-        return {
-            "index": jnp.zeros((), jnp.int32),
-            "self": [{"key": empty, "value": empty} for _ in self.decoder_layers],
-            "cross": cross,
-            "source_mask": source_mask,
-        }
-
-    def decode_step(self, cache: Cache, tokens: jax.Array) -> tuple[jax.Array, Cache]:
-        """Logits `[N, V]` after `tokens` `[N]`, the last of each hypothesis, and the new cache."""
-        index = cache["index"]
-        x = self.embed_target(self.target_table, tokens[:, None], index[None, None], True)
-        layers = zip(self.decoder_layers, cache["self"], cache["cross"], strict=True)
-        written = []
-        for layer, self_cache, cross_cache in layers:
-            x, self_cache = layer.decode_step(
-                x, self_cache, cross_cache, cache["source_mask"], index
-            )
-            written.append(self_cache)
-        if self.config.norm_position == "pre":
-            x = self.decoder_norm(x)
-        return self.logits(x[:, 0]), {**cache, "index": index + 1, "self": written}
 
 
 def init_params(config: ModelConfig, rng: jax.Array) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 from typing import Any
 
-from transformer_jax.config import Config, DataConfig, ModelConfig, typed
+from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, typed
 from transformer_jax.errors import UserError
 
 CHOICES = {
@@ -20,6 +20,8 @@ CHOICES = {
     "optimizer.name": ("adam", "adamw", "adafactor"),
     "optimizer.schedule": ("rsqrt", "linear", "cosine", "constant"),
     "parallel.runner": ("jit", "pmap"),
+    "decode.method": ("beam", "sample", "mbr"),
+    "decode.mbr_metric": ("chrf", "bleu"),
     "decode.length_penalty_kind": ("gnmt", "power"),
     "decode.stopping": ("first_k", "hf_default", "exact"),
     "decode.at_limit": ("end", "free_end", "cut"),
@@ -62,6 +64,19 @@ RANGES: dict[str, tuple[float, bool, float]] = {
     "decode.length_penalty": (0, True, float("inf")),
     "decode.max_decode_len": (1, True, float("inf")),
     "decode.max_decode_ratio": (0, False, float("inf")),
+    "decode.min_decode_len": (0, True, float("inf")),
+    "decode.min_decode_ratio": (0, True, float("inf")),
+    "decode.coverage_penalty": (0, True, float("inf")),
+    "decode.no_repeat_ngram_size": (0, True, float("inf")),
+    "decode.repetition_penalty": (0, False, float("inf")),
+    "decode.beam_groups": (1, True, float("inf")),
+    "decode.diversity_penalty": (0, True, float("inf")),
+    "decode.temperature": (0, False, float("inf")),
+    "decode.top_k": (0, True, float("inf")),
+    "decode.top_p": (0, False, 1.0000001),
+    "decode.min_p": (0, True, 1.0000001),
+    "decode.seed": (0, True, 2**32),
+    "decode.mbr_samples": (2, True, float("inf")),
     "decode.batch_tokens": (1, True, float("inf")),
     "checkpoint.max_to_keep": (1, True, float("inf")),
     "checkpoint.keep_best": (0, True, float("inf")),
@@ -109,6 +124,7 @@ def _conflicts(config: Config):
     yield from _batch_conflicts(config)
     yield from _corpus_conflicts(config.data)
     yield from _training_conflicts(config)
+    yield from _search_conflicts(config.decode)
 
 
 def _model_conflicts(model: ModelConfig):
@@ -213,6 +229,22 @@ def _training_conflicts(config: Config):
         )
     if config.parallel.data == 0 or config.parallel.data < -1:
         yield f"config.parallel.data={config.parallel.data} must be a number of devices or -1, all."
+
+
+def _search_conflicts(decode: DecodeConfig):
+    if decode.beam_size % decode.beam_groups:
+        yield (
+            f"config.decode.beam_groups={decode.beam_groups} does not divide "
+            f"config.decode.beam_size={decode.beam_size}."
+        )
+    if decode.method != "beam":
+        for name in ("coverage_penalty", "beam_groups"):
+            if getattr(decode, name) != getattr(DecodeConfig(), name):
+                yield f"config.decode.{name} is for config.decode.method=beam."
+    else:
+        for name in ("temperature", "top_k", "top_p", "min_p"):
+            if getattr(decode, name) != getattr(DecodeConfig(), name):
+                yield f"config.decode.{name} is for config.decode.method=sample or mbr."
 
 
 def _get(config: Any, path: str) -> Any:

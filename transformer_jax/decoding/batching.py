@@ -1,7 +1,7 @@
 """Sentences grouped into batches of a few declared shapes, and over-long ones cut into parts."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,19 +10,21 @@ PART_ENDINGS = (".", "!", "?", ";", ":", ",", "。", "！", "？", "；", "，")
 
 
 @dataclasses.dataclass(frozen=True)
-class SentenceBatch:
-    """Rows of one shape; `indices` says which sentence each used row holds."""
+class Group:
+    """Sentences that are computed together."""
 
-    indices: list[int]
-    inputs: np.ndarray  # [B, S] ids, padded
-    lengths: np.ndarray  # [B], 0 in unused rows
+    indices: list[int]  # of the sentences
+    rows: int  # at least as many
+    length: int  # padded
 
 
 def padded_length(length: int, max_len: int) -> int:
-    """Smallest declared length that holds `length`: powers of two from MIN_LEN, then max_len."""
+    """Smallest declared length that holds `length`: 8, 16, 24, 32, 48, 64, 96, …, then max_len."""
     size = MIN_LEN
-    while size < length:
+    while size < length and size < 2 * MIN_LEN:
         size *= 2
+    while size < length:  # from 16 on, a power of two and the middle to the next in turn
+        size = size // 2 * 3 if size & (size - 1) == 0 else size // 3 * 4
     return min(size, max_len)
 
 
@@ -31,32 +33,43 @@ def row_options(full: int) -> list[int]:
     return sorted({1, max(1, full // 8), full})
 
 
-def make_batches(
-    sentences: Sequence[Sequence[int]], max_len: int, batch_tokens: int, pad_id: int
-) -> Iterator[SentenceBatch]:
-    """Groups sentences by padded length, longest first.
+def group_by_length(
+    lengths: Sequence[int], max_len: int, batch_tokens: int, num_devices: int = 1
+) -> list[Group]:
+    """Groups sentences of like length, so that a file uses as many shapes as lengths, and one more.
+
+    Longest first, each group is filled up with the next shorter ones; only the last may be
+    smaller. Groups come in the order of their first sentences.
 
     Args:
-      sentences: ids of each, end symbol included, none longer than max_len.
+      lengths: of the sentences, none above max_len.
       max_len: longest padded length.
-      batch_tokens: positions in a full batch (at least one row).
-      pad_id: fills up rows.
+      batch_tokens: positions in a full batch on one device (at least one row).
+      num_devices: rows are a multiple of it, or one.
     """
-    order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i]))
-    start = 0
-    while start < len(order):
-        size = padded_length(len(sentences[order[start]]), max_len)
-        rows = max(1, batch_tokens // size)
-        group = order[start : start + rows]
-        group = [i for i in group if padded_length(len(sentences[i]), max_len) == size]
-        rows = next(n for n in row_options(rows) if n >= len(group))
-        inputs = np.full((rows, size), pad_id, np.int32)
-        lengths = np.zeros(rows, np.int32)
-        for row, i in enumerate(group):
-            inputs[row, : len(sentences[i])] = sentences[i]
-            lengths[row] = len(sentences[i])
-        yield SentenceBatch(group, inputs, lengths)
-        start += len(group)
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    groups = []
+    while order:
+        size = padded_length(lengths[order[0]], max_len)
+        full = max(1, batch_tokens // size)
+        options = [1, *(n * num_devices for n in row_options(full))]
+        taken = order[: options[-1]]
+        rows = next(n for n in options if n >= len(taken))
+        groups.append(Group(sorted(taken), rows, size))
+        order = order[len(taken) :]
+    return sorted(groups, key=lambda group: group.indices[0])
+
+
+def pad_rows(
+    sequences: Sequence[Sequence[int]], rows: int, length: int, fill: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ids `[rows, length]` behind which `fill` stands, and lengths `[rows]`, 0 in unused rows."""
+    ids = np.full((rows, length), fill, np.int32)
+    lengths = np.zeros(rows, np.int32)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)] = sequence
+        lengths[row] = len(sequence)
+    return ids, lengths
 
 
 def split_ids(ids: Sequence[int], pieces: Sequence[str], limit: int) -> list[list[int]]:

@@ -1,25 +1,31 @@
-"""Text in, text out: a model, its tokenizers, and jitted search and scoring."""
+"""Text in, text out: a model, or several, with tokenizers, and what a user asks of them."""
 
+import concurrent.futures
 import dataclasses
 import functools
+import itertools
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.config import Config, DecodeConfig, ModelConfig
 from transformer_jax.data.loader import SpecialIds
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.decoding import batching, search
-from transformer_jax.model import Transformer
-from transformer_jax.ops import losses
+from transformer_jax.decoding import batching, mbr
+from transformer_jax.decoding.hypotheses import Hypotheses
+from transformer_jax.decoding.processors import Demands
+from transformer_jax.decoding.programs import Placed, Programs
+from transformer_jax.decoding.requests import Part, Request, RequestEncoder
+from transformer_jax.ops.top_k import NEVER
 
 WINDOW = 4096  # sentences sorted together, and held in memory
 EXTRA_PIECES = 10  # on top of max_decode_ratio
+# Batches in work at once: while one waits for its last product, another's runs.
+NUM_WORKERS = 2
 
 Prefixes = tuple[list[int], list[int]]  # ids before source and target
 
@@ -29,19 +35,31 @@ class Translation:
     """One hypothesis."""
 
     text: str
-    score: float  # log-probability over length penalty
+    score: float  # log-probability over length penalty; of `mbr`, the expected metric
     log_prob: float  # natural log-probability of all pieces and the end symbol
     pieces: tuple[str, ...]
     ids: tuple[int, ...]  # of the pieces
+    source_pieces: tuple[str, ...] = ()  # where attention was asked for
+    attention: np.ndarray | None = dataclasses.field(default=None, compare=False)  # [T, S]
 
 
 @dataclasses.dataclass(frozen=True)
 class PairScores:
-    """Teacher-forced sums over one sentence pair, its end symbol included."""
+    """Teacher-forced scores of one sentence pair, its end symbol included."""
 
     log_prob: float
     num_tokens: int
     num_correct: int
+    pieces: tuple[str, ...]
+    log_probs: tuple[float, ...]  # of each piece
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionChoice:
+    """Whose attention to the source comes with a translation."""
+
+    layer: int = -2  # of the decoder; the last but one aligns best as a rule
+    head: int | None = None  # None: the mean of all
 
 
 def special_ids(tokenizers: TokenizerPair, model: ModelConfig) -> SpecialIds:
@@ -56,49 +74,26 @@ def special_ids(tokenizers: TokenizerPair, model: ModelConfig) -> SpecialIds:
 
 
 class Engine:
-    """Translates and scores with given parameters; compiled functions stay for later calls."""
+    """Translates and scores with given parameters; compiled functions stay for later calls.
 
-    def __init__(self, config: Config, tokenizers: TokenizerPair):
+    Args:
+      config: of the model; `parallel.data` local devices share the batches, -1: all.
+      tokenizers: of the model.
+      others: further models of the same vocabularies, whose probabilities are averaged with it.
+        Parameters are then a tuple, of the model and of the others.
+    """
+
+    def __init__(
+        self, config: Config, tokenizers: TokenizerPair, others: Sequence[ModelConfig] = ()
+    ):
         self.config = config
         self.tokenizers = tokenizers
         self.ids = special_ids(tokenizers, config.model)
-        self._model = Transformer(config.model)
-        self._search = jax.jit(
-            self._search_batch, static_argnames=("decode", "num_hypotheses", "prefix")
-        )
-        self._score = jax.jit(self._score_batch, static_argnames="prefix_len")
-
-    # --- Translation ---------------------------------------------------------------------------
-
-    def translate(
-        self,
-        params: Any,
-        lines: Iterable[str],
-        decode: DecodeConfig,
-        num_hypotheses: int = 1,
-        target_lang: str = "",
-        source_lang: str = "",
-    ) -> Iterator[list[Translation]]:
-        """Hypotheses of each line, best first, one list a line, in order.
-
-        An empty line gives one empty hypothesis. A line longer than the model reads is translated
-        in parts, which is said on standard error; its one hypothesis joins the parts.
-
-        Args:
-          params: the model's.
-          lines: any iterable of text; read ahead by at most `WINDOW` lines.
-          decode: search settings.
-          num_hypotheses: at most decode.beam_size.
-          target_lang: of a multilingual model; "": the config's.
-          source_lang: of a model that is told this too; "": the config's.
-        """
-        number = 0
-        prefixes = self.prefixes(target_lang, source_lang)
-        for window in _windows(lines):
-            yield from self._translate_window(
-                params, window, number, decode, num_hypotheses, prefixes
-            )
-            number += len(window)
+        self.max_len = min(model.max_len for model in (config.model, *others))
+        devices = jax.local_devices()
+        if config.parallel.data > 0:
+            devices = devices[: config.parallel.data]
+        self.programs = Programs((config.model, *others), self.ids, devices)
 
     def prefixes(self, target_lang: str = "", source_lang: str = "") -> Prefixes:
         """Ids before source and target that tell a multilingual model its languages.
@@ -113,107 +108,56 @@ class Engine:
             source_lang or data.source_lang, target_lang or data.target_lang
         )
 
-    def encode_source(self, texts: Sequence[str], prefix: Sequence[int] = ()) -> list[list[int]]:
-        """Source ids of each text behind `prefix`, without the end symbol; [] where empty."""
-        encoded = self.tokenizers.source.encode_batch(texts)
-        return [[*prefix, *ids] if ids else [] for ids in encoded]
+    def encoder(self, target_lang: str = "", source_lang: str = "") -> RequestEncoder:
+        """What turns text into ids, for these languages."""
+        prefixes = self.prefixes(target_lang, source_lang)
+        return RequestEncoder(self.tokenizers, prefixes, self.max_len, self.ids.source_eos)
 
-    def _translate_window(self, params, window, first, decode, num_hypotheses, prefixes):
-        texts = list(dict.fromkeys(window))  # each text once
-        limit = self.config.model.max_len - 1  # the end symbol needs a place
-        parts: list[list[int]] = []
-        spans = []
-        for text, ids in zip(texts, self.encode_source(texts, prefixes[0]), strict=True):
-            begin = len(parts)
-            if len(ids) > limit:
-                tag = len(prefixes[0])
-                tag += self.tokenizers.begins_with_tag(ids[tag:])
-                parts.extend(self._split_long(ids, limit, tag))
-                _say(
-                    f"line {first + window.index(text) + 1}: {len(ids)} pieces, the model reads "
-                    f"{limit}; translated in {len(parts) - begin} parts."
-                )
-            elif ids:
-                parts.append(ids)
-            spans.append((begin, len(parts)))
-        results = self._translate_ids(params, parts, decode, num_hypotheses, prefixes[1])
-        by_text = {}
-        for text, (begin, end) in zip(texts, spans, strict=True):
-            if end - begin == 1:
-                by_text[text] = results[begin]
-            else:
-                by_text[text] = [_join([hypotheses[0] for hypotheses in results[begin:end]])]
-        for text in window:
-            yield by_text[text]
+    # --- Translation ---------------------------------------------------------------------------
 
-    def _split_long(self, ids: list[int], limit: int, tag: int) -> list[list[int]]:
-        """Parts of at most `limit`, each behind the first `tag` ids."""
-        body = ids[tag:]
-        pieces = self.tokenizers.source.pieces(body)
-        return [ids[:tag] + part for part in batching.split_ids(body, pieces, limit - tag)]
+    def translate(
+        self,
+        params: Any,
+        lines: Iterable[str | Request],
+        decode: DecodeConfig,
+        num_hypotheses: int = 1,
+        target_lang: str = "",
+        source_lang: str = "",
+        attention: AttentionChoice | None = None,
+        window: int = WINDOW,
+    ) -> Iterator[list[Translation]]:
+        """Hypotheses of each line, best first, one list a line, in order, as batches finish.
 
-    def _translate_ids(self, params, sentences, decode, num_hypotheses, prefix):
-        results: list[list[Translation]] = [[]] * len(sentences)
-        with_end = [[*ids, self.ids.source_eos] for ids in sentences]
-        budget = max(1, decode.batch_tokens // decode.beam_size)
-        for batch in batching.make_batches(
-            with_end, self.config.model.max_len, budget, self.ids.source_pad
-        ):
-            limits = [self._limit(int(n), decode) if n else 0 for n in batch.lengths]
-            found = self._search(
-                params,
-                batch.inputs,
-                batch.lengths,
-                np.asarray(limits, np.int32),
-                decode=decode,
-                num_hypotheses=num_hypotheses,
-                prefix=tuple(prefix),
-            )
-            found = jax.device_get(found)
-            for row, index in enumerate(batch.indices):
-                results[index] = [
-                    self._hypothesis(
-                        found.tokens[row, k, len(prefix) : found.lengths[row, k]],
-                        found.scores[row, k],
-                        found.log_probs[row, k],
-                    )
-                    for k in range(min(num_hypotheses, decode.beam_size))
-                    if found.scores[row, k] > search.NEVER
-                ]
-        return results
+        An empty line gives one empty hypothesis. A line longer than the model reads is translated
+        in parts, which is said on standard error; its one hypothesis joins the parts. Lines that
+        are the same are translated once a window.
 
-    def _limit(self, source_len: int, decode: DecodeConfig) -> int:
-        by_source = math.ceil(decode.max_decode_ratio * source_len) + EXTRA_PIECES
-        return min(by_source, decode.max_decode_len, self.config.model.max_len)
+        Args:
+          params: the model's; a tuple where there are several.
+          lines: any iterable of text.
+          decode: search settings.
+          num_hypotheses: at most decode.beam_size, or decode.mbr_samples.
+          target_lang: of a multilingual model; "": the config's.
+          source_lang: of a model that is told this too; "": the config's.
+          attention: to come with the best hypothesis.
+          window: lines that are read ahead, to be sorted by length.
+        """
+        encoder = self.encoder(target_lang, source_lang)
+        placed = self.programs.place(params)
+        job = _Job(self, placed, encoder, decode, num_hypotheses, attention)
+        requests = (Request(x) if isinstance(x, str) else x for x in lines)
+        number = 0
+        with concurrent.futures.ThreadPoolExecutor(NUM_WORKERS) as pool:
+            while read := list(itertools.islice(requests, window)):
+                yield from job.window(read, number, pool)
+                number += len(read)
 
-    def _search_batch(self, params, inputs, lengths, limits, *, decode, num_hypotheses, prefix=()):
-        source_mask = jnp.arange(inputs.shape[1]) < lengths[:, None]
-        apply: Any = functools.partial(self._model.apply, {"params": params})
-        encoded = apply(inputs, None, source_mask.astype(jnp.int32), method="encode")
-        max_decode_len = self._limit(inputs.shape[1], decode)
-        cache = apply(encoded, source_mask, decode.beam_size, max_decode_len, method="init_cache")
-        return search.beam_search(
-            lambda cache, tokens: apply(cache, tokens, method="decode_step"),
-            cache,
-            limits,
-            max_decode_len=max_decode_len,
-            start_id=self.ids.decoder_start,
-            eos_id=self.ids.target_eos,
-            pad_id=self.ids.target_pad,
-            config=decode,
-            num_hypotheses=num_hypotheses,
-            prefix=prefix,
-        )
-
-    def _hypothesis(self, tokens, score, log_prob) -> Translation:
-        ids = tokens[:-1] if len(tokens) and tokens[-1] == self.ids.target_eos else tokens
-        return Translation(
-            text=self.tokenizers.target.decode(ids),
-            score=float(score),
-            log_prob=float(log_prob),
-            pieces=tuple(self.tokenizers.target.pieces(ids)),
-            ids=tuple(int(i) for i in ids),
-        )
+    def limits(self, source_len: int, decode: DecodeConfig) -> tuple[int, int]:
+        """Fewest and most pieces of output for a source, end symbols included."""
+        most = math.ceil(decode.max_decode_ratio * source_len) + EXTRA_PIECES
+        most = min(most, decode.max_decode_len, self.max_len)
+        least = max(decode.min_decode_len, math.ceil(decode.min_decode_ratio * source_len))
+        return min(least, most), most
 
     # --- Scoring -------------------------------------------------------------------------------
 
@@ -227,80 +171,245 @@ class Engine:
         source_lang: str = "",
     ) -> list[PairScores]:
         """Teacher-forced scores of pairs, in order; over-long sides are cut, and it is said."""
-        max_len = self.config.model.max_len
-        before_source, before_target = self.prefixes(target_lang, source_lang)
-        source_ids = self.encode_source(sources, before_source)
-        encoded = self.tokenizers.target.encode_batch(list(targets))
-        target_ids = [[*before_target, *ids] for ids in encoded]
-        pairs = []
-        num_cut = 0
-        for source, target in zip(source_ids, target_ids, strict=True):
-            num_cut += max(len(source), len(target)) >= max_len
+        placed, encoder = self.programs.place(params), self.encoder(target_lang, source_lang)
+        before = self.prefixes(target_lang, source_lang)[1]
+        target_ids = self.tokenizers.target.encode_batch(list(targets))
+        limit, pairs, num_cut = self.max_len - 1, [], 0
+        for source, ids in zip(encoder.source_ids(sources), target_ids, strict=True):
+            target = [*before, *ids]
+            num_cut += max(len(source), len(target)) > limit
             pairs.append((
-                [*source[: max_len - 1], self.ids.source_eos],
-                [*target[: max_len - 1], self.ids.target_eos],
+                [*source[:limit], self.ids.source_eos],
+                [*target[:limit], self.ids.target_eos],
             ))  # fmt: skip
         if num_cut:
-            _say(f"{num_cut} sentence pairs exceed the model's {max_len} pieces: scored as cut.")
+            _say(f"{num_cut} sentence pairs exceed the model's {self.max_len} pieces: "
+                 "scored as cut.")  # fmt: skip
         results: list[PairScores | None] = [None] * len(pairs)
-        longest = [source if len(source) > len(target) else target for source, target in pairs]
-        for batch in batching.make_batches(longest, max_len, batch_tokens, 0):
+        groups = batching.group_by_length(
+            [max(map(len, pair)) for pair in pairs],
+            self.max_len,
+            batch_tokens,
+            self.programs.num_devices,
+        )
+        for group in groups:
             sides = []
             for side, pad in ((0, self.ids.source_pad), (1, self.ids.target_pad)):
-                tokens = np.full_like(batch.inputs, pad)
-                lengths = np.zeros_like(batch.lengths)
-                for row, i in enumerate(batch.indices):
-                    lengths[row] = len(pairs[i][side])
-                    tokens[row, : lengths[row]] = pairs[i][side]
-                sides.append((tokens, lengths))
-            sums = jax.device_get(
-                self._score(params, *sides[0], *sides[1], prefix_len=len(before_target))
-            )
-            for row, i in enumerate(batch.indices):
+                ids = [pairs[i][side] for i in group.indices]
+                sides += batching.pad_rows(ids, group.rows, group.length, pad)
+            found = self.programs.score(placed, *sides)
+            for row, i in enumerate(group.indices):
+                counted = slice(len(before), len(pairs[i][1]))
+                log_probs = found.log_probs[row, counted]
                 results[i] = PairScores(
-                    -float(sums.nll[row]), int(sums.tokens[row]), int(sums.correct[row])
+                    float(log_probs.sum(dtype=np.float64)),
+                    log_probs.size,
+                    int(found.correct[row, counted].sum()),
+                    tuple(self.tokenizers.target.pieces(pairs[i][1][counted])),
+                    tuple(map(float, log_probs)),
                 )
         return results  # type: ignore[return-value]
 
-    def _score_batch(
-        self, params, inputs, source_lengths, targets, target_lengths, *, prefix_len=0
-    ):
-        def segments(tokens, lengths):
-            return (jnp.arange(tokens.shape[1]) < lengths[:, None]).astype(jnp.int32)
 
-        start = jnp.full((targets.shape[0], 1), self.ids.decoder_start, targets.dtype)
-        decoder_inputs = jnp.concatenate([start, targets[:, :-1]], axis=1)
-        source_segments = segments(inputs, source_lengths)
-        target_segments = segments(targets, target_lengths)
-        apply: Any = functools.partial(self._model.apply, {"params": params})
-        encoded = apply(inputs, None, source_segments, method="encode")
-        hidden = apply(
-            encoded, decoder_inputs, source_segments, None, target_segments, method="decode"
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """One call of `translate`."""
+
+    engine: Engine
+    placed: Placed
+    encoder: RequestEncoder
+    decode: DecodeConfig
+    num_hypotheses: int
+    attention: AttentionChoice | None
+
+    @functools.cached_property
+    def search(self) -> DecodeConfig:
+        """Settings of the search itself, in which a sample is a beam."""
+        samples = {"sample": self.num_hypotheses, "mbr": self.decode.mbr_samples}
+        beams = samples.get(self.decode.method, self.decode.beam_size)
+        return dataclasses.replace(self.decode, beam_size=beams)
+
+    def window(
+        self, window: list[Request], first: int, pool: concurrent.futures.Executor
+    ) -> Iterator[list[Translation]]:
+        """Hypotheses of some requests, as soon as they and all before them are there."""
+        unique = list(dict.fromkeys(window))  # each request once
+        encoded = self.encoder.encode(unique)
+        places = dict(zip(unique, itertools.pairwise(
+            itertools.accumulate(map(len, encoded), initial=0)), strict=True))  # fmt: skip
+        for request, (begin, end) in places.items():
+            if end - begin > 1:
+                _say(
+                    f"line {first + window.index(request) + 1}: longer than the "
+                    f"{self.engine.max_len - 1} pieces that the model reads; translated in "
+                    f"{end - begin} parts."
+                )
+        parts = [part for own in encoded for part in own]
+        results: dict[int, list[Translation]] = {}
+        batches = self._in_turn(parts, pool)
+        for request in window:
+            begin, end = places[request]
+            while not all(i in results for i in range(begin, end)):
+                results.update(next(batches))
+            if end - begin == 1:
+                yield results[begin]
+            else:
+                yield [_join([results[i][0] for i in range(begin, end)])]
+
+    def _in_turn(
+        self, parts: list[Part], pool: concurrent.futures.Executor
+    ) -> Iterator[dict[int, list[Translation]]]:
+        """Results of the batches of `parts`, a few batches ahead of who reads them."""
+        budget = max(1, self.decode.batch_tokens // self.search.beam_size)
+        lengths = [len(part.source) for part in parts]
+        engine = self.engine
+        groups = batching.group_by_length(
+            lengths, engine.max_len, budget, engine.programs.num_devices
         )
-        logits = apply(hidden, method="logits")
-        counted = target_segments.at[:, :prefix_len].set(0)
-        return jax.vmap(losses.cross_entropy)(logits, targets, counted)
+        waiting: list[concurrent.futures.Future] = []
+        try:
+            for group in groups:
+                own = [parts[i] for i in group.indices]
+                waiting.append(pool.submit(self._translate, group, own))
+                if len(waiting) > NUM_WORKERS:
+                    yield waiting.pop(0).result()
+            while waiting:
+                yield waiting.pop(0).result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def _translate(self, group: batching.Group, parts: list[Part]) -> dict[int, list[Translation]]:
+        engine, ids = self.engine, self.engine.ids
+        inputs, lengths = batching.pad_rows(
+            [part.source for part in parts], group.rows, group.length, ids.source_pad
+        )
+        longest, demands = self._demands(group, parts)
+        programs = engine.programs
+        found: Hypotheses = programs.search(
+            self.placed, inputs, lengths, demands, decode=self.search, max_decode_len=longest,
+            num_hypotheses=self.num_hypotheses, free_prefix=self.encoder.free_prefix,
+        )  # fmt: skip
+        attention = None
+        if self.attention:
+            best = found.tokens[:, 0], found.lengths[:, 0]
+            choice = self.attention
+            attention = programs.attention(
+                self.placed, inputs, lengths, *best, layer=choice.layer, head=choice.head
+            )
+        results = {}
+        for row, (i, part) in enumerate(zip(group.indices, parts, strict=True)):
+            hypotheses = [
+                self._translation(found, row, k)
+                for k in range(self.search.beam_size)
+                if found.scores[row, k] > NEVER
+            ]
+            if self.decode.method == "mbr":
+                hypotheses = _by_utility(hypotheses, self.decode.mbr_metric)
+            hypotheses = _distinct(hypotheses) if self.decode.method != "sample" else hypotheses
+            hypotheses = hypotheses[: self.num_hypotheses]
+            if attention is not None:
+                hypotheses[0] = self._with_attention(hypotheses[0], part, attention[row])
+            results[i] = hypotheses
+        return results
+
+    def _demands(self, group: batching.Group, parts: list[Part]) -> tuple[int, Demands]:
+        """The longest output of the batch's shape, and what is asked of each row."""
+        limits = [self.engine.limits(len(part.source), self.decode) for part in parts]
+        longest = self.engine.limits(group.length, self.decode)[1]
+        needed = max(part.needed for part in parts)
+        if needed > longest:
+            longest = batching.padded_length(needed, self.engine.max_len)
+        free = [0] * (group.rows - len(parts))
+        most = [max(m, part.needed) for (_, m), part in zip(limits, parts, strict=True)]
+        return longest, Demands(
+            limits=np.asarray(most + free, np.int32),
+            minimums=np.asarray([least for least, _ in limits] + free, np.int32),
+            prefix=_stack([part.prefix for part in parts], group.rows),
+            phrases=_stack_phrases([part.phrases for part in parts], group.rows),
+            seeds=np.asarray([part.seed for part in parts] + free, np.uint32),
+        )
+
+    def _translation(self, found: Hypotheses, row: int, k: int) -> Translation:
+        ids = found.tokens[row, k, self.encoder.free_prefix : found.lengths[row, k]]
+        if len(ids) and ids[-1] == self.engine.ids.target_eos:
+            ids = ids[:-1]
+        target = self.engine.tokenizers.target
+        return Translation(
+            text=target.decode(ids),
+            score=float(found.scores[row, k]),
+            log_prob=float(found.log_probs[row, k]),
+            pieces=tuple(target.pieces(ids)),
+            ids=tuple(int(i) for i in ids),
+        )
+
+    def _with_attention(self, best: Translation, part: Part, attention: Any) -> Translation:
+        before, source = self.encoder.free_prefix, part.source[part.num_tags : -1]
+        return dataclasses.replace(
+            best,
+            source_pieces=tuple(self.engine.tokenizers.source.pieces(source)),
+            attention=attention[before : before + len(best.ids), part.num_tags :][
+                :, : len(source)],
+        )  # fmt: skip
 
 
-def _windows(lines: Iterable[str]) -> Iterator[list[str]]:
-    window: list[str] = []
-    for line in lines:
-        window.append(line)
-        if len(window) == WINDOW:
-            yield window
-            window = []
-    if window:
-        yield window
+def _stack(sequences: Sequence[Sequence[int]], rows: int) -> np.ndarray | None:
+    """Sequences as `[rows, L]` behind which -1 stands; None where all are empty."""
+    longest = max(map(len, sequences))
+    if not longest:
+        return None
+    return batching.pad_rows(sequences, rows, _roomy(longest), -1)[0]
+
+
+def _stack_phrases(phrases: Sequence[Sequence[Sequence[int]]], rows: int) -> np.ndarray | None:
+    """Phrases as `[rows, C, L]`; None where there is none."""
+    most = max(map(len, phrases))
+    if not most:
+        return None
+    most = _roomy(most)
+    longest = _roomy(max(len(p) for own in phrases for p in own))
+    found = np.full((rows, most, longest), -1, np.int32)
+    for row, own in enumerate(phrases):
+        for number, phrase in enumerate(own):
+            found[row, number, : len(phrase)] = phrase
+    return found
+
+
+def _roomy(size: int) -> int:
+    """The next power of two, so that few shapes are compiled."""
+    return 1 << (size - 1).bit_length()
+
+
+def _by_utility(hypotheses: list[Translation], metric: str) -> list[Translation]:
+    utilities = mbr.expected_utilities([h.text for h in hypotheses], metric)
+    scored = [dataclasses.replace(h, score=u) for h, u in zip(hypotheses, utilities, strict=True)]
+    return sorted(scored, key=lambda h: -h.score)
+
+
+def _distinct(hypotheses: list[Translation]) -> list[Translation]:
+    """The first of those with the same pieces, which groups may find and samples repeat."""
+    return list({h.ids: h for h in reversed(hypotheses)}.values())[::-1]
 
 
 def _join(parts: Sequence[Translation]) -> Translation:
     """The translations of a text's parts as one; of no part, an empty one."""
+    attention = None
+    if parts and parts[0].attention is not None:
+        attention = np.zeros((sum(len(p.pieces) for p in parts),
+                              sum(len(p.source_pieces) for p in parts)))  # fmt: skip
+        t = s = 0
+        for part in parts:
+            rows, columns = part.attention.shape
+            attention[t : t + rows, s : s + columns] = part.attention
+            t, s = t + rows, s + columns
     return Translation(
         text=" ".join(part.text for part in parts if part.text),
         score=sum(part.score for part in parts),
         log_prob=sum(part.log_prob for part in parts),
         pieces=tuple(piece for part in parts for piece in part.pieces),
         ids=tuple(i for part in parts for i in part.ids),
+        source_pieces=tuple(piece for part in parts for piece in part.source_pieces),
+        attention=attention,
     )
 
 

@@ -1,0 +1,328 @@
+"""Greedy and beam search, in groups and under constraints too, as one jitted loop.
+
+Unless `at_limit` says otherwise, a hypothesis that reaches its limit is made to end there, so that
+every hypothesis returned ends with the end symbol and its score is that of force-decoding it.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.config import DecodeConfig
+from transformer_jax.data.loader import SpecialIds
+from transformer_jax.decoding import constraints
+from transformer_jax.decoding.hypotheses import (
+    Hypotheses,
+    coverage_penalty,
+    gather_beams,
+    penalty,
+)  # fmt: skip
+from transformer_jax.decoding.processors import Demands, Next, Rules, Written
+from transformer_jax.decoding.stepping import Stepper, repeat
+from transformer_jax.ops.top_k import NEVER, top_k_columns
+
+
+@flax.struct.dataclass
+class Finished:
+    """Ended hypotheses, best first."""
+
+    tokens: jax.Array  # [R, k, T]
+    log_probs: jax.Array  # [R, k]
+    scores: jax.Array  # [R, k]; NEVER where there is none
+    lengths: jax.Array  # [R, k]
+
+
+@flax.struct.dataclass
+class BeamState:
+    """Search in progress. R is sentences times groups, k the beams of a group."""
+
+    index: jax.Array  # pieces written so far
+    cache: Any
+    tokens: jax.Array  # [R, k, T]
+    log_probs: jax.Array  # [R, k]
+    finished: Finished
+    num_finished: jax.Array  # [R], ever found
+    done: jax.Array  # [R]
+
+
+@flax.struct.dataclass
+class Candidates:
+    """Hypotheses one piece longer; N a row, in the order of `choice` but for those forced."""
+
+    choice: jax.Array  # [R, N] by which they are chosen; NEVER: not to be had
+    log_probs: jax.Array  # [R, N]
+    parents: jax.Array  # [R, N]
+    pieces: jax.Array  # [R, N]
+
+
+@dataclasses.dataclass(frozen=True)
+class BeamSearch:
+    """The best continuations of the start symbol; one beam is greedy search.
+
+    Stopping rules: `first_k` ends a sentence once K hypotheses have finished (CTranslate2 with
+    patience 1, Hugging Face with `early_stopping=True`); `hf_default` once the worst of K finished
+    ones beats the best live one at its present length; `exact` once the worst of the
+    `num_hypotheses` best beats what any live one could still reach.
+
+    With `config.beam_groups`, every group searches by itself, but a piece costs
+    `config.diversity_penalty` for each earlier group's hypothesis that goes on with it at the same
+    place (Vijayakumar et al., 2018, Hamming diversity); the cost counts in choosing only.
+
+    Args:
+      stepper: of the model.
+      demands: of each sentence.
+      ids: start, end and padding.
+      config: everything else.
+      max_decode_len: pieces at most, T.
+      num_hypotheses: how many will be read from the result, at most K.
+      free_prefix: first pieces of each prefix that cost nothing.
+    """
+
+    stepper: Stepper
+    demands: Demands
+    ids: SpecialIds
+    config: DecodeConfig
+    max_decode_len: int
+    num_hypotheses: int = 1
+    free_prefix: int = 0
+
+    @property
+    def groups(self) -> int:
+        return self.config.beam_groups
+
+    @property
+    def beams(self) -> int:
+        """Of one group."""
+        return self.config.beam_size // self.groups
+
+    def run(self, cache: Any) -> Hypotheses:
+        """Searches from a fresh cache of B sentences and `config.beam_size` beams."""
+        end = repeat(
+            self._step, lambda state: ~jnp.all(state.done), self._start(cache), self.stepper,
+            self.max_decode_len,
+        )  # fmt: skip
+        rows = self.demands.limits.shape[0]
+        found = jax.tree.map(
+            lambda x: x.reshape(rows, -1, *x.shape[2:]),
+            end.finished,
+        )  # [B*G, k] --> [B, K]
+        if self.groups > 1:
+            found = gather_beams(found, jnp.argsort(-found.scores, axis=1))
+        return Hypotheses(found.tokens, found.scores, found.log_probs, found.lengths, end.index)
+
+    def _per_row(self, x: jax.Array) -> jax.Array:
+        """`x` `[B, ...]` for each group of a sentence, `[R, ...]`."""
+        return jnp.repeat(x, self.groups, axis=0) if self.groups > 1 else x
+
+    def _start(self, cache: Any) -> BeamState:
+        rows = self.demands.limits.shape[0] * self.groups
+        shape = rows, self.beams
+        tokens = jnp.full((*shape, self.max_decode_len), self.ids.target_pad, jnp.int32)
+        never = jnp.full(shape, NEVER, jnp.float32)
+        return BeamState(
+            index=jnp.zeros((), jnp.int32),
+            cache=cache,
+            tokens=tokens,
+            # All beams start alike: only the first may grow.
+            log_probs=never.at[:, 0].set(0.0),
+            finished=Finished(tokens, never, never, jnp.zeros(shape, jnp.int32)),
+            num_finished=jnp.zeros((rows,), jnp.int32),
+            done=self._per_row(self.demands.limits <= 0),
+        )
+
+    def _step(self, state: BeamState) -> BeamState:
+        rows, total = self.demands.limits.shape[0], self.config.beam_size
+        last = jnp.take(state.tokens, jnp.maximum(state.index - 1, 0), axis=2)
+        last = jnp.where(state.index == 0, self.ids.decoder_start, last).reshape(-1)  # --> [B*K]
+        logits, cache = self.stepper.step(state.cache, last)
+        tokens = state.tokens.reshape(rows, total, -1)  # [R, k, T] --> [B, K, T]
+        rules = Rules(self.config, self.ids.target_eos, self.free_prefix)
+        following = rules(logits, Written(tokens, state.index, self.demands))
+        candidates, kept = self._choose(state, following)
+        written = gather_beams(state.tokens, candidates.parents)
+        written = jax.lax.dynamic_update_index_in_dim(
+            written, candidates.pieces, state.index, axis=2
+        )
+        ends = self._ends(candidates, state.index)
+        finished, found = self._finish(state, candidates, written, ends, cache)
+        parents = gather_beams(candidates.parents, kept)
+        if total > 1:
+            first = (jnp.arange(rows * self.groups) % self.groups * self.beams)[:, None]
+            cache = self.stepper.reorder(cache, (parents + first).reshape(rows, total))
+        live = jnp.where(ends, NEVER, candidates.log_probs)
+        state = BeamState(
+            index=state.index + 1,
+            cache=cache,
+            tokens=gather_beams(written, kept),
+            log_probs=gather_beams(live, kept),
+            finished=finished,
+            num_finished=state.num_finished + found,
+            done=state.done,
+        )
+        return state.replace(done=state.done | self._is_done(state))
+
+    # --- Choosing ------------------------------------------------------------------------------
+
+    def _choose(self, state: BeamState, following: Next) -> tuple[Candidates, jax.Array]:
+        """Candidates of every row, and which of them go on, `[R, k]`."""
+        if self.groups == 1:
+            return self._choose_rows(state.tokens, state.index, state.log_probs, following)
+        rows = self.demands.limits.shape[0]
+
+        def groups(x):  # [R, ...] --> [B, G, ...]
+            return x.reshape(rows, self.groups, *x.shape[1:])
+
+        tokens, log_probs = groups(state.tokens), groups(state.log_probs)
+        batch = jnp.arange(rows)[:, None]
+        per_group = []
+        taken = jnp.zeros((following.log_probs.shape[0], rows, 1), jnp.float32)
+        for g in range(self.groups):
+            beams = slice(g * self.beams, (g + 1) * self.beams)
+            own = Next(
+                following.log_probs[:, :, beams],
+                following.forced,
+                following.forced_log_probs[:, beams],
+            )
+            candidates, kept = self._choose_rows(
+                tokens[:, g], state.index, log_probs[:, g], own, taken
+            )
+            pieces = gather_beams(candidates.pieces, kept)
+            taken = taken.at[pieces, batch, 0].add(self.config.diversity_penalty)
+            per_group.append((candidates, kept))
+        return jax.tree.map(
+            lambda *x: jnp.stack(x, axis=1).reshape(rows * self.groups, *x[0].shape[1:]),
+            *per_group,
+        )  # --> [R, ...]
+
+    def _choose_rows(
+        self,
+        tokens: jax.Array,
+        index: jax.Array,
+        live: jax.Array,
+        following: Next,
+        taken: jax.Array | None = None,
+    ) -> tuple[Candidates, jax.Array]:
+        log_probs = following.log_probs
+        vocab, rows, beams = log_probs.shape
+        count = min(2 * beams, vocab * beams) if beams > 1 else 1
+        priced = log_probs if taken is None else log_probs - taken
+        forced = following.forced[:, None]
+        # 2k candidates hold k that go on, since each parent ends in one way only.
+        choice, parents, pieces = top_k_columns(priced, live, count)
+        found = Candidates(jnp.maximum(choice, NEVER), choice, parents, pieces)
+        if taken is not None:
+            totals = self._candidates(log_probs, live, parents, pieces).log_probs
+            found = found.replace(log_probs=totals)
+        if self.demands.phrases is not None:
+            met, held = constraints.progress(tokens, index, self.demands.phrases)
+            found = self._with_phrases(found, log_probs, live, met, held)
+        must = jnp.maximum(live + following.forced_log_probs, NEVER)
+        must = _pad_columns(must, found.choice.shape[1], NEVER)
+        own = _pad_columns(jnp.broadcast_to(jnp.arange(beams), (rows, beams)), must.shape[1], 0)
+        order = jnp.argsort(-must, axis=1)
+        must, own = gather_beams((must, own), order)
+        found = Candidates(
+            choice=jnp.where(forced >= 0, must, found.choice),
+            log_probs=jnp.where(forced >= 0, must, found.log_probs),
+            parents=jnp.where(forced >= 0, own, found.parents),
+            pieces=jnp.where(forced >= 0, forced, found.pieces),
+        )
+        choice = jnp.where(self._ends(found, index), NEVER, found.choice)
+        if self.demands.phrases is None:
+            return found, jax.lax.top_k(choice, beams)[1]
+        found, banks = self._banks(tokens, index, found)
+        choice = jnp.where(self._ends(found, index), NEVER, found.choice)
+        return found, constraints.allot(choice, banks, beams)
+
+    def _candidates(self, log_probs, live, parents, pieces) -> Candidates:
+        """Candidates by parent and piece, `[R, N]`, chosen by log-probability."""
+        row = jnp.arange(live.shape[0])[:, None]
+        own = log_probs[jnp.maximum(pieces, 0), row, parents]
+        totals = jnp.maximum(live[row, parents] + own, NEVER)
+        totals = jnp.where(pieces < 0, NEVER, totals)
+        return Candidates(totals, totals, parents, pieces)
+
+    def _with_phrases(self, found: Candidates, log_probs, live, met, held) -> Candidates:
+        """More candidates: each hypothesis's best piece, its end, and what brings phrases on."""
+        rows, beams, _ = met.shape
+        phrases = self.demands.phrases
+        following = constraints.next_pieces(met, held, phrases)  # --> [R, k, C]
+        best = jnp.argmax(log_probs, axis=0)[..., None]  # --> [R, k, 1]
+        ending = jnp.full_like(best, self.ids.target_eos)
+        pieces = jnp.concatenate([best, ending, following], axis=-1)
+        parents = jnp.broadcast_to(jnp.arange(beams)[:, None], pieces.shape)
+        extra = self._candidates(
+            log_probs, live, parents.reshape(rows, -1), pieces.reshape(rows, -1)
+        )
+        merged = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), found, extra)
+        choice = constraints.drop_repeated(merged.choice, merged.parents, merged.pieces)
+        return merged.replace(choice=choice)
+
+    def _banks(self, tokens, index, found: Candidates) -> tuple[Candidates, jax.Array]:
+        """Candidates, none of which ends without its phrases, and how much of them each holds."""
+        written = gather_beams(tokens, found.parents)
+        written = jax.lax.dynamic_update_index_in_dim(written, found.pieces, index, axis=2)
+        met, held = constraints.progress(written, index + 1, self.demands.phrases)
+        ends = self._ends(found, index)
+        choice = jnp.where(ends & ~jnp.all(met, axis=-1), NEVER, found.choice)
+        return found.replace(choice=choice), constraints.bank(met, held, self.demands.phrases)
+
+    # --- Ending --------------------------------------------------------------------------------
+
+    def _ends(self, found: Candidates, index: jax.Array) -> jax.Array:
+        ends = found.pieces == self.ids.target_eos
+        if self.config.at_limit == "cut":
+            ends |= self._limits(found) <= index + 1
+        return ends
+
+    def _limits(self, found: Candidates) -> jax.Array:
+        """`[R or B, 1]`, as the candidates' rows are."""
+        limits = self.demands.limits
+        same = found.pieces.shape[0] == limits.shape[0]
+        return (limits if same else self._per_row(limits))[:, None]
+
+    def _finish(
+        self, state: BeamState, found: Candidates, written: jax.Array, ends: jax.Array, cache: Any
+    ) -> tuple[Finished, jax.Array]:
+        """Takes those of the k best candidates that end into the finished hypotheses."""
+        ends = ends & (found.choice > NEVER) & ~state.done[:, None]
+        if self.demands.phrases is None:
+            ends &= jnp.arange(ends.shape[1]) < self.beams
+        scores = found.log_probs / penalty(state.index + 1, self.config)
+        if self.config.coverage_penalty:
+            coverage = self.stepper.coverage(cache)  # --> [B, K, S]
+            coverage = coverage.reshape(*state.log_probs.shape, -1)  # --> [R, k, S]
+            cost = coverage_penalty(coverage, self.config.coverage_penalty)
+            scores = scores + gather_beams(cost, found.parents)
+        scores = jnp.where(ends, scores, NEVER)
+        new = Finished(
+            written, found.log_probs, scores, jnp.full(scores.shape, state.index + 1, jnp.int32)
+        )
+        pool = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), state.finished, new)
+        _, order = jax.lax.top_k(pool.scores, self.beams)
+        return gather_beams(pool, order), jnp.sum(ends, axis=1, dtype=jnp.int32)
+
+    def _is_done(self, state: BeamState) -> jax.Array:
+        best_live = jnp.max(state.log_probs, axis=1)
+        stopping = "first_k" if self.config.beam_size == 1 else self.config.stopping
+        scores = state.finished.scores
+        if stopping == "first_k":
+            enough = state.num_finished >= self.beams
+        elif stopping == "hf_default":
+            enough = scores[:, -1] >= best_live / penalty(state.index, self.config)
+        else:
+            # A log-probability only falls; over a longer hypothesis's penalty it may still rise.
+            limits = self._per_row(self.demands.limits)
+            needed = min(self.num_hypotheses, self.beams)
+            enough = scores[:, needed - 1] >= best_live / penalty(limits, self.config)
+        return enough | (best_live <= NEVER)
+
+
+def _pad_columns(x: jax.Array, width: int, value: float) -> jax.Array:
+    """`x` `[R, k]` filled up, or cut, to `[R, width]`."""
+    if x.shape[1] >= width:
+        return x[:, :width]
+    return jnp.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=value)

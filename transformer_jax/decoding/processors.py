@@ -1,0 +1,163 @@
+"""What may be written next: small functions of log-probabilities, composed in a fixed order.
+
+Arrays are `[V, B, K]`, pieces first, as the decoder gives them.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.config import DecodeConfig
+from transformer_jax.ops.top_k import NEVER
+
+
+@flax.struct.dataclass
+class Demands:
+    """What is asked of each sentence's output; B sentences."""
+
+    limits: jax.Array  # [B] most pieces, the end symbol included; 0: the row is not used
+    minimums: jax.Array  # [B] fewest pieces, the end symbol included
+    prefix: jax.Array | None = None  # [B, P] pieces to begin with, -1 behind them
+    phrases: jax.Array | None = None  # [B, C, L] pieces that must appear in a row, -1 behind them
+    seeds: jax.Array | None = None  # [B] uint32, for sampling
+
+
+@flax.struct.dataclass
+class Written:
+    """What stands so far."""
+
+    tokens: jax.Array  # [B, K, T]
+    index: jax.Array  # pieces written
+    demands: Demands
+
+
+Processor = Callable[[jax.Array, Written], jax.Array]
+
+
+def repetition_penalty(penalty: float) -> Processor:
+    """Divides positive logits of pieces that were written by `penalty`, multiplies negative ones.
+
+    From CTRL (Keskar et al., 2019, section 4.1).
+    """
+
+    def process(logits, written):
+        batch, beam, place = jnp.indices(written.tokens.shape, sparse=True)
+        seen = place < written.index
+        pieces = jnp.where(seen, written.tokens, written.tokens[..., :1])
+        values = logits[pieces, batch, beam]
+        values = jnp.where(values < 0, values * penalty, values / penalty)
+        nothing_yet = written.index == 0
+        values = jnp.where(nothing_yet, logits[pieces, batch, beam], values)
+        return logits.at[pieces, batch, beam].set(values)
+
+    return process
+
+
+def no_repeat_ngrams(size: int) -> Processor:
+    """Forbids the piece that would write a sequence of `size` pieces a second time."""
+
+    def process(log_probs, written):
+        tokens, index = written.tokens, written.index
+        length = tokens.shape[-1]
+        places = jnp.arange(length)
+        same = places + size - 1 < index  # an n-gram that begins here is complete
+        for i in range(size - 1):
+            last = jnp.take(tokens, index - (size - 1) + i, axis=2, mode="clip")
+            there = jnp.take(tokens, jnp.minimum(places + i, length - 1), axis=2)
+            same = same & (there == last[..., None])
+        ends = jnp.take(tokens, jnp.minimum(places + size - 1, length - 1), axis=2)
+        batch, beam, _ = jnp.indices(tokens.shape, sparse=True)
+        ends = jnp.where(same, ends, log_probs.shape[0])  # out of range: dropped
+        return log_probs.at[ends, batch, beam].set(NEVER, mode="drop")
+
+    return process
+
+
+def minimum_length(eos_id: int) -> Processor:
+    """Forbids the end symbol where the output would be shorter than its minimum."""
+
+    def process(log_probs, written):
+        short = written.index + 1 < written.demands.minimums
+        at_end = jnp.where(short[:, None], NEVER, log_probs[eos_id])
+        return log_probs.at[eos_id].set(at_end)
+
+    return process
+
+
+def suppress(ids: tuple[int, ...]) -> Processor:
+    """Forbids pieces."""
+
+    def process(log_probs, written):
+        del written
+        return log_probs.at[jnp.asarray(ids)].set(NEVER)
+
+    return process
+
+
+def renormalize(log_probs: jax.Array, written: Written) -> jax.Array:
+    """Makes the probabilities of what may be written add up to 1."""
+    del written
+    return jnp.maximum(jax.nn.log_softmax(log_probs, axis=0), NEVER)
+
+
+def log_prob_processors(config: DecodeConfig, eos_id: int) -> list[Processor]:
+    """What `config` asks for, in Hugging Face's order."""
+    chosen: list[Processor] = []
+    if config.no_repeat_ngram_size:
+        chosen.append(no_repeat_ngrams(config.no_repeat_ngram_size))
+    if config.min_decode_len or config.min_decode_ratio:
+        chosen.append(minimum_length(eos_id))
+    if config.suppressed_ids:
+        chosen.append(suppress(config.suppressed_ids))
+    if config.renormalize:
+        chosen.append(renormalize)
+    return chosen
+
+
+@flax.struct.dataclass
+class Next:
+    """What may come next."""
+
+    log_probs: jax.Array  # [V, B, K], `NEVER` where a piece is forbidden
+    forced: jax.Array  # [B] the only piece that may come; -1 where the choice is free
+    forced_log_probs: jax.Array  # [B, K] of that piece
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """From logits to what may come next."""
+
+    config: DecodeConfig
+    eos_id: int
+    free_prefix: int = 0  # first pieces of every prefix, language tags, that cost nothing
+
+    def __call__(self, logits: jax.Array, written: Written) -> Next:
+        """Logits `[V, B·K]` after what was written."""
+        config, demands = self.config, written.demands
+        logits = logits.reshape(logits.shape[0], *written.tokens.shape[:2])  # --> [V, B, K]
+        if config.repetition_penalty != 1.0:
+            logits = repetition_penalty(config.repetition_penalty)(logits, written)
+        plain = jax.nn.log_softmax(logits, axis=0)
+        log_probs = plain
+        for process in log_prob_processors(config, self.eos_id):
+            log_probs = process(log_probs, written)
+
+        at_end = written.index + 1 >= demands.limits
+        if config.at_limit == "cut":
+            at_end = jnp.zeros_like(at_end)
+        forced = jnp.where(at_end, self.eos_id, -1)
+        ending = 0.0 if config.at_limit == "free_end" else log_probs[self.eos_id]
+        costs = jnp.broadcast_to(ending, log_probs.shape[1:])
+        if demands.prefix is not None:
+            width = demands.prefix.shape[1]
+            wanted = jnp.take(demands.prefix, jnp.minimum(written.index, width - 1), axis=1)
+            wanted = jnp.where(written.index < width, wanted, -1)
+            in_prefix = wanted >= 0
+            forced = jnp.where(in_prefix, wanted, forced)
+            given = plain[jnp.maximum(wanted, 0), jnp.arange(wanted.shape[0])]  # --> [B, K]
+            given = jnp.where(written.index < self.free_prefix, 0.0, given)
+            costs = jnp.where(in_prefix[:, None], given, costs)
+        return Next(log_probs, forced, costs)

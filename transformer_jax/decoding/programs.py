@@ -1,0 +1,235 @@
+"""The compiled programs of decoding: search, scoring and attention of a batch, over local devices."""
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from transformer_jax import incremental
+from transformer_jax.config import DecodeConfig, ModelConfig
+from transformer_jax.data.loader import SpecialIds
+from transformer_jax.decoding.beam import BeamSearch
+from transformer_jax.decoding.hypotheses import Hypotheses
+from transformer_jax.decoding.processors import Demands
+from transformer_jax.decoding.sampling import Sampling
+from transformer_jax.decoding.stepping import ModelStepper, first_size
+from transformer_jax.model import Transformer
+
+AXIS = "data"
+
+
+@flax.struct.dataclass
+class Placed:
+    """Parameters on the devices: of each model as trained, and as its decoder wants them."""
+
+    params: tuple[Any, ...]
+    weights: tuple[Any, ...]
+
+
+@flax.struct.dataclass
+class TokenScores:
+    """Teacher-forced, for each place of a target; what stands behind its length means nothing."""
+
+    log_probs: jax.Array  # [B, T]
+    correct: jax.Array  # [B, T] whether the piece was the likeliest
+
+
+class Programs:
+    """Runs batches; each shape is compiled once, on first use.
+
+    Rows are spread over `devices` where they divide; each device then searches by itself.
+
+    Args:
+      models: one, or several of one vocabulary whose probabilities are averaged.
+      ids: special ids.
+      devices: local ones.
+    """
+
+    def __init__(
+        self, models: Sequence[ModelConfig], ids: SpecialIds, devices: Sequence[jax.Device]
+    ):
+        self._models = tuple(models)
+        self._ids = ids
+        self.num_devices = len(devices)
+        self._mesh = jax.make_mesh(
+            (len(devices),), (AXIS,), (jax.sharding.AxisType.Auto,), devices=devices
+        )
+        self._lock = threading.Lock()
+        self._compiled: dict[Any, Any] = {}
+        self._newest: tuple[Any, Placed] | None = None
+        self.num_loaded = 0  # programs that came from the persistent cache
+
+    @property
+    def num_compiled(self) -> int:
+        """Programs in use, loaded ones included."""
+        return len(self._compiled)
+
+    def place(self, params: Any) -> Placed:
+        """Lays parameters out on the devices; those of the last call are kept.
+
+        Args:
+          params: of the model, or a tuple of them for several.
+        """
+        if self._newest is None or self._newest[0] is not params:
+            trees = params if isinstance(params, tuple) else (params,)
+            if len(trees) != len(self._models):
+                raise ValueError(f"{len(trees)} parameter trees for {len(self._models)} models")
+            trees = jax.device_put(trees, NamedSharding(self._mesh, PartitionSpec()))
+            self._newest = params, Placed(trees, _prepare(trees, self._models))
+        return self._newest[1]
+
+    def release(self) -> None:
+        """Lets the parameters of the last call go."""
+        self._newest = None
+
+    def search(
+        self,
+        placed: Placed,
+        inputs: Any,
+        lengths: Any,
+        demands: Demands,
+        *,
+        decode: DecodeConfig,
+        max_decode_len: int,
+        num_hypotheses: int = 1,
+        free_prefix: int = 0,
+    ) -> Hypotheses:
+        """Outputs of sources `inputs` `[B, S]` of `lengths` `[B]`, on the host."""
+        return self._run(
+            _search, placed, (inputs, lengths, demands), decode=decode,
+            max_decode_len=max_decode_len, num_hypotheses=num_hypotheses, free_prefix=free_prefix,
+        )  # fmt: skip
+
+    def score(self, placed: Placed, *sides: Any) -> TokenScores:
+        """Scores of targets; `sides` are ids and lengths of sources, then of targets."""
+        return self._run(_score, placed, sides)
+
+    def attention(self, placed: Placed, *sides: Any, layer: int, head: int | None) -> Any:
+        """Attention `[B, T, S]` of targets to their sources; without `head`, the heads' mean."""
+        return self._run(_attention, placed, sides, layer=layer, head=head)
+
+    def _run(self, function: Callable, placed: Placed, arrays: tuple, **static: Any) -> Any:
+        rows = jax.tree.leaves(arrays)[0].shape[0]
+        spread = self.num_devices > 1 and rows % self.num_devices == 0
+        if self.num_devices > 1 and not spread:
+            placed = jax.tree.map(lambda x: x.addressable_data(0), placed)
+        shapes = tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(arrays))
+        key = (function.__name__, tuple(static.items()), shapes, jax.tree.structure(arrays))
+        program = self._compiled.get(key)
+        if program is None:
+            with self._lock:
+                program = self._compiled.get(key)
+                if program is None:
+                    program = self._compile(function, placed, arrays, static, spread)
+                    self._compiled[key] = program
+        return jax.device_get(program(placed, *arrays))
+
+    def _compile(self, function, placed, arrays, static, spread) -> Any:
+        bound = functools.partial(function, self._models, self._ids, **static)
+        bound.__name__ = function.__name__.strip("_")  # type: ignore[attr-defined]
+        if spread:
+            by_row = PartitionSpec(AXIS)
+            bound = jax.shard_map(
+                bound, mesh=self._mesh, in_specs=(PartitionSpec(), *[by_row] * len(arrays)),
+                out_specs=by_row, check_vma=False,
+            )  # fmt: skip
+        loaded = _CacheHits.count
+        program = jax.jit(bound).lower(placed, *arrays).compile()
+        self.num_loaded += _CacheHits.count > loaded
+        return program
+
+
+class _CacheHits:
+    """Programs that JAX has read from its persistent cache in this process."""
+
+    count = 0
+
+    @classmethod
+    def listen(cls, event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/cache_hits":
+            cls.count += 1
+
+
+jax.monitoring.register_event_listener(_CacheHits.listen)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _prepare(trees: tuple[Any, ...], models: tuple[ModelConfig, ...]) -> tuple[Any, ...]:
+    return tuple(incremental.prepare(m, tree) for m, tree in zip(models, trees, strict=True))
+
+
+def _mask(lengths: jax.Array, size: int) -> jax.Array:
+    return jnp.arange(size) < lengths[:, None]
+
+
+def _encode(models, placed: Placed, inputs, lengths) -> list[jax.Array]:
+    segments = _mask(lengths, inputs.shape[1]).astype(jnp.int32)
+    return [
+        Transformer(model).apply({"params": params}, inputs, None, segments, method="encode")
+        for model, params in zip(models, placed.params, strict=True)
+    ]
+
+
+def _search(
+    models, ids, placed, inputs, lengths, demands, *, decode, max_decode_len, num_hypotheses,
+    free_prefix,
+):  # fmt: skip
+    encoded = _encode(models, placed, inputs, lengths)
+    stepper = ModelStepper(models, placed.weights)
+    cache = stepper.begin(
+        encoded, _mask(lengths, inputs.shape[1]), decode.beam_size, first_size(max_decode_len),
+        coverage=decode.coverage_penalty > 0,
+    )  # fmt: skip
+    if decode.method == "beam":
+        found = BeamSearch(
+            stepper, demands, ids, decode, max_decode_len, num_hypotheses, free_prefix
+        ).run(cache)
+    else:
+        found = Sampling(stepper, demands, ids, decode, max_decode_len, free_prefix).run(cache)
+    return found.replace(steps=found.steps[None])  # --> [1] a device
+
+
+def _teacher_forced(models, ids, placed, inputs, lengths, targets, target_lengths, **options):
+    """`Transformer.decode` of each model over targets."""
+    start = jnp.full((targets.shape[0], 1), ids.decoder_start, targets.dtype)
+    decoder_inputs = jnp.concatenate([start, targets[:, :-1]], axis=1)
+    source = _mask(lengths, inputs.shape[1]).astype(jnp.int32)
+    target = _mask(target_lengths, targets.shape[1]).astype(jnp.int32)
+    for model, params, encoded in zip(
+        models, placed.params, _encode(models, placed, inputs, lengths), strict=True
+    ):
+        apply = functools.partial(Transformer(model).apply, {"params": params})
+        yield apply, apply(
+            encoded, decoder_inputs, source, None, target, method="decode", **options
+        )
+
+
+def _score(models, ids, placed, inputs, lengths, targets, target_lengths):
+    sides = inputs, lengths, targets, target_lengths
+    found = [
+        jax.nn.log_softmax(apply(hidden, method="logits"), axis=-1)
+        for apply, hidden in _teacher_forced(models, ids, placed, *sides)
+    ]
+    log_probs = jax.nn.logsumexp(jnp.stack(found), axis=0) - jnp.log(len(found))
+    if len(found) == 1:
+        log_probs = found[0]
+    own = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+    return TokenScores(own, own >= jnp.max(log_probs, axis=-1))
+
+
+def _attention(models, ids, placed, inputs, lengths, targets, target_lengths, *, layer, head):
+    sides = inputs, lengths, targets, target_lengths
+    found = []
+    for _, (_, collected) in _teacher_forced(
+        models, ids, placed, *sides, mutable=["intermediates"]
+    ):
+        by_layer = collected["intermediates"]
+        number = layer % len(by_layer)
+        (weights,) = by_layer[f"decoder_layers_{number}"]["cross_attention_weights"]
+        found.append(jnp.mean(weights, axis=1) if head is None else weights[:, head])
+    return sum(found) / len(found)

@@ -1,0 +1,109 @@
+"""One step of one or several models over their caches, and the loop that repeats it."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax import incremental
+from transformer_jax.config import ModelConfig
+
+GROWTH = (16, 32, 64, 128, 256, 512)  # positions for which a cache has room, one after the other
+
+Cache = Any
+
+
+class Stepper(Protocol):
+    """What a search needs of a model; B sentences and K beams are in the cache's shapes."""
+
+    def step(self, cache: Cache, tokens: jax.Array) -> tuple[jax.Array, Cache]:
+        """Logits `[V, B·K]` after tokens `[B·K]`."""
+
+    def reorder(self, cache: Cache, parents: jax.Array) -> Cache:
+        """Makes beam k of each sentence what beam `parents[b, k]` was."""
+
+    def grow(self, cache: Cache, size: int) -> Cache:
+        """Room for `size` positions."""
+
+    def coverage(self, cache: Cache) -> jax.Array:
+        """Attention that each source position has had, `[B, K, S]`; 1 where there is padding."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelStepper:
+    """A model, or several whose probabilities are averaged.
+
+    Args:
+      configs: of the models.
+      weights: of each, from `incremental.prepare`.
+    """
+
+    configs: Sequence[ModelConfig]
+    weights: Sequence[Any]
+
+    def begin(
+        self,
+        encoded: Sequence[jax.Array],
+        source_mask: jax.Array,
+        num_beams: int,
+        size: int,
+        coverage: bool = False,
+    ) -> Cache:
+        """Caches over the source, as each model has encoded it."""
+        return [
+            incremental.init_cache(config, weights, x, source_mask, num_beams, size, coverage)
+            for config, weights, x in zip(self.configs, self.weights, encoded, strict=True)
+        ]
+
+    def step(self, cache: Cache, tokens: jax.Array) -> tuple[jax.Array, Cache]:
+        found = [
+            incremental.decode_step(config, weights, own, tokens)
+            for config, weights, own in zip(self.configs, self.weights, cache, strict=True)
+        ]
+        logits = [x for x, _ in found]
+        new_cache = [own for _, own in found]
+        if len(logits) == 1:
+            return logits[0], new_cache
+        log_probs = jnp.stack([jax.nn.log_softmax(x, axis=0) for x in logits])
+        return jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(logits)), new_cache
+
+    def reorder(self, cache: Cache, parents: jax.Array) -> Cache:
+        return [incremental.reorder_cache(own, parents) for own in cache]
+
+    def grow(self, cache: Cache, size: int) -> Cache:
+        return [incremental.grow_cache(own, size) for own in cache]
+
+    def coverage(self, cache: Cache) -> jax.Array:
+        total = sum(own["coverage"] for own in cache) / len(cache)
+        return jnp.where(cache[0]["source_mask"][:, None, :], total, 1.0)
+
+
+def first_size(max_decode_len: int) -> int:
+    """Positions for which a new cache has room."""
+    return min(GROWTH[0], max_decode_len)
+
+
+def repeat(
+    step: Callable[[Any], Any], unfinished: Callable[[Any], jax.Array], state: Any,
+    stepper: Stepper, max_decode_len: int,
+) -> Any:  # fmt: skip
+    """Steps while `unfinished`, at most `max_decode_len` times, under `jit`.
+
+    Attention reads the whole cache, so the cache begins small and grows along `GROWTH`.
+
+    Args:
+      step: state -> state.
+      unfinished: state -> boolean.
+      state: has `index` and `cache`.
+      stepper: grows the cache.
+      max_decode_len: steps at most.
+    """
+    for size in sorted({n for n in GROWTH if n < max_decode_len} | {max_decode_len}):
+        if size > first_size(max_decode_len):
+            state = state.replace(cache=stepper.grow(state.cache, size))
+        state = jax.lax.while_loop(
+            lambda state, size=size: (state.index < size) & unfinished(state), step, state
+        )
+    return state
