@@ -21,7 +21,8 @@ import attention_report
 import attention_workers
 import numpy as np
 from absl import app, flags
-from attention_workers import Problem, Worker
+from attention_workers import ENGINES, Problem
+from processes import Worker
 
 from transformer_jax.ops.attention import IMPLEMENTATIONS
 
@@ -106,10 +107,10 @@ def measure_memory(length: int, engines: list[str], dtype: str) -> Iterator[dict
     for engine in engines:
         # Not those that hold the whole score matrix.
         ours = [name for name in _NAMES.value if name not in ("auto", "xla")]
-        with Worker(engine, ours) as worker:
+        with Worker(ENGINES[engine], ours) as worker:
             names = worker.call("names", problem)
         for name in names:
-            with Worker(engine, ours) as worker:
+            with Worker(ENGINES[engine], ours) as worker:
                 found = worker.call("memory", problem, name)
             if "error" in found:
                 print(f"  memory: {name}: {found['error']}")
@@ -125,7 +126,7 @@ def main(argv: list[str]) -> None:
     if unknown:
         raise app.UsageError(f"--cases must be of {list(attention_workers.CASES)}, got {unknown}")
     engines = ["jax", *(peer for peer in _PEERS.value if importlib.util.find_spec(peer))]
-    workers = {engine: Worker(engine, _NAMES.value) for engine in engines}
+    workers = {engine: Worker(ENGINES[engine], _NAMES.value) for engine in engines}
     about = {engine: worker.call("about") for engine, worker in workers.items()}
     dtype = _DTYPE.value or ("float32" if about["jax"]["platform"] == "cpu" else "bfloat16")
     rates = {engine: worker.call("matmul_rate", dtype) for engine, worker in workers.items()}

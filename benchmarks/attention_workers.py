@@ -1,9 +1,8 @@
 """The engines that `benchmarks/attention.py` compares, each in a process of its own."""
 
 import dataclasses
-import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -335,37 +334,3 @@ def best_rate(run, operations: float) -> float:
         run()
         times.append(time.perf_counter() - started)
     return operations / min(times)
-
-
-def _serve(connection, engine: str, names: list[str]) -> None:
-    served = ENGINES[engine](names)
-    while True:
-        method, args = connection.recv()
-        if method == "close":
-            return
-        connection.send(getattr(served, method)(*args))
-
-
-class Worker:
-    """An engine in a fresh process, asked one thing at a time."""
-
-    def __init__(self, engine: str, names: Sequence[str]):
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, engine, list(names)))
-        self.process.start()
-        theirs.close()
-
-    def call(self, method: str, *args) -> Any:
-        self.connection.send((method, args))
-        return self.connection.recv()
-
-    def close(self) -> None:
-        self.connection.send(("close", ()))
-        self.process.join()
-
-    def __enter__(self) -> "Worker":
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.close()

@@ -165,7 +165,7 @@ def compare(
     """
     reference = Reference(model.config, model.tokenizers, model.params)
     eos, limit = model.tokenizers.source.eos_id, model.config.model.max_len - 1
-    encoded = reference.engine.encode_source(sentences)
+    encoded = reference.engine.encoder().source_ids(sentences)
     kept = [(s, [*ids, eos]) for s, ids in zip(sentences, encoded, strict=True)
             if 0 < len(ids) <= limit]  # fmt: skip
     texts, sources = [s for s, _ in kept], [ids for _, ids in kept]

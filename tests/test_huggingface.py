@@ -15,6 +15,7 @@ from tests.conftest import tiny_config
 from transformer_jax import Translator
 from transformer_jax.config import Config, DataConfig, ModelConfig
 from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
+from transformer_jax.decoding.requests import Request
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
 from transformer_jax.errors import UserError
 from transformer_jax.interop import export, layout, pretrained
@@ -399,13 +400,10 @@ def test_parts_of_a_long_text_keep_the_tag_that_stood_in_it(tokenizers):
     pair = TokenizerPair(one, one, LanguageTags(">>{}<<"))
     model = small_model(pair, max_len=12, source_vocab_size=296, target_vocab_size=296)
     engine = Translator(model.config, pair, model.params).engine
-    seen = []
-    engine._translate_ids = lambda params, parts, *rest: seen.extend(parts) or [
-        [engine._hypothesis(np.zeros(0, int), 0.0, 0.0)] for _ in parts]  # fmt: skip
-    list(engine.translate(None, [">>de<< " + "one two " * 12], model.config.decode))
-    assert len(seen) > 2
-    assert {part[0] for part in seen} == {0}
-    assert all(len(part) <= 11 for part in seen)
+    (parts,) = engine.encoder().encode([Request(">>de<< " + "one two " * 12)])
+    assert len(parts) > 2
+    assert {part.source[0] for part in parts} == {0}
+    assert all(len(part.source) <= 12 for part in parts)
 
 
 @pytest.mark.parametrize("runner", ["jit", "pmap"])

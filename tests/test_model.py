@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from transformer_jax import incremental
 from transformer_jax.config import ModelConfig
 from transformer_jax.model import Transformer, init_params
 
@@ -191,7 +192,7 @@ SEEN_ELSEWHERE = {"gelu", "gelu_tanh", "silu", "halves", "tensor2tensor", "no_po
     ],
 )
 def test_logits_equal_numpy_and_cached_steps_equal_both(name):
-    config = variant(name)
+    config, beams = variant(name), 3 if name == "paper" else 1
     model, params = Transformer(config), random_params(config)
     source, target = tokens(config)
     oracle = Oracle(config, params)
@@ -204,11 +205,20 @@ def test_logits_equal_numpy_and_cached_steps_equal_both(name):
     def decode(params):
         apply = lambda *args, method: model.apply({"params": params}, *args, method=method)  # noqa: E731
         encoded = apply(source, method="encode")
-        cache = apply(encoded, jnp.ones(source.shape, bool), 1, 9, method="init_cache")
+        weights = incremental.prepare(config, params)
+        cache = incremental.init_cache(
+            config, weights, encoded, jnp.ones(source.shape, bool), beams, target.shape[1] // 2
+        )
         steps = []
         for t in range(target.shape[1]):
-            logits, cache = apply(cache, target[:, t], method="decode_step")
-            steps.append(logits)
+            if t == target.shape[1] // 2:
+                cache = incremental.grow_cache(cache, target.shape[1])
+            tokens = jnp.repeat(target[:, t], beams)
+            logits, cache = incremental.decode_step(config, weights, cache, tokens)
+            steps.append(logits.T[::beams])
+            # Beams that are alike may be mixed.
+            cache = incremental.reorder_cache(cache, jnp.roll(jnp.tile(
+                jnp.arange(beams), (len(source), 1)), t, axis=1))  # fmt: skip
         return jnp.stack(steps, axis=1)
 
     np.testing.assert_allclose(decode(params), want, rtol=2e-4, atol=2e-4)

@@ -6,11 +6,19 @@ from typing import Any
 
 from etils import epath
 
-from transformer_jax.config import Config
+from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.decoding.engine import Engine, Translation
+from transformer_jax.decoding.engine import (
+    WINDOW,
+    AttentionChoice,
+    Engine,
+    PairScores,
+    Translation,
+)
+from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
 from transformer_jax.interop import pretrained
+from transformer_jax.interop.pretrained import Pretrained
 from transformer_jax.validation import validate
 
 
@@ -23,12 +31,19 @@ class Translator:
       'vierunddreißig'
     """
 
-    def __init__(self, config: Config, tokenizers: TokenizerPair, params: Any, step: int = 0):
+    def __init__(
+        self,
+        config: Config,
+        tokenizers: TokenizerPair,
+        params: Any,
+        step: int = 0,
+        others: Sequence[Pretrained] = (),
+    ):
         self.config = config
         self.tokenizers = tokenizers
-        self.params = params
+        self.params = (params, *(other.params for other in others)) if others else params
         self.checkpoint_step = step
-        self.engine = Engine(config, tokenizers)
+        self.engine = Engine(config, tokenizers, [other.config.model for other in others])
 
     @classmethod
     def load(
@@ -37,6 +52,7 @@ class Translator:
         checkpoint: str = "best",
         config: Config | None = None,
         allow_pickle: bool = False,
+        ensemble: Sequence[tuple[epath.PathLike, str]] = (),
     ) -> "Translator":
         """Reads a work directory, or a Hugging Face Marian, M2M-100 or NLLB directory.
 
@@ -45,32 +61,44 @@ class Translator:
           checkpoint: of a work directory: `best`, `latest`, a step, or `average:N`.
           config: instead of the directory's own, for other data or search settings.
           allow_pickle: also read a Hugging Face `pytorch_model.bin`, which needs torch.
+          ensemble: further (path, checkpoint), whose probabilities are averaged with it.
 
         Raises:
           UserError: where something is missing, damaged or not supported.
         """
         model = pretrained.load(path, str(checkpoint), config, allow_pickle)
-        return cls(model.config, model.tokenizers, model.params, model.step)
+        others = [pretrained.load(p, str(c), None, allow_pickle) for p, c in ensemble]
+        for (where, _), other in zip(ensemble, others, strict=True):
+            if other.tokenizers.fingerprint != model.tokenizers.fingerprint or (
+                other.config.model.decoder_start_id != model.config.model.decoder_start_id
+            ):
+                raise UserError(f"{where} has another vocabulary than {path}: they cannot be an "
+                                "ensemble.")  # fmt: skip
+        return cls(model.config, model.tokenizers, model.params, model.step, others)
 
-    def translate(self, texts: Iterable[str], **settings: Any) -> list[Translation]:
+    def translate(self, texts: Iterable[str | Request], **settings: Any) -> list[Translation]:
         """The best translation of each text, in order; `settings` as in `translate_n_best`."""
         return [best[0] for best in self.translate_n_best(texts, 1, **settings)]
 
     def translate_n_best(
         self,
-        texts: Iterable[str],
+        texts: Iterable[str | Request],
         num_hypotheses: int,
         target_lang: str = "",
         source_lang: str = "",
+        attention: AttentionChoice | None = None,
+        window: int = WINDOW,
         **settings: Any,
     ) -> Iterator[list[Translation]]:
-        """The `num_hypotheses` best translations of each text, lazily.
+        """The `num_hypotheses` best translations of each text, lazily, or as many samples.
 
         Args:
-          texts: any iterable.
-          num_hypotheses: at most the beam size.
+          texts: any iterable, of text or of `Request` with a prefix or phrases.
+          num_hypotheses: at most the beam size; with `method="mbr"`, at most `mbr_samples`.
           target_lang: of a multilingual model; "": the config's.
           source_lang: of a model that is told this too (M2M-100, NLLB); "": the config's.
+          attention: to the source, to come with the best of each.
+          window: texts that are read ahead, to be sorted by length.
           **settings: fields of `DecodeConfig` that replace the config's, such as beam_size.
 
         Raises:
@@ -86,14 +114,34 @@ class Translator:
                 f"Unknown search setting among {', '.join(settings)}; there are {names}."
             ) from error
         validate(dataclasses.replace(self.config, decode=decode))
-        if not 1 <= num_hypotheses <= decode.beam_size:
-            raise UserError(
-                f"{num_hypotheses} hypotheses need a beam of at least that size, "
-                f"not {decode.beam_size}."
-            )
+        self._check(decode, num_hypotheses, attention)
         return self.engine.translate(
-            self.params, texts, decode, num_hypotheses, target_lang, source_lang
+            self.params, texts, decode, num_hypotheses, target_lang, source_lang, attention, window
         )
+
+    def _check(
+        self, decode: DecodeConfig, num_hypotheses: int, attention: AttentionChoice | None
+    ) -> None:
+        most = {"beam": decode.beam_size, "mbr": decode.mbr_samples}.get(decode.method)
+        if num_hypotheses < 1 or (most and num_hypotheses > most):
+            raise UserError(
+                f"{num_hypotheses} hypotheses need a beam of at least that size, not {most}."
+                if decode.method == "beam"
+                else f"{num_hypotheses} hypotheses cannot be had from {most} samples."
+            )
+        vocab = self.config.model.target_vocab_size
+        if any(not 0 <= i < vocab for i in decode.suppressed_ids):
+            raise UserError(
+                f"config.decode.suppressed_ids={decode.suppressed_ids} must be ids below {vocab}."
+            )
+        model = self.config.model.for_decoder()
+        if attention and not -model.num_decoder_layers <= attention.layer < (
+            model.num_decoder_layers
+        ):
+            raise UserError(f"There is no decoder layer {attention.layer}; the model has "
+                            f"{model.num_decoder_layers}.")  # fmt: skip
+        if attention and attention.head is not None and not 0 <= attention.head < model.num_heads:
+            raise UserError(f"There is no head {attention.head}; a layer has {model.num_heads}.")
 
     def score(
         self,
@@ -103,9 +151,19 @@ class Translator:
         source_lang: str = "",
     ) -> list[float]:
         """Natural-log probability of each target's pieces and its end, without length penalty."""
+        pairs = self.score_pieces(sources, targets, target_lang, source_lang)
+        return [pair.log_prob for pair in pairs]
+
+    def score_pieces(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        target_lang: str = "",
+        source_lang: str = "",
+    ) -> list[PairScores]:
+        """As `score`, with the log-probability of every piece."""
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources cannot be scored with {len(targets)} targets.")
-        scored = self.engine.score(
+        return self.engine.score(
             self.params, sources, targets, target_lang, source_lang=source_lang
         )
-        return [pair.log_prob for pair in scored]

@@ -102,8 +102,7 @@ def _one_sentence() -> Iterator[None]:
     except OSError as error:
         message = f"{error.filename or 'a file'}: {error.strerror or error}."
     except KeyboardInterrupt:
-        print("interrupted; training goes on from its last checkpoint when started again.",
-              file=sys.stderr)  # fmt: skip
+        print("interrupted; the same command goes on with what is done.", file=sys.stderr)
         sys.exit(INTERRUPTED_STATUS)
     except RuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
@@ -194,7 +193,7 @@ def _define_reading(argv: list[str]) -> None:
         config_flags.DEFINE_config_dataclass("config", config)
 
 
-def _load_translator() -> Any:
+def _load_translator(ensemble: Sequence[tuple[str, str]] = ()) -> Any:
     from transformer_jax.api import Translator
     from transformer_jax.interop import pretrained
 
@@ -202,7 +201,9 @@ def _load_translator() -> Any:
     for section in ("model", "optimizer", "train"):
         if getattr(FLAGS.config, section) != getattr(trained, section):
             raise UserError(f"--config.{section}.… cannot be changed for a model that is trained.")
-    return Translator.load(FLAGS.workdir, FLAGS.checkpoint, FLAGS.config, FLAGS.allow_pickle)
+    return Translator.load(
+        FLAGS.workdir, FLAGS.checkpoint, FLAGS.config, FLAGS.allow_pickle, ensemble
+    )
 
 
 def _define_eval(argv: list[str]) -> list[str]:
@@ -216,10 +217,11 @@ def _define_eval(argv: list[str]) -> list[str]:
 def _eval() -> None:
     from transformer_jax import evaluation
     from transformer_jax.data import sources
+    from transformer_jax.decode_command import as_line, writing
 
     with contextlib.ExitStack() as files:
         # Opened first: a path that cannot be written should not cost an evaluation.
-        outs = {name: files.enter_context(_writing(FLAGS[name].value))
+        outs = {name: files.enter_context(writing(FLAGS[name].value))
                 for name in ("json", "output") if FLAGS[name].value}  # fmt: skip
         translator = _load_translator()
         data = translator.config.data
@@ -232,7 +234,7 @@ def _eval() -> None:
         if "json" in outs:
             outs["json"].write(json.dumps(result, indent=2) + "\n")
         if "output" in outs:
-            outs["output"].writelines(_as_line(output.text) for output in outputs)
+            outs["output"].writelines(as_line(output.text) for output in outputs)
 
 
 def _print_scores(result: dict[str, Any], data: DataConfig) -> None:
@@ -251,52 +253,18 @@ def _print_scores(result: dict[str, Any], data: DataConfig) -> None:
 
 
 def _define_decode(argv: list[str]) -> list[str]:
+    from transformer_jax import decode_command
+
     _define_reading(argv)
-    flags.DEFINE_string(
-        "input", "-", "Text to translate, one sentence a line; - is standard input."
-    )
-    flags.DEFINE_string("output", "-", "Where the translations go; - is standard output.")
-    flags.DEFINE_integer("beam_size", None, "Instead of config.decode.beam_size; 1 is greedy.")
-    flags.DEFINE_float("length_penalty", None, "Instead of config.decode.length_penalty.")
-    flags.DEFINE_integer("max_decode_len", None, "Instead of config.decode.max_decode_len.")
-    flags.DEFINE_integer(
-        "n_best", 1, "Above 1: that many lines a sentence, as `line ||| text ||| score`."
-    )
-    flags.DEFINE_string("target_lang", "", "Language to translate into, for multilingual models.")
-    flags.DEFINE_string("source_lang", "", "Language of the input, for models that are told it.")
+    decode_command.define_flags()
     return argv
 
 
 def _decode() -> None:
-    from transformer_jax.data import sources
+    from transformer_jax import decode_command
 
-    if "-" not in (FLAGS.input, FLAGS.output) and (
-        Path(FLAGS.input).resolve() == Path(FLAGS.output).resolve()
-    ):
-        raise UserError(f"--input and --output are the same file, {FLAGS.input}.")
-    translator = _load_translator()
-    if FLAGS.input == "-":
-        lines = sources.decode_lines(sys.stdin.buffer, "standard input", allow_nul=True)
-    elif epath.Path(FLAGS.input).exists():
-        lines = sources.read_lines(epath.Path(FLAGS.input), allow_nul=True)
-    else:
-        raise UserError(f"There is no file {FLAGS.input} (--input).")
-    names = ("beam_size", "length_penalty", "max_decode_len")
-    settings = {name: FLAGS[name].value for name in names if FLAGS[name].value is not None}
-    results = translator.translate_n_best(
-        lines, FLAGS.n_best, FLAGS.target_lang, FLAGS.source_lang, **settings
-    )
-    with _writing(FLAGS.output) as out:
-        for number, hypotheses in enumerate(results):
-            if FLAGS.n_best == 1:
-                out.write(_as_line(hypotheses[0].text))
-            else:
-                for hypothesis in hypotheses:
-                    text = (
-                        f"{number} ||| {_as_line(hypothesis.text)[:-1]} ||| {hypothesis.score:.6f}"
-                    )
-                    out.write(text + "\n")
-            out.flush()
+    decode_command.check_flags()
+    decode_command.decode(_load_translator(decode_command.ensemble()))
 
 
 # --- export -------------------------------------------------------------------------------------
@@ -325,25 +293,6 @@ def _export() -> None:
         translator.config, translator.tokenizers, translator.params, translator.checkpoint_step
     )
     export.export_model(model, FLAGS.format, FLAGS.output, sentences, FLAGS.quantization)
-
-
-def _as_line(text: str) -> str:
-    """Text as exactly one line, whatever characters a model with byte pieces may write."""
-    return " ".join(text.replace("\r", "\n").split("\n")) + "\n"
-
-
-@contextlib.contextmanager
-def _writing(name: str) -> Iterator[Any]:
-    if name == "-":
-        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-        yield sys.stdout
-        return
-    try:
-        out = epath.Path(name).open("w", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{name} cannot be written: {error.strerror or error}.") from error
-    with out:
-        yield out
 
 
 COMMANDS: dict[str, tuple[Callable[[list[str]], list[str]], Callable[[], None]]] = {

@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from tests.peers import builders
+from transformer_jax import incremental
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import reading
@@ -65,11 +66,14 @@ def functions(config):
     def whole(params, source, mask, inputs):
         encoded = apply(params, source, None, mask, method="encode")
         hidden = apply(params, encoded, inputs, mask, method="decode")
-        cache = apply(params, encoded, mask.astype(bool), 1, inputs.shape[1], method="init_cache")
+        weights = incremental.prepare(config, params)
+        cache = incremental.init_cache(
+            config, weights, encoded, mask.astype(bool), 1, inputs.shape[1]
+        )
 
         def step(cache, tokens):
-            logits, cache = apply(params, cache, tokens, method="decode_step")
-            return cache, logits
+            logits, cache = incremental.decode_step(config, weights, cache, tokens)
+            return cache, logits.T
 
         stepped = jax.lax.scan(step, cache, inputs.T)[1].swapaxes(0, 1)  # --> [B, T, V]
         return encoded, apply(params, hidden, method="logits"), stepped

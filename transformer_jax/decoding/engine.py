@@ -144,7 +144,10 @@ class Engine:
         """
         encoder = self.encoder(target_lang, source_lang)
         placed = self.programs.place(params)
-        job = _Job(self, placed, encoder, decode, num_hypotheses, attention)
+        job = _Job(
+            self, placed, encoder, decode, num_hypotheses, attention,
+            jax.config.jax_default_matmul_precision,
+        )  # fmt: skip
         requests = (Request(x) if isinstance(x, str) else x for x in lines)
         number = 0
         with concurrent.futures.ThreadPoolExecutor(NUM_WORKERS) as pool:
@@ -221,6 +224,7 @@ class _Job:
     decode: DecodeConfig
     num_hypotheses: int
     attention: AttentionChoice | None
+    precision: str | None  # of products, as the caller has set it; threads do not inherit it
 
     @functools.cached_property
     def search(self) -> DecodeConfig:
@@ -285,33 +289,41 @@ class _Job:
             [part.source for part in parts], group.rows, group.length, ids.source_pad
         )
         longest, demands = self._demands(group, parts)
-        programs = engine.programs
-        found: Hypotheses = programs.search(
-            self.placed, inputs, lengths, demands, decode=self.search, max_decode_len=longest,
-            num_hypotheses=self.num_hypotheses, free_prefix=self.encoder.free_prefix,
-        )  # fmt: skip
-        attention = None
+        with jax.default_matmul_precision(self.precision):
+            found: Hypotheses = engine.programs.search(
+                self.placed, inputs, lengths, demands, decode=self.search,
+                max_decode_len=longest, num_hypotheses=self.num_hypotheses,
+                free_prefix=self.encoder.free_prefix,
+            )  # fmt: skip
+        results = [self._hypotheses(found, row) for row in range(len(parts))]
         if self.attention:
-            best = found.tokens[:, 0], found.lengths[:, 0]
-            choice = self.attention
-            attention = programs.attention(
-                self.placed, inputs, lengths, *best, layer=choice.layer, head=choice.head
-            )
-        results = {}
-        for row, (i, part) in enumerate(zip(group.indices, parts, strict=True)):
-            hypotheses = [
-                self._translation(found, row, k)
-                for k in range(self.search.beam_size)
-                if found.scores[row, k] > NEVER
+            tags = [part.prefix[: self.encoder.free_prefix] for part in parts]
+            outputs = [
+                [*tag, *own[0].ids, ids.target_eos][:longest]
+                for tag, own in zip(tags, results, strict=True)
             ]
-            if self.decode.method == "mbr":
-                hypotheses = _by_utility(hypotheses, self.decode.mbr_metric)
-            hypotheses = _distinct(hypotheses) if self.decode.method != "sample" else hypotheses
-            hypotheses = hypotheses[: self.num_hypotheses]
-            if attention is not None:
-                hypotheses[0] = self._with_attention(hypotheses[0], part, attention[row])
-            results[i] = hypotheses
-        return results
+            targets = batching.pad_rows(outputs, group.rows, longest, ids.target_pad)
+            choice = self.attention
+            with jax.default_matmul_precision(self.precision):
+                weights = engine.programs.attention(
+                    self.placed, inputs, lengths, *targets, layer=choice.layer, head=choice.head
+                )
+            for row, (own, part) in enumerate(zip(results, parts, strict=True)):
+                own[0] = self._with_attention(own[0], part, weights[row])
+        return dict(zip(group.indices, results, strict=True))
+
+    def _hypotheses(self, found: Hypotheses, row: int) -> list[Translation]:
+        """Of one sentence, as many as asked for."""
+        hypotheses = [
+            self._translation(found, row, k)
+            for k in range(self.search.beam_size)
+            if found.scores[row, k] > NEVER
+        ]
+        if self.decode.method == "mbr":
+            hypotheses = _by_utility(hypotheses, self.decode.mbr_metric)
+        if self.decode.method != "sample":
+            hypotheses = _distinct(hypotheses)
+        return hypotheses[: self.num_hypotheses]
 
     def _demands(self, group: batching.Group, parts: list[Part]) -> tuple[int, Demands]:
         """The longest output of the batch's shape, and what is asked of each row."""

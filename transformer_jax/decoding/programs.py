@@ -119,7 +119,8 @@ class Programs:
         if self.num_devices > 1 and not spread:
             placed = jax.tree.map(lambda x: x.addressable_data(0), placed)
         shapes = tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(arrays))
-        key = (function.__name__, tuple(static.items()), shapes, jax.tree.structure(arrays))
+        key = (function.__name__, tuple(static.items()), shapes, jax.tree.structure(arrays),
+               jax.config.jax_default_matmul_precision)  # fmt: skip
         program = self._compiled.get(key)
         if program is None:
             with self._lock:
@@ -204,8 +205,9 @@ def _teacher_forced(models, ids, placed, inputs, lengths, targets, target_length
         models, placed.params, _encode(models, placed, inputs, lengths), strict=True
     ):
         apply = functools.partial(Transformer(model).apply, {"params": params})
-        yield apply, apply(
-            encoded, decoder_inputs, source, None, target, method="decode", **options
+        yield (
+            apply,
+            apply(encoded, decoder_inputs, source, None, target, method="decode", **options),
         )
 
 

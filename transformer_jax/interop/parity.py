@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from transformer_jax.config import Config
+from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.errors import UserError
@@ -72,9 +72,9 @@ class Reference:
         Raises:
           UserError: where none is left.
         """
-        source_prefix, target_prefix = self.engine.prefixes()
+        _, target_prefix = self.engine.prefixes()
         limit, eos = self.config.model.max_len - 1, self.engine.ids.source_eos
-        encoded = self.engine.encode_source(sentences, source_prefix)
+        encoded = self.engine.encoder().source_ids(sentences)
         kept = [
             (s, ids) for s, ids in zip(sentences, encoded, strict=True) if 0 < len(ids) <= limit
         ]
@@ -82,8 +82,10 @@ class Reference:
             raise UserError("There is no sentence to check the exported model with (--sentences).")
         max_decode_len = min(self.config.decode.max_decode_len, limit)
         decode = dataclasses.replace(
-            self.config.decode, beam_size=1, length_penalty=0.0, max_decode_len=max_decode_len,
+            DecodeConfig(), beam_size=1, length_penalty=0.0, max_decode_len=max_decode_len,
             max_decode_ratio=float(self.config.model.max_len),
+            suppressed_ids=self.config.decode.suppressed_ids,
+            batch_tokens=self.config.decode.batch_tokens,
         )  # fmt: skip
         with jax.default_matmul_precision("highest"):
             outputs = list(self.engine.translate(self.params, [s for s, _ in kept], decode))

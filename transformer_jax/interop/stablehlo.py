@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
+from transformer_jax import incremental
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.foreign_tokenizers import JsonTokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 from transformer_jax.interop import layout
 from transformer_jax.interop.parity import Batch, Examples, Reference
-from transformer_jax.model import Transformer
+from transformer_jax.model import Transformer, init_params
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 FUNCTIONS = {
@@ -47,25 +48,24 @@ def export_functions(model: ModelConfig, params: dict[str, Any]) -> dict[str, by
 
     Args:
       model: its shape; the computation is in float32, whatever its `dtype`.
-      params: shapes by flat names, such as `encoder_norm/norm/scale`.
+      params: shapes by flat names, from `split_params`.
     """
     model = dataclasses.replace(model, dtype="float32", attention="xla")
     module = Transformer(model)
 
-    def apply(params, *args, method):
-        tree = layout.unflatten({tuple(name.split("/")): x for name, x in params.items()})
-        return module.apply({"params": tree}, *args, method=method)
-
     def encode(params, inputs, mask):
-        return apply(params, inputs, None, mask, method="encode")
+        tree, _ = _join(model, params)
+        return module.apply({"params": tree}, inputs, None, mask, method="encode")
 
     def init_cache(params, encoded, mask, beams, steps):
+        _, weights = _join(model, params)
         sizes = beams.shape[0], steps.shape[0]
-        return apply(params, encoded, mask.astype(bool), *sizes, method="init_cache")
+        return incremental.init_cache(model, weights, encoded, mask.astype(bool), *sizes)
 
     def decode_step(params, cache, tokens):
-        logits, cache = apply(params, cache, tokens.reshape(-1), method="decode_step")
-        return logits.reshape(*tokens.shape, -1), cache  # --> [b, k, v]
+        _, weights = _join(model, params)
+        logits, cache = incremental.decode_step(model, weights, cache, tokens.reshape(-1))
+        return logits.T.reshape(*tokens.shape, -1), cache  # --> [b, k, v]
 
     def integers(*shape):
         return jax.ShapeDtypeStruct(shape, jnp.int32)
@@ -87,6 +87,43 @@ def export_functions(model: ModelConfig, params: dict[str, Any]) -> dict[str, by
     return exported
 
 
+def split_params(model: ModelConfig, params: layout.Params) -> dict[str, Any]:
+    """What the functions take, by flat names such as `encoder_norm/norm/scale`.
+
+    The decoder's weights are as `incremental.prepare` lays them out, below `decoder/`; tables that
+    both sides read are there once.
+    """
+    model = dataclasses.replace(model, dtype="float32")
+    flat = {"/".join(path): x for path, x in layout.flatten(params).items()
+            if not path[0].startswith(("decoder_", "embed_target"))}  # fmt: skip
+    weights = incremental.prepare(model, params)
+    for name in SHARED:
+        weights.pop(name, None)
+    leaves = jax.tree_util.tree_flatten_with_path(weights)[0]
+    return flat | {_name(path): x for path, x in leaves}
+
+
+# Prepared weights that are parameters as they stand -> the parameter.
+SHARED = {"table": "target_embedding", "output": "output_embedding"}
+
+
+def _name(path: Any) -> str:
+    return "decoder/" + jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _join(model: ModelConfig, flat: dict[str, Any]) -> tuple[layout.Params, Any]:
+    """Inverse of `split_params`: parameters without the decoder's, and the decoder's weights."""
+    tree = layout.unflatten({
+        tuple(name.split("/")): x for name, x in flat.items() if not name.startswith("decoder/")
+    })  # fmt: skip
+    shapes = jax.eval_shape(
+        lambda: incremental.prepare(model, init_params(model, jax.random.key(0)))
+    )
+    own = {name: shapes.pop(name) for name in SHARED if name in shapes}
+    weights = jax.tree.map_with_path(lambda path, _: flat[_name(path)], shapes)
+    return tree, weights | {name: tree[SHARED[name]] for name in own}
+
+
 def write_directory(
     folder: epath.Path, config: Config, tokenizers: TokenizerPair, params: layout.Params
 ) -> None:
@@ -98,7 +135,7 @@ def write_directory(
     if isinstance(tokenizers.source, JsonTokenizer):
         raise UserError("Only models with SentencePiece tokenizers have a stablehlo export.")
     folder.mkdir(parents=True, exist_ok=True)
-    flat = {"/".join(path): np.asarray(x) for path, x in layout.flatten(params).items()}
+    flat = {name: np.asarray(x) for name, x in split_params(config.model, params).items()}
     shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in flat.items()}
     for name, data in export_functions(config.model, shapes).items():
         (folder / f"{name}.jax").write_bytes(data)

@@ -134,11 +134,13 @@ class Trainer:
 
     def _evaluate(self) -> dict[str, float]:
         decode = dataclasses.replace(
-            self._config.decode, beam_size=self._config.train.eval_beam_size
-        )
+            self._config.decode, method="beam", beam_size=self._config.train.eval_beam_size,
+            beam_groups=1,
+        )  # fmt: skip
         scores, outputs = evaluation.evaluate(
             self._engine, self._model_params(), self._data.validation, decode
         )
+        self._engine.programs.release()
         metrics = {
             f"eval_{name}": float(value)
             for name, value in dataclasses.asdict(scores).items()

@@ -1,0 +1,235 @@
+"""Measures translation beside CTranslate2 and Hugging Face, on the same weights and sentences.
+
+    python benchmarks/decode.py --peers=ctranslate2,transformers --workdir=runs/m30k \
+        --sentences=test.en --json=decode.json
+
+First the trained model in `--workdir` goes to every engine, and their outputs are compared. Then a
+model of the size asked for, with random weights, writes exactly `--num_pieces` pieces a sentence
+everywhere. Each engine runs in a process of its own with its best thread settings, which are found
+first, one engine at a time and taking turns; times are medians over the turns.
+"""
+
+import importlib.util
+import io
+import json
+import os
+import platform
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import decode_workers
+import jax
+import numpy as np
+import sentencepiece
+from absl import app, flags, logging
+from decode_workers import Task
+from etils import epath
+from processes import Worker
+
+from transformer_jax.config import Config, ModelConfig
+from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.interop import ctranslate2, pretrained
+from transformer_jax.interop.huggingface import writing
+from transformer_jax.interop.pretrained import Pretrained
+from transformer_jax.model import init_params
+
+PEERS = {
+    "ctranslate2": decode_workers.CTranslate2,
+    "transformers": decode_workers.Transformers,
+}
+SIZES = {
+    "base": ModelConfig(),
+    "big": ModelConfig(d_model=1024, num_heads=16, d_ff=4096),
+    "tiny": ModelConfig(num_encoder_layers=1, num_decoder_layers=1, d_model=32, num_heads=2,
+                        d_ff=64),
+}  # fmt: skip
+
+
+def random_model(size: str, vocab_size: int) -> Pretrained:
+    """A model with fresh weights whose pieces are made-up words."""
+    model_file = io.BytesIO()
+    words = (f"w{i}" for i in range(vocab_size - 4))
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=words, model_writer=model_file, model_type="word",
+        vocab_size=vocab_size, pad_id=0, bos_id=1, eos_id=2, unk_id=3, minloglevel=2,
+    )  # fmt: skip
+    tokenizer = Tokenizer(model_file.getvalue())
+    model = SIZES[size]
+    model.source_vocab_size = model.target_vocab_size = tokenizer.vocab_size
+    model.decoder_start_id = tokenizer.bos_id
+    return Pretrained(
+        Config(model=model), TokenizerPair(tokenizer, tokenizer),
+        init_params(model, jax.random.key(0)), 0,
+    )  # fmt: skip
+
+
+def random_sentences(model: Pretrained, count: int, length: int) -> tuple[tuple[str, ...], ...]:
+    """Pieces of sentences of about `length` pieces, their end symbol included."""
+    rng = np.random.default_rng(0)
+    tokenizer = model.tokenizers.source
+    lengths = rng.integers(3 * length // 4, 5 * length // 4 + 1, count) - 1
+    return tuple(tuple(tokenizer.pieces(rng.integers(4, tokenizer.vocab_size, n))) for n in lengths)
+
+
+def export(model: Pretrained, folder: Path, peers: list[str]) -> None:
+    """Writes what every engine reads; ours reads Hugging Face's."""
+    params = jax.device_get(model.params)
+    target = epath.Path(decode_workers.exported(folder, "transformers"))
+    plan = writing.plan_export(model.config, model.tokenizers, params)
+    writing.write_directory(target, model.config, model.tokenizers, params, plan)
+    if "ctranslate2" in peers:
+        ctranslate2.write_directory(
+            epath.Path(decode_workers.exported(folder, "ctranslate2")), model.config,
+            model.tokenizers, params,
+        )  # fmt: skip
+
+
+def start(folder: Path, peers: list[str], dtypes: list[str]) -> dict[str, Worker]:
+    """A worker for each engine."""
+    workers = {}
+    for dtype in dtypes:
+        name = "ours" if dtype == dtypes[0] else f"ours {dtype}"
+        workers[name] = Worker(decode_workers.Ours, decode_workers.exported(folder, "ours"), dtype)
+    for peer in peers:
+        args = (dtypes[0],) if peer == "transformers" else ()
+        workers[peer] = Worker(PEERS[peer], decode_workers.exported(folder, peer), *args)
+    return workers
+
+
+def check_identity(workdir: str, path: str, count: int, peers: list[str]) -> list[dict]:
+    """Outputs of a trained model, greedy and beam 4, in every engine."""
+    model = pretrained.load(workdir)
+    lines = epath.Path(path).read_text().splitlines()[:count]
+    tokenizer = model.tokenizers.source
+    sentences = tuple(tuple(tokenizer.pieces(ids)) for ids in tokenizer.encode_batch(lines))
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        export(model, Path(name), peers)
+        workers = start(Path(name), peers, ["float32"])
+        for beam_size in (1, 4):
+            task = Task(sentences, beam_size)
+            found = {engine: worker.call("translate", task) for engine, worker in workers.items()}
+            for peer in peers:
+                same = sum(a == b for a, b in zip(found["ours"], found[peer], strict=True))
+                rows.append({"beam_size": beam_size, "peer": peer, "identical": same,
+                             "total": len(sentences)})  # fmt: skip
+                print(f"trained weights, beam {beam_size}: {same} of {len(sentences)} outputs "
+                      f"are {peer}'s", flush=True)  # fmt: skip
+        for worker in workers.values():
+            worker.close()
+    return rows
+
+
+def measure(workers: dict[str, Worker], task: Task, turns: int) -> list[dict]:
+    """Pieces a second of every engine, each with its best setting."""
+    best = {name: fastest_setting(name, worker, task) for name, worker in workers.items()}
+    times: dict[str, list[float]] = {name: [] for name in workers}
+    for _ in range(turns):
+        for name, worker in workers.items():
+            times[name].append(worker.call("time", task, best[name]))
+    pieces = len(task.sentences) * (task.num_pieces or 0)
+    return [
+        {"engine": name, "beam_size": task.beam_size, "sentences": len(task.sentences),
+         "setting": best[name], "seconds": times[name],
+         "pieces_per_second": pieces / statistics.median(times[name])}
+        for name in workers
+    ]  # fmt: skip
+
+
+def fastest_setting(name: str, worker: Worker, task: Task) -> Any:
+    """Of the engine's thread settings; each is run once before it is timed."""
+    engine = decode_workers.Ours if name.startswith("ours") else PEERS[name]
+    times = {}
+    for setting in engine.settings:
+        worker.call("time", task, setting)
+        times[setting] = min(worker.call("time", task, setting) for _ in range(2))
+    return min(times, key=lambda setting: times[setting])
+
+
+def measure_latency(workers: dict[str, Worker], task: Task, turns: int) -> list[dict]:
+    """Milliseconds of sentences by themselves."""
+    rows = []
+    for name, worker in workers.items():
+        one = Task(task.sentences[:1], task.beam_size, task.num_pieces)
+        setting = fastest_setting(name, worker, one)
+        sentences = task.sentences[: 4 * turns]
+        # Every shape once before.
+        decode_workers.latencies(worker, sentences, task, setting)
+        seconds = decode_workers.latencies(worker, sentences, task, setting)
+        p50, p95 = 1000 * np.percentile(seconds, (50, 95))
+        rows.append({"engine": name, "beam_size": task.beam_size, "setting": setting,
+                     "p50_ms": p50, "p95_ms": p95})  # fmt: skip
+    return rows
+
+
+def print_rows(rows: list[dict]) -> None:
+    ours = rows[0]
+    for row in rows:
+        if "p50_ms" in row:
+            what = f"{row['p50_ms']:.0f} ms p50, {row['p95_ms']:.0f} ms p95"
+            ratio = row["p50_ms"] / ours["p50_ms"]
+        else:
+            what = f"{row['pieces_per_second']:,.0f} pieces/s"
+            ratio = ours["pieces_per_second"] / row["pieces_per_second"]
+        print(f"beam {row['beam_size']}, {row.get('sentences', 1)} sentences: "
+              f"{row['engine']:<14} {what} (setting {row['setting']}); "
+              f"ours is {ratio:.2f} times as fast", flush=True)  # fmt: skip
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    logging.set_verbosity(logging.WARNING)
+    options = flags.FLAGS
+    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # as the commands set it
+    missing = [p for p in options.peers if not importlib.util.find_spec(p)]
+    if missing:
+        raise app.UsageError(f"not installed: {', '.join(missing)} (--peers)")
+    result: dict[str, Any] = {
+        "python": platform.python_version(), "machine": platform.machine(),
+        "cpus": os.cpu_count(), "size": options.size, "num_pieces": options.num_pieces,
+    }  # fmt: skip
+    if options.workdir:
+        result["identity"] = check_identity(
+            options.workdir, options.sentences, options.num_sentences, options.peers
+        )
+    with tempfile.TemporaryDirectory() as name:
+        model = random_model(options.size, options.vocab_size)
+        export(model, Path(name), options.peers)
+        most = max(map(int, options.batches))
+        sentences = random_sentences(model, max(most, 4 * options.turns), options.length)
+        workers = start(Path(name), options.peers, options.dtypes)
+        result["engines"] = {name: worker.call("describe") for name, worker in workers.items()}
+        print(json.dumps(result, indent=1), flush=True)
+        result["rows"] = []
+        for batch in map(int, options.batches):
+            for beam_size in map(int, options.beams):
+                task = Task(sentences if batch == 1 else sentences[:batch], beam_size,
+                            options.num_pieces)  # fmt: skip
+                how = measure_latency if batch == 1 else measure
+                rows = how(workers, task, options.turns)
+                print_rows(rows)
+                result["rows"] += rows
+        for worker in workers.values():
+            worker.close()
+    if options.json:
+        epath.Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_list("peers", list(PEERS), "Which to compare with.")
+    flags.DEFINE_string("workdir", "", "Of a trained model, to compare outputs first.")
+    flags.DEFINE_string("sentences", "", "Source text for that, one sentence a line.")
+    flags.DEFINE_integer("num_sentences", 100, "How many of them.")
+    flags.DEFINE_enum("size", "base", list(SIZES), "Of the model that is timed.")
+    flags.DEFINE_integer("vocab_size", 16_000, "Its pieces.")
+    flags.DEFINE_integer("length", 24, "Mean pieces of a source sentence.")
+    flags.DEFINE_integer("num_pieces", 32, "Pieces that every output has.")
+    flags.DEFINE_list("batches", ["64", "1"], "Sentences at once; 1: each by itself.")
+    flags.DEFINE_list("beams", ["1", "4"], "Beam sizes; 1 is greedy.")
+    flags.DEFINE_list("dtypes", ["float32"], "Of our computation; peers have the first.")
+    flags.DEFINE_integer("turns", 5, "Turns of every engine.")
+    flags.DEFINE_string("json", "", "Also write the result to this file.")
+    app.run(main)

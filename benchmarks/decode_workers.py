@@ -1,0 +1,158 @@
+"""Translators that `benchmarks/decode.py` compares, on one exported model."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is to be translated, and how."""
+
+    sentences: tuple[tuple[str, ...], ...]  # pieces, without end symbols
+    beam_size: int
+    num_pieces: int | None = None  # output pieces that are forced; None: as the model likes
+    max_decode_len: int = 100
+
+
+class Ours:
+    """This package; a setting is the number of batches that the sentences are cut into."""
+
+    settings = (1, 2)
+
+    def __init__(self, folder: str, dtype: str):
+        import jax
+
+        from transformer_jax import Translator
+
+        loaded = Translator.load(folder)
+        model = dataclasses.replace(loaded.config.model, dtype=dtype)
+        self._translator = Translator(
+            dataclasses.replace(loaded.config, model=model), loaded.tokenizers, loaded.params
+        )
+        self.about = f"transformer_jax, jax {jax.__version__}, {dtype}, {jax.devices()[0]}"
+
+    def describe(self) -> str:
+        return self.about
+
+    def translate(self, task: Task, setting: int = 1) -> list[list[str]]:
+        settings: dict[str, Any] = {
+            "beam_size": task.beam_size, "length_penalty": 1.0, "length_penalty_kind": "power",
+            "stopping": "first_k", "at_limit": "cut", "max_decode_ratio": 1000.0,
+            "max_decode_len": task.num_pieces or task.max_decode_len,
+        }  # fmt: skip
+        if task.num_pieces:
+            # No output may end by itself; all are cut at the limit.
+            settings["min_decode_len"] = task.num_pieces + 1
+        longest = max(map(len, task.sentences)) + 1
+        rows = -(-len(task.sentences) // setting)
+        settings["batch_tokens"] = rows * (longest + -longest % 8) * task.beam_size
+        decoded = self._translator.tokenizers.source
+        texts = [decoded.decode([decoded.piece_id(p) for p in s]) for s in task.sentences]
+        return [list(out.pieces) for out in self._translator.translate(texts, **settings)]
+
+    def time(self, task: Task, setting: int = 1) -> float:
+        return _time(lambda: self.translate(task, setting))
+
+
+class CTranslate2:
+    """`translate_batch`; a setting is workers and threads of each."""
+
+    settings = ((1, 2), (2, 1))
+
+    def __init__(self, folder: str, compute_type: str = "float32"):
+        import ctranslate2
+
+        self._library, self._folder, self._type = ctranslate2, folder, compute_type
+        self._loaded: dict[Any, Any] = {}
+
+    def describe(self) -> str:
+        return f"ctranslate2 {self._library.__version__}, {self._type}"
+
+    def translate(self, task: Task, setting: tuple[int, int] = (1, 2)) -> list[list[str]]:
+        if setting not in self._loaded:
+            self._loaded[setting] = self._library.Translator(
+                self._folder, device="cpu", compute_type=self._type, inter_threads=setting[0],
+                intra_threads=setting[1],
+            )  # fmt: skip
+        limits: dict[str, int] = {"max_decoding_length": task.max_decode_len}
+        if task.num_pieces:
+            limits = dict.fromkeys(("min_decoding_length", "max_decoding_length"), task.num_pieces)
+        found = self._loaded[setting].translate_batch(
+            [list(s) for s in task.sentences], beam_size=task.beam_size, length_penalty=1.0,
+            max_batch_size=-(-len(task.sentences) // setting[0]), **limits,
+        )  # fmt: skip
+        return [result.hypotheses[0] for result in found]
+
+    def time(self, task: Task, setting: tuple[int, int] = (1, 2)) -> float:
+        return _time(lambda: self.translate(task, setting))
+
+
+class Transformers:
+    """Hugging Face's `generate`; a setting is torch's number of threads."""
+
+    settings = (1, 2)
+
+    def __init__(self, folder: str, dtype: str = "float32"):
+        import torch
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        self._torch, self._transformers = torch, transformers
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype)
+        )
+        self._model = self._model.to(device).eval()
+        self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+        self._device, self._dtype = device, dtype
+
+    def describe(self) -> str:
+        return (f"transformers {self._transformers.__version__}, torch "
+                f"{self._torch.__version__}, {self._dtype}, {self._device}")  # fmt: skip
+
+    def translate(self, task: Task, setting: int = 2) -> list[list[str]]:
+        self._torch.set_num_threads(setting)
+        names = self._tokenizer.convert_tokens_to_ids
+        rows = [[*names(list(s)), self._tokenizer.eos_token_id] for s in task.sentences]
+        longest, pad = max(map(len, rows)), self._tokenizer.pad_token_id
+        ids = self._torch.tensor([[*r, *[pad] * (longest - len(r))] for r in rows])
+        mask = self._torch.tensor([[1] * len(r) + [0] * (longest - len(r)) for r in rows])
+        limits: dict[str, Any] = {"max_new_tokens": task.max_decode_len}
+        if task.num_pieces:
+            limits = dict.fromkeys(("min_new_tokens", "max_new_tokens"), task.num_pieces)
+        if task.beam_size > 1:
+            limits |= {"length_penalty": 1.0, "early_stopping": True}
+        with self._torch.inference_mode():
+            out = self._model.generate(
+                input_ids=ids.to(self._device), attention_mask=mask.to(self._device),
+                num_beams=task.beam_size, do_sample=False, max_length=None,
+                forced_eos_token_id=None, **limits,
+            )[:, 1:].tolist()  # fmt: skip
+        eos = self._tokenizer.eos_token_id
+        rows = [row[: row.index(eos)] if eos in row else row for row in out]
+        return [self._tokenizer.convert_ids_to_tokens(row) for row in rows]
+
+    def time(self, task: Task, setting: int = 2) -> float:
+        return _time(lambda: self.translate(task, setting))
+
+
+def _time(run: Any) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def latencies(worker: Any, sentences: Sequence[tuple[str, ...]], task: Task, setting: Any) -> list:
+    """Seconds of each sentence by itself."""
+    return [
+        worker.call("time", dataclasses.replace(task, sentences=(s,)), setting) for s in sentences
+    ]
+
+
+def exported(folder: Path, name: str) -> str:
+    """Where `benchmarks/decode.py` puts the model for a peer."""
+    return str(folder / ("ctranslate2" if name == "ctranslate2" else "huggingface"))
