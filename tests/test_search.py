@@ -9,9 +9,14 @@ import numpy as np
 import pytest
 
 from transformer_jax.config import DecodeConfig
-from transformer_jax.decoding import search
+from transformer_jax.data.loader import SpecialIds
+from transformer_jax.decoding.beam import BeamSearch
+from transformer_jax.decoding.hypotheses import gather_beams, length_penalty
+from transformer_jax.decoding.processors import Demands
+from transformer_jax.ops.top_k import NEVER
 
 VOCAB, EOS, START, PAD = 4, 3, 0, 9
+IDS = SpecialIds(0, 0, PAD, EOS, START)
 
 
 def random_model(rows, longest, seed):
@@ -44,39 +49,78 @@ def brute_force(table, limit, alpha, kind):
     return sorted(found, reverse=True)
 
 
-def run(tables, limits, beam_size, num_hypotheses=1, longest=None, forced=(), **settings):
-    """`beam_search` over table models; the cache keeps each hypothesis's prefix."""
+def run(tables, limits, beam_size, num_hypotheses=1, longest=None, forced=(), free=None,
+        **settings):  # fmt: skip
+    """`BeamSearch` over table models; the cache keeps each hypothesis's prefix."""
     longest = longest or max(limits)
     rows = len(tables)
+    config = DecodeConfig(beam_size=beam_size, **settings)
+    demands = make_demands(limits, forced=forced, config=config)
+    free = len(forced) if free is None else free
+    searcher = compiled(rows, longest, config, num_hypotheses, free)
+    return searcher(table_logits(tables, longest), demands)
+
+
+def make_demands(limits, forced=(), config=None, **more):
+    rows = len(limits)
+    return Demands(
+        limits=jnp.asarray(limits),
+        minimums=jnp.minimum(config.min_decode_len if config else 0, jnp.asarray(limits)),
+        prefix=jnp.asarray([list(forced)] * rows, jnp.int32) if forced else None,
+        **more,
+    )
+
+
+def table_logits(tables, longest):
     size = sum(VOCAB**n for n in range(longest))
-    logits = np.zeros((rows, size, VOCAB))
+    logits = np.zeros((len(tables), size, VOCAB))
     for b, table in enumerate(tables):
         for prefix, values in table.items():
             if len(prefix) < longest:
                 logits[b, index_of(prefix)] = values
-    config = DecodeConfig(beam_size=beam_size, **settings)
-    searcher = compiled(rows, longest, config, num_hypotheses, tuple(forced))
-    return searcher(jnp.asarray(logits, jnp.float32), jnp.asarray(limits))
+    return jnp.asarray(logits, jnp.float32)
+
+
+class TableStepper:
+    """The `Stepper` of table models: a beam's cache is the number of its prefix."""
+
+    def __init__(self, logits, beams, attention=None):
+        self.logits, self.beams, self.attention = logits, beams, attention
+
+    def begin(self):
+        rows, size, _ = self.logits.shape
+        node = jnp.full((rows, self.beams), -1)
+        width = 0 if self.attention is None else self.attention.shape[-1]
+        return {"node": node, "coverage": jnp.zeros((rows, self.beams, width))}
+
+    def step(self, cache, tokens):
+        rows, size, _ = self.logits.shape
+        child = cache["node"] * VOCAB + 1 + tokens.reshape(rows, self.beams)
+        node = jnp.where(cache["node"] < 0, 0, jnp.minimum(child, size - 1))
+        logits = jnp.take_along_axis(self.logits, node[..., None], axis=1)  # --> [B, K, V]
+        coverage = cache["coverage"]
+        if self.attention is not None:
+            coverage += jnp.take_along_axis(self.attention, node[..., None], axis=1)
+        return logits.reshape(-1, VOCAB).T, {"node": node, "coverage": coverage}
+
+    def reorder(self, cache, parents):
+        return gather_beams(cache, parents)
+
+    def grow(self, cache, size):
+        return cache
+
+    def coverage(self, cache):
+        return cache["coverage"]
 
 
 @functools.cache
-def compiled(rows, longest, config, num_hypotheses, forced):
+def compiled(rows, longest, config, num_hypotheses, free=0):
     """Search over logits `[rows, prefixes, V]`, compiled once for all tables of one size."""
-    beams, size = config.beam_size, sum(VOCAB**n for n in range(longest))
-    owner = jnp.arange(rows * beams) // beams
 
-    def find(logits, limits):
-        def step(cache, tokens):
-            child = cache["self"]["node"] * VOCAB + 1 + tokens
-            node = jnp.where(cache["index"] == 0, 0, jnp.minimum(child, size - 1))
-            return logits[owner, node], {"index": cache["index"] + 1, "self": {"node": node}}
-
-        cache = {"index": jnp.zeros((), jnp.int32),
-                 "self": {"node": jnp.zeros(rows * beams, jnp.int32)}}  # fmt: skip
-        return search.beam_search(
-            step, cache, limits, max_decode_len=longest, start_id=START, eos_id=EOS, pad_id=PAD,
-            config=config, num_hypotheses=num_hypotheses, prefix=forced,
-        )  # fmt: skip
+    def find(logits, demands, attention=None):
+        stepper = TableStepper(logits, config.beam_size, attention)
+        search = BeamSearch(stepper, demands, IDS, config, longest, num_hypotheses, free)
+        return search.run(stepper.begin())
 
     return jax.jit(find)
 
@@ -110,7 +154,7 @@ def test_a_large_beam_finds_what_brute_force_finds(alpha, kind):
             assert float(found.scores[row, k]) == pytest.approx(score, abs=1e-4)
             assert float(found.log_probs[row, k]) == pytest.approx(log_prob, abs=1e-4)
         if len(want) < 5:
-            assert float(found.scores[row, len(want)]) == search.NEVER
+            assert float(found.scores[row, len(want)]) == NEVER
 
 
 OPTIONS = {
@@ -248,20 +292,16 @@ def test_a_sentence_does_not_depend_on_its_neighbours():
 
 
 def test_length_penalties_by_hand():
-    assert float(search.length_penalty(1, 0.6, "gnmt")) == pytest.approx(1.0)
-    assert float(search.length_penalty(7, 1.0, "gnmt")) == pytest.approx(2.0)
-    assert float(search.length_penalty(7, 0.6, "gnmt")) == pytest.approx(2**0.6)
-    assert float(search.length_penalty(9, 0.5, "power")) == pytest.approx(3.0)
-    assert float(search.length_penalty(9, 0.0, "power")) == 1.0
+    assert float(length_penalty(1, 0.6, "gnmt")) == pytest.approx(1.0)
+    assert float(length_penalty(7, 1.0, "gnmt")) == pytest.approx(2.0)
+    assert float(length_penalty(7, 0.6, "gnmt")) == pytest.approx(2**0.6)
+    assert float(length_penalty(9, 0.5, "power")) == pytest.approx(3.0)
+    assert float(length_penalty(9, 0.0, "power")) == 1.0
 
 
-def test_beams_are_picked_and_caches_follow():
+def test_beams_are_picked():
     x = jnp.arange(12).reshape(2, 3, 2)
     beams = jnp.array([[2, 0], [1, 1]])
     np.testing.assert_array_equal(
-        search.gather_beams(x, beams), [[[4, 5], [0, 1]], [[8, 9], [8, 9]]]
+        gather_beams(x, beams), [[[4, 5], [0, 1]], [[8, 9], [8, 9]]]
     )
-    cache = {"self": [{"key": jnp.arange(4)}], "cross": "kept"}
-    reordered = search.reorder_cache(cache, jnp.array([[1, 1], [0, 1]]))
-    np.testing.assert_array_equal(reordered["self"][0]["key"], [1, 1, 2, 3])
-    assert reordered["cross"] == "kept"

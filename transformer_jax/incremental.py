@@ -265,7 +265,7 @@ def _heads(config: ModelConfig, x: jax.Array, rows: int, count: int) -> list[jax
 def _attend(
     query: jax.Array, cache: Tree, bias: jax.Array, may_be_empty: bool = True
 ) -> tuple[jax.Array, Any]:
-    """Attention of `query` `[B, H, K, D]` as `[H·D, B·K]`, and its weights as a fraction's parts."""
+    """Attention of `query` `[B, H, K, D]` as `[H·D, B·K]`, and its weights as a fraction."""
     key, value = cache["key"], cache["value"]
     query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
     scores = jnp.einsum("bhkd,bhds->bhks", query, key, preferred_element_type=jnp.float32)

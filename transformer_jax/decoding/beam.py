@@ -79,6 +79,8 @@ class BeamSearch:
       max_decode_len: pieces at most, T.
       num_hypotheses: how many will be read from the result, at most K.
       free_prefix: first pieces of each prefix that cost nothing.
+      may_follow: `[V]` boolean, pieces that may stand behind a phrase, such as those that begin a
+        word; None: all.
     """
 
     stepper: Stepper
@@ -88,6 +90,7 @@ class BeamSearch:
     max_decode_len: int
     num_hypotheses: int = 1
     free_prefix: int = 0
+    may_follow: Any = None
 
     @property
     def groups(self) -> int:
@@ -207,6 +210,12 @@ class BeamSearch:
     ) -> tuple[Candidates, jax.Array]:
         log_probs = following.log_probs
         vocab, rows, beams = log_probs.shape
+        if self.demands.phrases is not None:
+            met, held = constraints.progress(tokens, index, self.demands.phrases)
+            if self.may_follow is not None:
+                inside = constraints.just_ended(held, self.demands.phrases)
+                keeps = jnp.asarray(self.may_follow)[:, None, None] | ~inside
+                log_probs = jnp.where(keeps, log_probs, NEVER)
         count = min(2 * beams, vocab * beams) if beams > 1 else 1
         priced = log_probs if taken is None else log_probs - taken
         forced = following.forced[:, None]
@@ -217,7 +226,6 @@ class BeamSearch:
             totals = self._candidates(log_probs, live, parents, pieces).log_probs
             found = found.replace(log_probs=totals)
         if self.demands.phrases is not None:
-            met, held = constraints.progress(tokens, index, self.demands.phrases)
             found = self._with_phrases(found, log_probs, live, met, held)
         must = jnp.maximum(live + following.forced_log_probs, NEVER)
         must = _pad_columns(must, found.choice.shape[1], NEVER)

@@ -45,6 +45,12 @@ def bank(met: jax.Array, held: jax.Array, phrases: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(met, sizes, held), axis=-1)
 
 
+def just_ended(held: jax.Array, phrases: jax.Array) -> jax.Array:
+    """Whether the last piece of a hypothesis ends one of the phrases, `[R, N]`."""
+    sizes = jnp.sum(phrases >= 0, axis=-1)[:, None]
+    return jnp.any((held == sizes) & (sizes > 0), axis=-1)
+
+
 def next_pieces(met: jax.Array, held: jax.Array, phrases: jax.Array) -> jax.Array:
     """Piece that brings each phrase on, `[R, N, C]`; -1 where it stands already."""
     width = phrases.shape[-1]

@@ -73,6 +73,11 @@ def special_ids(tokenizers: TokenizerPair, model: ModelConfig) -> SpecialIds:
     )
 
 
+def begins_word(piece: str) -> bool:
+    """Whether a piece cannot go on with the word before it."""
+    return piece.startswith("▁") or not any(c.isalnum() for c in piece)
+
+
 class Engine:
     """Translates and scores with given parameters; compiled functions stay for later calls.
 
@@ -93,7 +98,12 @@ class Engine:
         devices = jax.local_devices()
         if config.parallel.data > 0:
             devices = devices[: config.parallel.data]
-        self.programs = Programs((config.model, *others), self.ids, devices)
+        target = tokenizers.target
+        ends_word = np.ones(config.model.target_vocab_size, bool)
+        names = target.pieces(range(min(target.vocab_size, ends_word.size)))
+        ends_word[: len(names)] = [begins_word(name) for name in names]
+        ends_word[self.ids.target_eos] = True
+        self.programs = Programs((config.model, *others), self.ids, devices, ends_word)
 
     def prefixes(self, target_lang: str = "", source_lang: str = "") -> Prefixes:
         """Ids before source and target that tell a multilingual model its languages.

@@ -1,4 +1,4 @@
-"""The compiled programs of decoding: search, scoring and attention of a batch, over local devices."""
+"""The compiled programs of decoding: search, scoring, attention of a batch, on local devices."""
 
 import functools
 import threading
@@ -48,11 +48,17 @@ class Programs:
       models: one, or several of one vocabulary whose probabilities are averaged.
       ids: special ids.
       devices: local ones.
+      may_follow: `[V]` boolean, pieces that may stand behind a phrase.
     """
 
     def __init__(
-        self, models: Sequence[ModelConfig], ids: SpecialIds, devices: Sequence[jax.Device]
+        self,
+        models: Sequence[ModelConfig],
+        ids: SpecialIds,
+        devices: Sequence[jax.Device],
+        may_follow: Any = None,
     ):
+        self._may_follow = may_follow
         self._models = tuple(models)
         self._ids = ids
         self.num_devices = len(devices)
@@ -131,6 +137,8 @@ class Programs:
         return jax.device_get(program(placed, *arrays))
 
     def _compile(self, function, placed, arrays, static, spread) -> Any:
+        if function is _search:
+            static = {**static, "may_follow": self._may_follow}
         bound = functools.partial(function, self._models, self._ids, **static)
         bound.__name__ = function.__name__.strip("_")  # type: ignore[attr-defined]
         if spread:
@@ -178,7 +186,7 @@ def _encode(models, placed: Placed, inputs, lengths) -> list[jax.Array]:
 
 def _search(
     models, ids, placed, inputs, lengths, demands, *, decode, max_decode_len, num_hypotheses,
-    free_prefix,
+    free_prefix, may_follow,
 ):  # fmt: skip
     encoded = _encode(models, placed, inputs, lengths)
     stepper = ModelStepper(models, placed.weights)
@@ -188,7 +196,7 @@ def _search(
     )  # fmt: skip
     if decode.method == "beam":
         found = BeamSearch(
-            stepper, demands, ids, decode, max_decode_len, num_hypotheses, free_prefix
+            stepper, demands, ids, decode, max_decode_len, num_hypotheses, free_prefix, may_follow
         ).run(cache)
     else:
         found = Sampling(stepper, demands, ids, decode, max_decode_len, free_prefix).run(cache)

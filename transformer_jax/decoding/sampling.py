@@ -1,4 +1,4 @@
-"""Ancestral sampling: independent outputs, each a function of its sentence, its number and a seed."""
+"""Ancestral sampling: independent outputs, each a function of its sentence, number and seed."""
 
 import dataclasses
 from typing import Any

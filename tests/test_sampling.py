@@ -1,0 +1,155 @@
+"""Sampling against the distribution it should draw from, and truncations against sorting."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.test_search import (
+    EOS,
+    IDS,
+    VOCAB,
+    TableStepper,
+    brute_force,
+    log_softmax,
+    make_demands,
+    random_model,
+    table_logits,
+)  # fmt: skip
+from transformer_jax.config import DecodeConfig
+from transformer_jax.decoding import mbr, sampling
+from transformer_jax.ops.top_k import NEVER, top_k_columns
+
+
+@functools.cache
+def compiled(longest, config):
+    def find(logits, demands):
+        stepper = TableStepper(logits, config.beam_size)
+        return sampling.Sampling(stepper, demands, IDS, config, longest).run(stepper.begin())
+
+    return jax.jit(find)
+
+
+def sample(tables, limits, longest=4, seeds=None, **settings):
+    config = DecodeConfig(method="sample", **settings)
+    seeds = range(len(tables)) if seeds is None else seeds
+    demands = make_demands(limits, config=config, seeds=jnp.asarray(seeds, jnp.uint32))
+    return compiled(longest, config)(table_logits(tables, longest), demands)
+
+
+def sequences(found, row):
+    return [
+        tuple(int(t) for t in found.tokens[row, k, : found.lengths[row, k]])
+        for k in range(found.tokens.shape[1])
+    ]
+
+
+def test_samples_come_as_often_as_they_are_likely():
+    (table,) = random_model(1, 3, seed=1)
+    found = sample([table], [3], longest=3, beam_size=4096)
+    drawn = sequences(found, 0)
+    # At the limit an end is forced, at its own cost.
+    for _, total, sequence in brute_force(table, 3, 0.0, "power"):
+        free = sequence if len(sequence) < 3 else sequence[:-1]
+        likely = np.exp(sum(log_softmax(table[free[:i]])[p] for i, p in enumerate(free)))
+        share = drawn.count(sequence) / len(drawn)
+        assert abs(share - likely) < 5 * np.sqrt(likely / len(drawn)) + 1e-3
+    for k in range(5):
+        want = sum(log_softmax(table[drawn[k][:i]])[p] for i, p in enumerate(drawn[k]))
+        assert float(found.log_probs[0, k]) == pytest.approx(want, abs=1e-4)
+
+
+def test_a_sample_depends_on_its_sentence_number_and_seed_alone():
+    tables = random_model(3, 4, seed=2)
+    together = sample(tables, [4, 4, 3], seeds=[7, 8, 9], beam_size=3)
+    alone = sample(tables[1:2], [4], seeds=[8], beam_size=3)
+    fewer = sample(tables[1:2], [4], seeds=[8], beam_size=2)
+    assert sequences(together, 1) == sequences(alone, 0)
+    assert sequences(fewer, 0) == sequences(alone, 0)[:2]
+    many = sample(tables[1:2], [4], seeds=[8], beam_size=16)
+    assert sequences(many, 0) != sequences(sample(tables[1:2], [4], seeds=[9], beam_size=16), 0)
+    other = sample(tables[1:2], [4], seeds=[8], beam_size=16, seed=5)
+    assert sequences(many, 0) != sequences(other, 0)
+
+
+def test_a_low_temperature_is_greedy():
+    tables = random_model(2, 4, seed=3)
+    found = sample(tables, [4, 4], beam_size=4, temperature=0.01)
+    for row, table in enumerate(tables):
+        prefix = ()
+        while len(prefix) < 3 and (not prefix or prefix[-1] != EOS):
+            prefix = (*prefix, int(np.argmax(table[prefix])))
+        assert set(s[: len(prefix)] for s in sequences(found, row)) == {prefix}
+
+
+def distribution(vocab=300, seed=0):
+    logits = jnp.asarray(np.random.default_rng(seed).normal(0, 2, (vocab, 2, 3)), jnp.float32)
+    return jax.nn.log_softmax(logits, axis=0)
+
+
+def kept(log_probs):
+    return np.asarray(log_probs) > NEVER
+
+
+@pytest.mark.parametrize("count", [1, 7, 300])
+def test_top_k_by_sorting(count):
+    x = distribution()
+    ranks = np.argsort(np.argsort(-np.asarray(x), axis=0), axis=0)
+    np.testing.assert_array_equal(kept(sampling.keep_top_k(x, count)), ranks < count)
+
+
+@pytest.mark.parametrize("mass", [0.01, 0.5, 0.9, 0.999])
+def test_top_p_by_sorting(mass):
+    x = distribution()
+    probs = np.exp(np.asarray(x, np.float64))
+    order = np.argsort(-probs, axis=0)
+    before = np.cumsum(np.take_along_axis(probs, order, 0), axis=0)
+    before -= np.take_along_axis(probs, order, 0)
+    want = np.zeros(x.shape, bool)
+    np.put_along_axis(want, order, before < mass, axis=0)
+    np.testing.assert_array_equal(kept(sampling.keep_top_p(x, mass)), want)
+
+
+def test_min_p_by_the_likeliest():
+    x = distribution()
+    probs = np.exp(np.asarray(x))
+    want = probs >= 0.1 * probs.max(axis=0)
+    np.testing.assert_array_equal(kept(sampling.keep_min_p(x, 0.1)), want)
+
+
+@pytest.mark.parametrize("vocab", [5, 1000, 1280, 1279])
+def test_draws_invert_the_distribution(vocab):
+    x = distribution(vocab).at[3].set(NEVER).at[vocab - 1].set(NEVER)
+    total = np.cumsum(np.exp(np.asarray(x, np.float64)), axis=0)
+    for u in (0.0, 0.3, 0.77, 1 - 2**-24):
+        got = np.asarray(sampling.draw(x, jnp.full(x.shape[1:], u)))
+        want = (total <= u * total[-1]).sum(axis=0)
+        near = np.abs(total - u * total[-1]).min(axis=0) < 1e-5
+        assert ((got == want) | near).all()
+        assert (np.take_along_axis(np.asarray(x), got[None], 0) > NEVER).all()
+
+
+@pytest.mark.parametrize(("vocab", "count"), [(5, 4), (1024, 9), (1280, 9), (1279, 3), (2000, 8)])
+def test_top_k_in_two_stages_is_top_k(vocab, count):
+    rng = np.random.default_rng(vocab)
+    x = rng.normal(size=(vocab, 3, 2)).astype(np.float32)
+    offsets = rng.normal(size=(3, 2)).astype(np.float32)
+    values, beams, ids = top_k_columns(jnp.asarray(x), jnp.asarray(offsets), count)
+    for row in range(3):
+        flat = (x[:, row] + offsets[row]).T.reshape(-1)
+        order = np.argsort(-flat, kind="stable")[:count]
+        np.testing.assert_array_equal(np.asarray(values[row]), flat[order])
+        np.testing.assert_array_equal(np.asarray(beams[row]) * vocab + np.asarray(ids[row]), order)
+
+
+def test_the_expected_metric_by_hand():
+    # chrF of equal texts is 100, of texts without a common character 0.
+    assert mbr.expected_utilities(["aaa", "bbb", "aaa", "ccc"], "chrf") == pytest.approx(
+        [50, 25, 50, 25]
+    )
+    bleu = mbr.expected_utilities(["the cat sat on a mat", "the cat sat on a mat", "x"], "bleu")
+    assert bleu[0] == bleu[1] == pytest.approx(200 / 3)
+    assert bleu[2] == pytest.approx(100 / 3)
+    assert VOCAB == 4
