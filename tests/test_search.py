@@ -302,6 +302,4 @@ def test_length_penalties_by_hand():
 def test_beams_are_picked():
     x = jnp.arange(12).reshape(2, 3, 2)
     beams = jnp.array([[2, 0], [1, 1]])
-    np.testing.assert_array_equal(
-        gather_beams(x, beams), [[[4, 5], [0, 1]], [[8, 9], [8, 9]]]
-    )
+    np.testing.assert_array_equal(gather_beams(x, beams), [[[4, 5], [0, 1]], [[8, 9], [8, 9]]])

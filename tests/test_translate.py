@@ -8,32 +8,31 @@ import pytest
 from tests.conftest import digit_pairs
 from transformer_jax import evaluation
 from transformer_jax.decoding import batching
+from transformer_jax.decoding.engine import _Job
 from transformer_jax.errors import UserError
+from transformer_jax.model import Transformer
 
 
-def test_batches_hold_every_sentence_once_in_declared_shapes():
-    rng = np.random.default_rng(0)
-    sentences = [[7] * int(n) for n in rng.integers(1, 41, 300)]
-    seen, shapes = [], set()
-    for batch in batching.make_batches(sentences, 40, 320, pad_id=0):
-        shapes.add(batch.inputs.shape)
-        seen.extend(batch.indices)
-        for row, i in enumerate(batch.indices):
-            assert batch.lengths[row] == len(sentences[i])
-            assert (batch.inputs[row] == 7).sum() == len(sentences[i])
-        assert not batch.lengths[len(batch.indices) :].any()
-    assert sorted(seen) == list(range(300))
-    assert {size for _, size in shapes} == {8, 16, 32, 40}
-    assert len(shapes) <= 4 * 3
-    assert all(rows * size <= 320 for rows, size in shapes)
+def test_groups_hold_every_sentence_once_in_declared_shapes():
+    lengths = np.random.default_rng(0).integers(1, 41, 300)
+    groups = batching.group_by_length(lengths, 40, 320)
+    assert sorted(i for g in groups for i in g.indices) == list(range(300))
+    for g in groups:
+        assert max(lengths[i] for i in g.indices) <= g.length
+        assert len(g.indices) <= g.rows
+        assert g.rows * g.length <= 320
+    assert len({(g.rows, g.length) for g in groups}) <= len({g.length for g in groups}) + 1
+    ids, sizes = batching.pad_rows([[7, 7], [7]], 3, 4, 0)
+    np.testing.assert_array_equal(ids, [[7, 7, 0, 0], [7, 0, 0, 0], [0] * 4])
+    np.testing.assert_array_equal(sizes, [2, 1, 0])
 
 
 def test_declared_lengths_and_rows():
-    assert [batching.padded_length(n, 100) for n in (1, 8, 9, 33, 65, 100)] == [
-        8, 8, 16, 64, 100, 100]  # fmt: skip
+    assert [batching.padded_length(n, 100) for n in (1, 8, 9, 17, 25, 33, 49, 65, 97, 100)] == [
+        8, 8, 16, 24, 32, 48, 64, 96, 100, 100]  # fmt: skip
     assert batching.row_options(64) == [1, 8, 64]
     assert batching.row_options(1) == [1]
-    assert list(batching.make_batches([], 8, 64, 0)) == []
+    assert batching.group_by_length([], 8, 64) == []
 
 
 def test_long_text_is_cut_at_punctuation_then_words_then_anywhere():
@@ -126,13 +125,13 @@ def test_n_best_is_sorted_distinct_and_scores_are_those_of_force_decoding(transl
 
 def test_duplicates_are_searched_once(translator, monkeypatch):
     counted = []
-    original = translator.engine._translate_ids
+    original = _Job._translate
 
-    def count(params, sentences, *rest):
-        counted.append(len(sentences))
-        return original(params, sentences, *rest)
+    def count(job, group, parts):
+        counted.append(len(parts))
+        return original(job, group, parts)
 
-    monkeypatch.setattr(translator.engine, "_translate_ids", count)
+    monkeypatch.setattr(_Job, "_translate", count)
     translator.translate(["one", "two", "one", "", "two"], beam_size=1)
     assert counted == [2]
 
@@ -159,7 +158,7 @@ def test_scores_of_a_pair_equal_the_full_forward_pass(translator):
     source, target = "one two", "zwei eins"
     source_ids = [*engine.tokenizers.source.encode(source), engine.ids.source_eos]
     target_ids = [*engine.tokenizers.target.encode(target), engine.ids.target_eos]
-    model = engine._model
+    model = Transformer(translator.config.model)
     apply = lambda *a, method: model.apply({"params": translator.params}, *a, method=method)  # noqa: E731
     encoded = apply(np.array([source_ids]), method="encode")
     inputs = np.array([[engine.ids.decoder_start, *target_ids[:-1]]])

@@ -308,7 +308,7 @@ class _Output:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        if self._resumable and exception[0] is not None and self.done:
+        if self._resumable and exception[0] is not None and self.done > self._skip:
             self._save()
         self._files.close()
 

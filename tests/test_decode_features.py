@@ -1,0 +1,232 @@
+"""What `decode` offers over a small trained model: samples, ensembles, attention, devices, files."""
+
+import dataclasses
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from tests.conftest import digit_pairs
+from transformer_jax import Translator, decode_command
+from transformer_jax.decoding import alignment, batching, mbr
+from transformer_jax.decoding.engine import AttentionChoice, Engine, begins_word
+from transformer_jax.decoding.requests import Request
+from transformer_jax.errors import UserError
+from transformer_jax.model import Transformer
+
+TEXTS = ["one two three", "four five", "six", "seven eight nine one", "two two"]
+
+
+def test_samples_are_the_same_in_any_batch_and_scored_by_the_model(translator):
+    settings = {"method": "sample", "temperature": 1.3, "seed": 3}
+    together = list(translator.translate_n_best(TEXTS, 3, **settings))
+    backwards = list(translator.translate_n_best([*TEXTS, "nine"][::-1], 3, **settings))[::-1]
+    for all_, again, text in zip(together, backwards, TEXTS, strict=False):
+        assert [h.ids for h in all_] == [h.ids for h in again]
+        for h in all_:
+            retokenised = translator.tokenizers.target.encode(h.text)
+            if tuple(retokenised) == h.ids:
+                assert translator.score([text], [h.text])[0] == pytest.approx(h.log_prob, abs=1e-4)
+    other = list(translator.translate_n_best(TEXTS, 3, **(settings | {"seed": 4})))
+    assert [h.ids for hs in together for h in hs] != [h.ids for hs in other for h in hs]
+
+
+def test_mbr_gives_the_sample_most_like_the_others(translator):
+    settings = {"temperature": 0.5, "seed": 1}
+    (samples,) = translator.translate_n_best(["one two"], 8, method="sample", **settings)
+    utilities = mbr.expected_utilities([h.text for h in samples], "bleu")
+    settings |= {"method": "mbr", "mbr_samples": 8, "mbr_metric": "bleu"}
+    (best,) = translator.translate(["one two"], **settings)
+    assert best.score == pytest.approx(max(utilities))
+    assert best.text == samples[int(np.argmax(utilities))].text
+    assert max(utilities) > min(utilities)
+
+
+def test_an_ensemble_averages_probabilities(translator):
+    other = jax.tree.map(lambda x: 0.9 * x, translator.params)
+    engine = Engine(translator.config, translator.tokenizers, [translator.config.model])
+    sources, targets = ["one two", "six"], ["zwei eins", "sechs acht"]
+    alone = [
+        [p.log_probs for p in translator.engine.score(params, sources, targets)]
+        for params in (translator.params, other)
+    ]
+    both = engine.score((translator.params, other), sources, targets)
+    for i, pair in enumerate(both):
+        want = np.logaddexp(np.array(alone[0][i]), np.array(alone[1][i])) - np.log(2)
+        np.testing.assert_allclose(pair.log_probs, want, atol=1e-5)
+    decode = dataclasses.replace(translator.config.decode, beam_size=2)
+    found = list(engine.translate((translator.params, other), TEXTS, decode, 2))
+    for text, hypotheses in zip(TEXTS, found, strict=True):
+        for h in hypotheses:
+            scored = engine.score((translator.params, other), [text], [h.text])[0]
+            if scored.num_tokens == len(h.ids) + 1:
+                assert scored.log_prob == pytest.approx(h.log_prob, abs=1e-4)
+
+
+@pytest.mark.parametrize("head", [None, 1])
+def test_attention_is_the_models_own(translator, head):
+    (best,) = next(
+        translator.translate_n_best(
+            [TEXTS[0], "one"], 1, attention=AttentionChoice(-1, head), beam_size=2
+        )
+    )
+    engine = translator.engine
+    source = [*engine.tokenizers.source.encode(TEXTS[0]), engine.ids.source_eos]
+    inputs = np.array([[engine.ids.decoder_start, *best.ids]])
+    apply = Transformer(translator.config.model).apply
+    encoded = apply({"params": translator.params}, np.array([source]), method="encode")
+    _, collected = apply(
+        {"params": translator.params}, encoded, inputs, method="decode", mutable=["intermediates"]
+    )
+    last = f"decoder_layers_{translator.config.model.num_decoder_layers - 1}"
+    (weights,) = collected["intermediates"][last]["cross_attention_weights"]
+    want = weights[0].mean(axis=0) if head is None else weights[0, head]
+    assert best.attention.shape == (len(best.ids), len(source) - 1)
+    np.testing.assert_allclose(best.attention, want[:-1, :-1], atol=1e-5)
+
+
+def test_words_are_aligned_by_hand():
+    source, target = ["▁a", "▁do", "g", "▁runs", "."], ["▁Ein", "▁Hu", "nd", "▁rennt."]
+    assert alignment.words_of(source) == [0, 1, 1, 2, 2]
+    attention = np.array([
+        [0.6, 0.1, 0.1, 0.1, 0.1],
+        [0.3, 0.25, 0.25, 0.1, 0.1],  # the word's pieces together have more than 0.3
+        [0.0, 0.2, 0.2, 0.5, 0.1],
+        [0.1, 0.1, 0.1, 0.3, 0.4],
+    ])  # fmt: skip
+    words = alignment.word_attention(attention, source, target)
+    np.testing.assert_allclose(words[1], [0.15, 0.45, 0.4])
+    assert alignment.pharaoh(alignment.links(words)) == "0-0 1-1 2-2"
+    assert alignment.links(alignment.word_attention(np.zeros((0, 5)), source, [])) == []
+
+
+def test_prefix_and_phrases_of_single_lines(translator):
+    requests = [
+        Request("one two three", prefix="fünf"),
+        Request("one two three", phrases=("neun acht", "sechs")),
+        Request("one two three"),
+        Request(""),
+    ]
+    found = translator.translate(requests, beam_size=4)
+    assert found[0].text.startswith("fünf")
+    assert "neun acht" in found[1].text
+    assert "sechs" in found[1].text.split()
+    assert found[2].ids == translator.translate(["one two three"], beam_size=4)[0].ids
+    assert found[3].text == ""
+    assert begins_word("▁neun")
+    assert begins_word(".")
+    assert not begins_word("n")
+    with pytest.raises(UserError, match="in parts, in which phrases"):
+        translator.translate([Request("one " * 90, phrases=("eins",))])
+    with pytest.raises(UserError, match="the model writes"):
+        translator.translate([Request("one", prefix="eins " * 90)])
+
+
+def test_batches_are_spread_over_devices(translator):
+    config = dataclasses.replace(
+        translator.config, parallel=dataclasses.replace(translator.config.parallel, data=4)
+    )
+    spread = Translator(config, translator.tokenizers, translator.params)
+    assert spread.engine.programs.num_devices == 4
+    texts = [source for source, _ in digit_pairs(40, seed=8)]
+    want = translator.translate(texts, beam_size=2)
+    found = spread.translate(texts, beam_size=2, batch_tokens=128)
+    for a, b in zip(found, want, strict=True):
+        assert a.text == b.text
+        assert a.score == pytest.approx(b.score, abs=1e-5)
+    alone = spread.translate(["one two"], beam_size=2)[0]
+    assert alone.text == translator.translate(["one two"], beam_size=2)[0].text
+
+
+def test_a_file_uses_few_shapes_and_lines_come_as_they_are_done(translator):
+    engine = Engine(translator.config, translator.tokenizers)
+    decode = dataclasses.replace(translator.config.decode, beam_size=1, batch_tokens=256)
+    texts = [source for source, _ in digit_pairs(300, seed=9, longest=12)]
+    read = []
+
+    def endless():
+        for text in itertools.cycle(texts):
+            read.append(text)
+            yield text
+
+    results = engine.translate(translator.params, endless(), decode, window=100)
+    first = next(results)
+    assert len(read) == 100
+    assert first[0].text == translator.translate([texts[0]], beam_size=1)[0].text
+    for _ in range(250):
+        next(results)
+    assert len(read) == 300
+    results.close()
+    lengths = {batching.padded_length(n, engine.max_len) for n in range(1, engine.max_len + 1)}
+    assert engine.programs.num_compiled <= 2 * len(lengths)
+    groups = batching.group_by_length([len(t.split()) for t in texts], 64, 256)
+    assert len({(g.rows, g.length) for g in groups}) <= len({g.length for g in groups}) + 1
+
+
+def test_groups_come_in_the_order_of_their_first_lines():
+    groups = batching.group_by_length([3, 20, 4, 30, 5, 9], 64, 48, num_devices=2)
+    assert [g.indices[0] for g in groups] == sorted(g.indices[0] for g in groups)
+    assert sorted(i for g in groups for i in g.indices) == list(range(6))
+    assert all(g.rows == 1 or g.rows % 2 == 0 for g in groups)
+
+
+def write(output, requests, stop_after=None):
+    with output:
+        for number, request in enumerate(output.remaining(iter(requests))):
+            if number == stop_after:
+                raise KeyboardInterrupt
+            output.write(f"{request}!\nsecond line of {request}\n")
+        output.finish()
+
+
+def make_output(path, **settings):
+    return decode_command._Output(str(path), {"beam_size": 2, **settings})
+
+
+def test_an_interrupted_output_is_gone_on_with(tmp_path):
+    path, requests = tmp_path / "out", ["ä", "b", "c", "d"]
+    write(make_output(path), requests)
+    whole = path.read_text()
+    assert not (tmp_path / "out.unfinished").exists()
+    path.write_text("of an earlier job\n")
+    with pytest.raises(KeyboardInterrupt):
+        write(make_output(path), requests, stop_after=2)
+    with path.open("a") as out:
+        out.write("half a li")  # what a crash leaves
+    with pytest.raises(UserError, match="other settings .beam_size"):
+        write(make_output(path, beam_size=3), requests)
+    with pytest.raises(UserError, match="first 2 lines of input were others"):
+        write(make_output(path), ["ä", "x", "c", "d"])
+    resumed = make_output(path)
+    write(resumed, requests)
+    assert path.read_text() == whole
+    assert resumed.done == 4
+    assert not (tmp_path / "out.unfinished").exists()
+    with pytest.raises(KeyboardInterrupt):
+        write(make_output(path), requests, stop_after=3)
+    path.write_text("")
+    with pytest.raises(UserError, match="shorter than it says"):
+        write(make_output(path), requests)
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"beam_groups": 3, "beam_size": 4}, "beam_groups=3 does not divide"),
+        ({"temperature": 0.7}, "temperature is for"),
+        ({"method": "sample", "coverage_penalty": 0.1}, "coverage_penalty is for"),
+        ({"method": "guess"}, "method='guess'"),
+        ({"top_p": 0.0}, "top_p=0.0"),
+        ({"suppressed_ids": (9999,)}, "ids below"),
+    ],
+)
+def test_impossible_settings_are_told(translator, settings, word):
+    with pytest.raises(UserError, match=word):
+        translator.translate(["one"], **settings)
+
+
+def test_impossible_attention_is_told(translator):
+    for choice, word in ((AttentionChoice(7), "layer 7"), (AttentionChoice(-1, 9), "head 9")):
+        with pytest.raises(UserError, match=word):
+            translator.translate_n_best(["one"], 1, attention=choice)
