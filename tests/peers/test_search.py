@@ -21,9 +21,13 @@ BASE = {"length_penalty": 1.0, "length_penalty_kind": "power", "stopping": "firs
 
 @pytest.fixture(scope="module")
 def ours(tokenizers):
-    model = random_model(tokenizers, norm_epsilon=1e-5)
-    # Nothing learned: make the end likely, so that outputs have several lengths.
-    return Translator(model.config, tokenizers, model.params)
+    model = random_model(tokenizers, norm_epsilon=1e-5, output_bias=True)
+    bias = np.array(model.params["output_bias"])
+    bias[tokenizers.target.eos_id] += 6.0  # outputs of several lengths
+    model.params["output_bias"] = bias
+    data = dataclasses.replace(model.config.data, max_len=model.config.model.max_len)
+    config = dataclasses.replace(model.config, data=data)
+    return Translator(config, tokenizers, model.params)
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +73,15 @@ def outputs(ours, beam_size, **settings):
         ({"min_decode_len": 9}, {"min_length": 9}, (1, 4)),
         # Under beam search Hugging Face has it on log-probabilities, its paper on logits.
         ({"repetition_penalty": 1.6}, {"repetition_penalty": 1.6}, (1,)),
-        ({"suppressed_ids": (7, 9, 11)}, {"bad_words_ids": [[7], [9], [11]]}, (1, 4)),
+        ({"suppressed_ids": "frequent"}, {}, (1, 4)),
     ],
 )
 def test_options_are_those_of_generate(ours, hugging_face, settings, theirs, beams):
     changed = False
+    settings, theirs = dict(settings), dict(theirs)
+    if "suppressed_ids" in settings:
+        settings["suppressed_ids"] = tuple(set(outputs(ours, 1)[0]))[:3]
+        theirs["bad_words_ids"] = [[i] for i in settings["suppressed_ids"]]
     for beam_size in beams:
         # Their sequence begins with the start symbol, which ours does not count as written.
         start = {"bad_words_ids": [[ours.config.model.decoder_start_id]]}
@@ -155,10 +163,11 @@ def translator_there(ours, tmp_path_factory):
 @pytest.mark.parametrize(
     ("settings", "theirs"),
     [
-        ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 2}),
+        # What is forbidden there is so before probabilities are made.
+        ({"no_repeat_ngram_size": 2, "renormalize": True}, {"no_repeat_ngram_size": 2}),
         ({"repetition_penalty": 1.4}, {"repetition_penalty": 1.4}),
         # They count without the end symbol.
-        ({"min_decode_len": 8}, {"min_decoding_length": 7}),
+        ({"min_decode_len": 8, "renormalize": True}, {"min_decoding_length": 7}),
     ],
 )
 @pytest.mark.parametrize("beam_size", [1, 4])
