@@ -137,10 +137,12 @@ class Rules:
     def __call__(self, logits: jax.Array, written: Written) -> Next:
         """Logits `[V, B·K]` after what was written."""
         config, demands = self.config, written.demands
-        logits = logits.reshape(logits.shape[0], *written.tokens.shape[:2])  # --> [V, B, K]
+        shape = (logits.shape[0], *written.tokens.shape[:2])  # [V, B, K]
         if config.repetition_penalty != 1.0:
-            logits = repetition_penalty(config.repetition_penalty)(logits, written)
-        plain = jax.nn.log_softmax(logits, axis=0)
+            penalize = repetition_penalty(config.repetition_penalty)
+            logits = penalize(logits.reshape(shape), written).reshape(logits.shape)
+        # Over two axes: with a last one of size 1, XLA's sum on CPU is several times slower.
+        plain = jax.nn.log_softmax(logits, axis=0).reshape(shape)
         log_probs = plain
         for process in log_prob_processors(config, self.eos_id):
             log_probs = process(log_probs, written)
