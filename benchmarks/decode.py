@@ -141,7 +141,7 @@ def measure(workers: dict[str, Worker], task: Task, turns: int) -> list[dict]:
 
 def fastest_setting(name: str, worker: Worker, task: Task) -> Any:
     """Of the engine's thread settings; each is run once before it is timed."""
-    engine = decode_workers.Ours if name.startswith("ours") else PEERS[name]
+    engine: Any = decode_workers.Ours if name.startswith("ours") else PEERS[name]
     times = {}
     for setting in engine.settings:
         worker.call("time", task, setting)

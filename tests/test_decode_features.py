@@ -1,4 +1,4 @@
-"""What `decode` offers over a small trained model: samples, ensembles, attention, devices, files."""
+"""What decoding offers over a small trained model: samples, ensembles, attention, files."""
 
 import dataclasses
 import itertools
@@ -194,7 +194,7 @@ def test_an_interrupted_output_is_gone_on_with(tmp_path):
         write(make_output(path), requests, stop_after=2)
     with path.open("a") as out:
         out.write("half a li")  # what a crash leaves
-    with pytest.raises(UserError, match="other settings .beam_size"):
+    with pytest.raises(UserError, match=r"other settings \(beam_size"):
         write(make_output(path, beam_size=3), requests)
     with pytest.raises(UserError, match="first 2 lines of input were others"):
         write(make_output(path), ["ä", "x", "c", "d"])

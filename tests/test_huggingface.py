@@ -15,8 +15,8 @@ from tests.conftest import tiny_config
 from transformer_jax import Translator
 from transformer_jax.config import Config, DataConfig, ModelConfig
 from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
-from transformer_jax.decoding.requests import Request
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
+from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
 from transformer_jax.interop import export, layout, pretrained
 from transformer_jax.interop.huggingface import reading, writing
@@ -120,7 +120,8 @@ DAMAGE = {
     "a size missing": (edit("config.json", d_model=None), ["d_model=None must be of type int"]),
     "sampling": (edit("generation_config.json", do_sample=True), ["do_sample=True"]),
     "diverse beams": (edit("generation_config.json", num_beam_groups=2), ["num_beam_groups=2"]),
-    "n-grams": (edit("generation_config.json", no_repeat_ngram_size=3), ["no_repeat_ngram_size=3"]),
+    "n-grams": (edit("generation_config.json", encoder_no_repeat_ngram_size=3),
+                ["encoder_no_repeat_ngram_size=3"]),
     "bad phrase": (edit("generation_config.json", bad_words_ids=[[4, 5]]), ["[4, 5]"]),
     "bad id": (edit("generation_config.json", bad_words_ids=[[999]]), ["999", "295 pieces"]),
     "forced other end": (
@@ -184,7 +185,8 @@ def test_weights_may_lie_in_parts(marian, tmp_path):
 def test_generation_settings_become_ours(marian, tmp_path):
     shutil.copytree(marian, tmp_path / "m")
     edit("generation_config.json", num_beams=6, max_length=21, length_penalty=0.8,
-         early_stopping=True, bad_words_ids=[[0], [7], [2]], suppress_tokens=[9], min_length=0,
+         early_stopping=True, bad_words_ids=[[0], [7], [2]], suppress_tokens=[9],
+         min_length=4, no_repeat_ngram_size=3,
          renormalize_logits=True, forced_eos_token_id=2)(tmp_path / "m")  # fmt: skip
     decode = reading.read_config(tmp_path / "m").decode
     assert (decode.beam_size, decode.max_decode_len, decode.length_penalty) == (6, 20, 0.8)
@@ -192,6 +194,7 @@ def test_generation_settings_become_ours(marian, tmp_path):
     # The end symbol, 2, is never a bad word.
     assert (decode.suppressed_ids, decode.renormalize) == ((0, 7, 9), True)
     assert decode.at_limit == "free_end"
+    assert (decode.min_decode_len, decode.no_repeat_ngram_size) == (4, 3)
     edit("generation_config.json", forced_eos_token_id=None, max_length=None)(tmp_path / "m")
     assert reading.read_config(tmp_path / "m").decode.at_limit == "cut"
     assert reading.read_config(tmp_path / "m").decode.max_decode_len == 32

@@ -51,7 +51,7 @@ def test_samples_come_as_often_as_they_are_likely():
     found = sample([table], [3], longest=3, beam_size=4096)
     drawn = sequences(found, 0)
     # At the limit an end is forced, at its own cost.
-    for _, total, sequence in brute_force(table, 3, 0.0, "power"):
+    for _, _, sequence in brute_force(table, 3, 0.0, "power"):
         free = sequence if len(sequence) < 3 else sequence[:-1]
         likely = np.exp(sum(log_softmax(table[free[:i]])[p] for i, p in enumerate(free)))
         share = drawn.count(sequence) / len(drawn)
@@ -81,7 +81,7 @@ def test_a_low_temperature_is_greedy():
         prefix = ()
         while len(prefix) < 3 and (not prefix or prefix[-1] != EOS):
             prefix = (*prefix, int(np.argmax(table[prefix])))
-        assert set(s[: len(prefix)] for s in sequences(found, row)) == {prefix}
+        assert {s[: len(prefix)] for s in sequences(found, row)} == {prefix}
 
 
 def distribution(vocab=300, seed=0):

@@ -88,7 +88,7 @@ class TableStepper:
         self.logits, self.beams, self.attention = logits, beams, attention
 
     def begin(self):
-        rows, size, _ = self.logits.shape
+        rows = self.logits.shape[0]
         node = jnp.full((rows, self.beams), -1)
         width = 0 if self.attention is None else self.attention.shape[-1]
         return {"node": node, "coverage": jnp.zeros((rows, self.beams, width))}

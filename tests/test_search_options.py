@@ -184,7 +184,7 @@ def test_groups_shun_what_others_write():
                 diversity_penalty=0.0, stopping="first_k")  # fmt: skip
     for row, table in enumerate(tables):
         want = sorted(itertools.chain(*diverse(table, 4, 2, 2, 0.9)), reverse=True)
-        for k, (total, sequence) in enumerate(want):
+        for k, (total, _) in enumerate(want):
             assert float(found.log_probs[row, k]) == pytest.approx(total, abs=1e-4)
             assert log_prob(table, pieces(found, row, k)) == pytest.approx(total, abs=1e-4)
         assert pieces(alike, row, 0) == pieces(alike, row, 1)

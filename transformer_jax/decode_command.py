@@ -1,4 +1,4 @@
-"""The command `decode`: lines in, translations or scores out, and going on after an interruption."""
+"""The command `decode`: lines in, translations or scores out; an interrupted job goes on."""
 
 import collections
 import contextlib
@@ -38,7 +38,7 @@ def define_flags() -> None:
     for field in dataclasses.fields(DecodeConfig):
         text = f"Instead of config.decode.{field.name}."
         if field.type in DEFINERS:
-            DEFINERS[field.type](field.name, None, text)  # type: ignore[index, operator]
+            DEFINERS[field.type](field.name, None, text)
         else:
             flags.DEFINE_list(field.name, None, text)
     flags.DEFINE_string("input", "-", "Text, one sentence a line; - is standard input.")
@@ -321,7 +321,7 @@ class _Output:
         for request in itertools.islice(requests, self._skip):
             self._digest.update(repr(request).encode())
             self.done += 1
-        if self.done < self._skip or self._skip and self._digest.hexdigest() != self._expected:
+        if self.done < self._skip or (self._skip and self._digest.hexdigest() != self._expected):
             raise UserError(
                 f"{self._record} belongs to a job whose first {self._skip} lines of input were "
                 f"others; delete it to begin {self._name} anew."

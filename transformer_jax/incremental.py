@@ -152,7 +152,7 @@ def grow_cache(cache: Tree, size: int) -> Tree:
 
 def reorder_cache(cache: Tree, parents: jax.Array) -> Tree:
     """Makes beam k of each sentence what beam `parents[b, k]` was."""
-    moved = {}
+    moved: Tree = {}
     for name in ("ancestors", "coverage"):
         if name in cache:
             moved[name] = jnp.take_along_axis(cache[name], parents[:, :, None], axis=1)
@@ -191,7 +191,8 @@ def decode_step(
         x = x + weights["positions"][index]
     x = jax.lax.optimization_barrier(x.T)  # --> [M, N]
 
-    new_self, attention = [], None
+    new_self: list[Tree] = []
+    attention: Any = None
     for layer, own, cross in zip(weights["layers"], cache["self"], cache["cross"], strict=True):
 
         def attend_self(h, layer=layer, own=own):
@@ -225,9 +226,8 @@ def decode_step(
         x = _residual(config, x, layer["feed_forward_norm"], feed_forward)
     if "norm" in weights:
         x = _norm(config, weights["norm"], x)
-    logits = jnp.matmul(
-        weights.get("output", weights["table"]), x, preferred_element_type=jnp.float32
-    )
+    output = weights["output" if "output" in weights else "table"]
+    logits = jnp.matmul(output, x, preferred_element_type=jnp.float32)
     if "output_bias" in weights:
         logits = logits + weights["output_bias"]
     new_cache = {**cache, "index": index + 1, "ancestors": ancestors, "self": new_self}
@@ -263,7 +263,7 @@ def _heads(config: ModelConfig, x: jax.Array, rows: int, count: int) -> list[jax
 
 
 def _attend(
-    query: jax.Array, cache: Tree, bias: jax.Array, may_be_empty: bool = True
+    query: jax.Array, cache: Tree, bias: jax.Array | None, may_be_empty: bool = True
 ) -> tuple[jax.Array, Any]:
     """Attention of `query` `[B, H, K, D]` as `[H·D, B·K]`, and its weights as a fraction."""
     key, value = cache["key"], cache["value"]

@@ -165,7 +165,7 @@ class BeamSearch:
             num_finished=state.num_finished + found,
             done=state.done,
         )
-        return state.replace(done=state.done | self._is_done(state))
+        return dataclasses.replace(state, done=state.done | self._is_done(state))
 
     # --- Choosing ------------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class BeamSearch:
         found = Candidates(jnp.maximum(choice, NEVER), choice, parents, pieces)
         if taken is not None:
             totals = self._candidates(log_probs, live, parents, pieces).log_probs
-            found = found.replace(log_probs=totals)
+            found = dataclasses.replace(found, log_probs=totals)
         if self.demands.phrases is not None:
             found = self._with_phrases(found, log_probs, live, met, held)
         must = jnp.maximum(live + following.forced_log_probs, NEVER)
@@ -256,7 +256,7 @@ class BeamSearch:
     def _with_phrases(self, found: Candidates, log_probs, live, met, held) -> Candidates:
         """More candidates: each hypothesis's best piece, its end, and what brings phrases on."""
         rows, beams, _ = met.shape
-        phrases = self.demands.phrases
+        phrases: Any = self.demands.phrases
         following = constraints.next_pieces(met, held, phrases)  # --> [R, k, C]
         best = jnp.argmax(log_probs, axis=0)[..., None]  # --> [R, k, 1]
         ending = jnp.full_like(best, self.ids.target_eos)
@@ -267,16 +267,18 @@ class BeamSearch:
         )
         merged = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), found, extra)
         choice = constraints.drop_repeated(merged.choice, merged.parents, merged.pieces)
-        return merged.replace(choice=choice)
+        return dataclasses.replace(merged, choice=choice)
 
     def _banks(self, tokens, index, found: Candidates) -> tuple[Candidates, jax.Array]:
         """Candidates, none of which ends without its phrases, and how much of them each holds."""
         written = gather_beams(tokens, found.parents)
         written = jax.lax.dynamic_update_index_in_dim(written, found.pieces, index, axis=2)
-        met, held = constraints.progress(written, index + 1, self.demands.phrases)
+        phrases: Any = self.demands.phrases
+        met, held = constraints.progress(written, index + 1, phrases)
         ends = self._ends(found, index)
         choice = jnp.where(ends & ~jnp.all(met, axis=-1), NEVER, found.choice)
-        return found.replace(choice=choice), constraints.bank(met, held, self.demands.phrases)
+        found = dataclasses.replace(found, choice=choice)
+        return found, constraints.bank(met, held, phrases)
 
     # --- Ending --------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding import batching, mbr
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.processors import Demands
-from transformer_jax.decoding.programs import Placed, Programs
+from transformer_jax.decoding.programs import Placed, Programs, matmul_precision
 from transformer_jax.decoding.requests import Part, Request, RequestEncoder
 from transformer_jax.ops.top_k import NEVER
 
@@ -156,7 +156,7 @@ class Engine:
         placed = self.programs.place(params)
         job = _Job(
             self, placed, encoder, decode, num_hypotheses, attention,
-            jax.config.jax_default_matmul_precision,
+            matmul_precision(),
         )  # fmt: skip
         requests = (Request(x) if isinstance(x, str) else x for x in lines)
         number = 0
@@ -206,10 +206,10 @@ class Engine:
             self.programs.num_devices,
         )
         for group in groups:
-            sides = []
+            sides: list[np.ndarray] = []
             for side, pad in ((0, self.ids.source_pad), (1, self.ids.target_pad)):
-                ids = [pairs[i][side] for i in group.indices]
-                sides += batching.pad_rows(ids, group.rows, group.length, pad)
+                own = [pairs[i][side] for i in group.indices]
+                sides += batching.pad_rows(own, group.rows, group.length, pad)
             found = self.programs.score(placed, *sides)
             for row, i in enumerate(group.indices):
                 counted = slice(len(before), len(pairs[i][1]))
@@ -421,8 +421,9 @@ def _join(parts: Sequence[Translation]) -> Translation:
                               sum(len(p.source_pieces) for p in parts)))  # fmt: skip
         t = s = 0
         for part in parts:
-            rows, columns = part.attention.shape
-            attention[t : t + rows, s : s + columns] = part.attention
+            own = np.asarray(part.attention)
+            rows, columns = own.shape
+            attention[t : t + rows, s : s + columns] = own
             t, s = t + rows, s + columns
     return Translation(
         text=" ".join(part.text for part in parts if part.text),

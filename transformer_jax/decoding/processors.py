@@ -5,6 +5,7 @@ Arrays are `[V, B, K]`, pieces first, as the decoder gives them.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import flax.struct
 import jax
@@ -16,13 +17,13 @@ from transformer_jax.ops.top_k import NEVER
 
 @flax.struct.dataclass
 class Demands:
-    """What is asked of each sentence's output; B sentences."""
+    """What is asked of each sentence's output, as arrays; B sentences."""
 
-    limits: jax.Array  # [B] most pieces, the end symbol included; 0: the row is not used
-    minimums: jax.Array  # [B] fewest pieces, the end symbol included
-    prefix: jax.Array | None = None  # [B, P] pieces to begin with, -1 behind them
-    phrases: jax.Array | None = None  # [B, C, L] pieces that must appear in a row, -1 behind them
-    seeds: jax.Array | None = None  # [B] uint32, for sampling
+    limits: Any  # [B] most pieces, the end symbol included; 0: the row is not used
+    minimums: Any  # [B] fewest pieces, the end symbol included
+    prefix: Any = None  # [B, P] pieces to begin with, -1 behind them
+    phrases: Any = None  # [B, C, L] pieces that must appear in a row, -1 behind them
+    seeds: Any = None  # [B] uint32, for sampling
 
 
 @flax.struct.dataclass

@@ -1,5 +1,6 @@
 """The compiled programs of decoding: search, scoring, attention of a batch, on local devices."""
 
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -126,7 +127,7 @@ class Programs:
             placed = jax.tree.map(lambda x: x.addressable_data(0), placed)
         shapes = tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(arrays))
         key = (function.__name__, tuple(static.items()), shapes, jax.tree.structure(arrays),
-               jax.config.jax_default_matmul_precision)  # fmt: skip
+               matmul_precision())  # fmt: skip
         program = self._compiled.get(key)
         if program is None:
             with self._lock:
@@ -151,6 +152,11 @@ class Programs:
         program = jax.jit(bound).lower(placed, *arrays).compile()
         self.num_loaded += _CacheHits.count > loaded
         return program
+
+
+def matmul_precision() -> Any:
+    """What `jax.default_matmul_precision` says in this thread."""
+    return getattr(jax.config, "jax_default_matmul_precision")  # noqa: B009
 
 
 class _CacheHits:
@@ -178,10 +184,11 @@ def _mask(lengths: jax.Array, size: int) -> jax.Array:
 
 def _encode(models, placed: Placed, inputs, lengths) -> list[jax.Array]:
     segments = _mask(lengths, inputs.shape[1]).astype(jnp.int32)
-    return [
+    encoded: list[Any] = [
         Transformer(model).apply({"params": params}, inputs, None, segments, method="encode")
         for model, params in zip(models, placed.params, strict=True)
     ]
+    return encoded
 
 
 def _search(
@@ -200,7 +207,7 @@ def _search(
         ).run(cache)
     else:
         found = Sampling(stepper, demands, ids, decode, max_decode_len, free_prefix).run(cache)
-    return found.replace(steps=found.steps[None])  # --> [1] a device
+    return dataclasses.replace(found, steps=found.steps[None])  # --> [1] a device
 
 
 def _teacher_forced(models, ids, placed, inputs, lengths, targets, target_lengths, **options):

@@ -102,8 +102,10 @@ def repeat(
     """
     for size in sorted({n for n in GROWTH if n < max_decode_len} | {max_decode_len}):
         if size > first_size(max_decode_len):
-            state = state.replace(cache=stepper.grow(state.cache, size))
-        state = jax.lax.while_loop(
-            lambda state, size=size: (state.index < size) & unfinished(state), step, state
-        )
+            state = dataclasses.replace(state, cache=stepper.grow(state.cache, size))
+
+        def goes_on(state: Any, size: int = size) -> jax.Array:
+            return (state.index < size) & unfinished(state)
+
+        state = jax.lax.while_loop(goes_on, step, state)
     return state

@@ -18,16 +18,15 @@ UNREAD = ("normalize_before", "normalize_embedding", "add_final_layer_norm", "is
 HONOURED = (
     "num_beams", "max_length", "max_new_tokens", "early_stopping", "length_penalty",
     "bad_words_ids", "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
-    "renormalize_logits", "decoder_start_token_id", "pad_token_id", "eos_token_id", "bos_token_id",
+    "renormalize_logits", "min_length", "no_repeat_ngram_size", "decoder_start_token_id",
+    "pad_token_id", "eos_token_id", "bos_token_id",
 )  # fmt: skip
 # Settings of generation without effect at these values (None always): others are refused.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "do_sample": (False,),
-    "min_length": (0,),
     "min_new_tokens": (0,),
     "repetition_penalty": (1.0,),
     "encoder_repetition_penalty": (1.0,),
-    "no_repeat_ngram_size": (0,),
     "encoder_no_repeat_ngram_size": (0,),
     "num_beam_groups": (1,),
     "diversity_penalty": (0.0,),
@@ -208,6 +207,9 @@ def decode_config(settings: Settings) -> DecodeConfig:
         at_limit=_at_limit(settings),
         suppressed_ids=_suppressed(settings),
         renormalize=bool(generation.get("renormalize_logits")),
+        # Their length counts the start symbol, ours the end symbol.
+        min_decode_len=generation.get("min_length") or 0,
+        no_repeat_ngram_size=generation.get("no_repeat_ngram_size") or 0,
     )
 
 

@@ -233,6 +233,8 @@ def _generation_settings(config: Config, tokenizers: TokenizerPair) -> dict[str,
         "max_length": min(decode.max_decode_len, config.model.max_len) + 1,
         "forced_eos_token_id": None if decode.at_limit == "cut" else eos,
         "renormalize_logits": decode.renormalize,
+        "min_length": decode.min_decode_len,
+        "no_repeat_ngram_size": decode.no_repeat_ngram_size,
     }
     if decode.suppressed_ids:
         settings["bad_words_ids"] = [[i] for i in decode.suppressed_ids]
