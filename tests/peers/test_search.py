@@ -2,6 +2,11 @@
 
 import collections
 import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -215,3 +220,17 @@ def test_scores_of_pairs_are_those_of_ctranslate2(ours, translator_there):
     for pair, theirs in zip(ours.score_pieces(SENTENCES[:6], texts), scored, strict=True):
         np.testing.assert_allclose(pair.log_probs, theirs.log_probs, atol=1e-4)
         assert dataclasses.asdict(pair)["num_tokens"] == len(theirs.log_probs)
+
+
+@pytest.mark.peers
+def test_the_benchmark_runs(tmp_path):
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "benchmarks/decode.py", "--size=tiny", "--vocab_size=64", "--batches=3,1",
+         "--turns=1", "--num_pieces=4", "--length=6", f"--json={tmp_path / 'out.json'}"],
+        cwd=root, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [row["engine"] for row in rows] == 4 * ["ours", "ctranslate2", "transformers"]
