@@ -10,7 +10,8 @@ import pytest
 from tests.conftest import digit_pairs
 from transformer_jax import Translator, decode_command
 from transformer_jax.decoding import alignment, batching, mbr
-from transformer_jax.decoding.engine import AttentionChoice, Engine, begins_word
+from transformer_jax.decoding.engine import Engine, begins_word
+from transformer_jax.decoding.job import AttentionChoice
 from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
 from transformer_jax.model import Transformer

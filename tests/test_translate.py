@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import digit_pairs
 from transformer_jax import evaluation
 from transformer_jax.decoding import batching
-from transformer_jax.decoding.engine import _Job
+from transformer_jax.decoding.job import Job
 from transformer_jax.errors import UserError
 from transformer_jax.model import Transformer
 
@@ -125,13 +125,13 @@ def test_n_best_is_sorted_distinct_and_scores_are_those_of_force_decoding(transl
 
 def test_duplicates_are_searched_once(translator, monkeypatch):
     counted = []
-    original = _Job._translate
+    original = Job._translate
 
     def count(job, group, parts):
         counted.append(len(parts))
         return original(job, group, parts)
 
-    monkeypatch.setattr(_Job, "_translate", count)
+    monkeypatch.setattr(Job, "_translate", count)
     translator.translate(["one", "two", "one", "", "two"], beam_size=1)
     assert counted == [2]
 

@@ -8,13 +8,8 @@ from etils import epath
 
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.decoding.engine import (
-    WINDOW,
-    AttentionChoice,
-    Engine,
-    PairScores,
-    Translation,
-)
+from transformer_jax.decoding.engine import WINDOW, Engine, PairScores
+from transformer_jax.decoding.job import AttentionChoice, Translation
 from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
 from transformer_jax.interop import pretrained

@@ -21,7 +21,8 @@ from transformer_jax.api import Translator
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data import sources
 from transformer_jax.decoding import alignment
-from transformer_jax.decoding.engine import WINDOW, AttentionChoice, PairScores, Translation
+from transformer_jax.decoding.engine import WINDOW, PairScores
+from transformer_jax.decoding.job import AttentionChoice, Translation
 from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
 

@@ -9,7 +9,8 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from transformer_jax.config import DecodeConfig
-from transformer_jax.decoding.engine import Engine, Translation
+from transformer_jax.decoding.engine import Engine
+from transformer_jax.decoding.job import Translation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,10 +2,8 @@
 
 import concurrent.futures
 import dataclasses
-import functools
 import itertools
 import math
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,32 +13,15 @@ import numpy as np
 from transformer_jax.config import Config, DecodeConfig, ModelConfig
 from transformer_jax.data.loader import SpecialIds
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.decoding import batching, mbr
-from transformer_jax.decoding.hypotheses import Hypotheses
-from transformer_jax.decoding.processors import Demands
-from transformer_jax.decoding.programs import Placed, Programs, matmul_precision
-from transformer_jax.decoding.requests import Part, Request, RequestEncoder
-from transformer_jax.ops.top_k import NEVER
+from transformer_jax.decoding import batching
+from transformer_jax.decoding.job import NUM_WORKERS, AttentionChoice, Job, Translation, say
+from transformer_jax.decoding.programs import Programs, matmul_precision
+from transformer_jax.decoding.requests import Request, RequestEncoder
 
 WINDOW = 4096  # sentences sorted together, and held in memory
 EXTRA_PIECES = 10  # on top of max_decode_ratio
-# Batches in work at once: while one waits for its last product, another's runs.
-NUM_WORKERS = 2
 
 Prefixes = tuple[list[int], list[int]]  # ids before source and target
-
-
-@dataclasses.dataclass(frozen=True)
-class Translation:
-    """One hypothesis."""
-
-    text: str
-    score: float  # log-probability over length penalty; of `mbr`, the expected metric
-    log_prob: float  # natural log-probability of all pieces and the end symbol
-    pieces: tuple[str, ...]
-    ids: tuple[int, ...]  # of the pieces
-    source_pieces: tuple[str, ...] = ()  # where attention was asked for
-    attention: np.ndarray | None = dataclasses.field(default=None, compare=False)  # [T, S]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,14 +33,6 @@ class PairScores:
     num_correct: int
     pieces: tuple[str, ...]
     log_probs: tuple[float, ...]  # of each piece
-
-
-@dataclasses.dataclass(frozen=True)
-class AttentionChoice:
-    """Whose attention to the source comes with a translation."""
-
-    layer: int = -2  # of the decoder; the last but one aligns best as a rule
-    head: int | None = None  # None: the mean of all
 
 
 def special_ids(tokenizers: TokenizerPair, model: ModelConfig) -> SpecialIds:
@@ -154,7 +127,7 @@ class Engine:
         """
         encoder = self.encoder(target_lang, source_lang)
         placed = self.programs.place(params)
-        job = _Job(
+        job = Job(
             self, placed, encoder, decode, num_hypotheses, attention,
             matmul_precision(),
         )  # fmt: skip
@@ -196,7 +169,7 @@ class Engine:
                 [*target[:limit], self.ids.target_eos],
             ))  # fmt: skip
         if num_cut:
-            _say(f"{num_cut} sentence pairs exceed the model's {self.max_len} pieces: "
+            say(f"{num_cut} sentence pairs exceed the model's {self.max_len} pieces: "
                  "scored as cut.")  # fmt: skip
         results: list[PairScores | None] = [None] * len(pairs)
         groups = batching.group_by_length(
@@ -222,219 +195,3 @@ class Engine:
                     tuple(map(float, log_probs)),
                 )
         return results  # type: ignore[return-value]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Job:
-    """One call of `translate`."""
-
-    engine: Engine
-    placed: Placed
-    encoder: RequestEncoder
-    decode: DecodeConfig
-    num_hypotheses: int
-    attention: AttentionChoice | None
-    precision: str | None  # of products, as the caller has set it; threads do not inherit it
-
-    @functools.cached_property
-    def search(self) -> DecodeConfig:
-        """Settings of the search itself, in which a sample is a beam."""
-        samples = {"sample": self.num_hypotheses, "mbr": self.decode.mbr_samples}
-        beams = samples.get(self.decode.method, self.decode.beam_size)
-        return dataclasses.replace(self.decode, beam_size=beams)
-
-    def window(
-        self, window: list[Request], first: int, pool: concurrent.futures.Executor
-    ) -> Iterator[list[Translation]]:
-        """Hypotheses of some requests, as soon as they and all before them are there."""
-        unique = list(dict.fromkeys(window))  # each request once
-        encoded = self.encoder.encode(unique)
-        places = dict(zip(unique, itertools.pairwise(
-            itertools.accumulate(map(len, encoded), initial=0)), strict=True))  # fmt: skip
-        for request, (begin, end) in places.items():
-            if end - begin > 1:
-                _say(
-                    f"line {first + window.index(request) + 1}: longer than the "
-                    f"{self.engine.max_len - 1} pieces that the model reads; translated in "
-                    f"{end - begin} parts."
-                )
-        parts = [part for own in encoded for part in own]
-        results: dict[int, list[Translation]] = {}
-        batches = self._in_turn(parts, pool)
-        for request in window:
-            begin, end = places[request]
-            while not all(i in results for i in range(begin, end)):
-                results.update(next(batches))
-            if end - begin == 1:
-                yield results[begin]
-            else:
-                yield [_join([results[i][0] for i in range(begin, end)])]
-
-    def _in_turn(
-        self, parts: list[Part], pool: concurrent.futures.Executor
-    ) -> Iterator[dict[int, list[Translation]]]:
-        """Results of the batches of `parts`, a few batches ahead of who reads them."""
-        budget = max(1, self.decode.batch_tokens // self.search.beam_size)
-        lengths = [len(part.source) for part in parts]
-        engine = self.engine
-        groups = batching.group_by_length(
-            lengths, engine.max_len, budget, engine.programs.num_devices
-        )
-        waiting: list[concurrent.futures.Future] = []
-        try:
-            for group in groups:
-                own = [parts[i] for i in group.indices]
-                waiting.append(pool.submit(self._translate, group, own))
-                if len(waiting) > NUM_WORKERS:
-                    yield waiting.pop(0).result()
-            while waiting:
-                yield waiting.pop(0).result()
-        finally:
-            for future in waiting:
-                future.cancel()
-
-    def _translate(self, group: batching.Group, parts: list[Part]) -> dict[int, list[Translation]]:
-        engine, ids = self.engine, self.engine.ids
-        inputs, lengths = batching.pad_rows(
-            [part.source for part in parts], group.rows, group.length, ids.source_pad
-        )
-        longest, demands = self._demands(group, parts)
-        with jax.default_matmul_precision(self.precision):
-            found: Hypotheses = engine.programs.search(
-                self.placed, inputs, lengths, demands, decode=self.search,
-                max_decode_len=longest, num_hypotheses=self.num_hypotheses,
-                free_prefix=self.encoder.free_prefix,
-            )  # fmt: skip
-        results = [self._hypotheses(found, row) for row in range(len(parts))]
-        if self.attention:
-            tags = [part.prefix[: self.encoder.free_prefix] for part in parts]
-            outputs = [
-                [*tag, *own[0].ids, ids.target_eos][:longest]
-                for tag, own in zip(tags, results, strict=True)
-            ]
-            targets = batching.pad_rows(outputs, group.rows, longest, ids.target_pad)
-            choice = self.attention
-            with jax.default_matmul_precision(self.precision):
-                weights = engine.programs.attention(
-                    self.placed, inputs, lengths, *targets, layer=choice.layer, head=choice.head
-                )
-            for row, (own, part) in enumerate(zip(results, parts, strict=True)):
-                own[0] = self._with_attention(own[0], part, weights[row])
-        return dict(zip(group.indices, results, strict=True))
-
-    def _hypotheses(self, found: Hypotheses, row: int) -> list[Translation]:
-        """Of one sentence, as many as asked for."""
-        hypotheses = [
-            self._translation(found, row, k)
-            for k in range(self.search.beam_size)
-            if found.scores[row, k] > NEVER
-        ]
-        if self.decode.method == "mbr":
-            hypotheses = _by_utility(hypotheses, self.decode.mbr_metric)
-        if self.decode.method != "sample":
-            hypotheses = _distinct(hypotheses)
-        return hypotheses[: self.num_hypotheses]
-
-    def _demands(self, group: batching.Group, parts: list[Part]) -> tuple[int, Demands]:
-        """The longest output of the batch's shape, and what is asked of each row."""
-        limits = [self.engine.limits(len(part.source), self.decode) for part in parts]
-        longest = self.engine.limits(group.length, self.decode)[1]
-        needed = max(part.needed for part in parts)
-        if needed > longest:
-            longest = batching.padded_length(needed, self.engine.max_len)
-        free = [0] * (group.rows - len(parts))
-        most = [max(m, part.needed) for (_, m), part in zip(limits, parts, strict=True)]
-        return longest, Demands(
-            limits=np.asarray(most + free, np.int32),
-            minimums=np.asarray([least for least, _ in limits] + free, np.int32),
-            prefix=_stack([part.prefix for part in parts], group.rows),
-            phrases=_stack_phrases([part.phrases for part in parts], group.rows),
-            seeds=np.asarray([part.seed for part in parts] + free, np.uint32),
-        )
-
-    def _translation(self, found: Hypotheses, row: int, k: int) -> Translation:
-        ids = found.tokens[row, k, self.encoder.free_prefix : found.lengths[row, k]]
-        if len(ids) and ids[-1] == self.engine.ids.target_eos:
-            ids = ids[:-1]
-        target = self.engine.tokenizers.target
-        return Translation(
-            text=target.decode(ids),
-            score=float(found.scores[row, k]),
-            log_prob=float(found.log_probs[row, k]),
-            pieces=tuple(target.pieces(ids)),
-            ids=tuple(int(i) for i in ids),
-        )
-
-    def _with_attention(self, best: Translation, part: Part, attention: Any) -> Translation:
-        before, source = self.encoder.free_prefix, part.source[part.num_tags : -1]
-        return dataclasses.replace(
-            best,
-            source_pieces=tuple(self.engine.tokenizers.source.pieces(source)),
-            attention=attention[before : before + len(best.ids), part.num_tags :][
-                :, : len(source)],
-        )  # fmt: skip
-
-
-def _stack(sequences: Sequence[Sequence[int]], rows: int) -> np.ndarray | None:
-    """Sequences as `[rows, L]` behind which -1 stands; None where all are empty."""
-    longest = max(map(len, sequences))
-    if not longest:
-        return None
-    return batching.pad_rows(sequences, rows, _roomy(longest), -1)[0]
-
-
-def _stack_phrases(phrases: Sequence[Sequence[Sequence[int]]], rows: int) -> np.ndarray | None:
-    """Phrases as `[rows, C, L]`; None where there is none."""
-    most = max(map(len, phrases))
-    if not most:
-        return None
-    most = _roomy(most)
-    longest = _roomy(max(len(p) for own in phrases for p in own))
-    found = np.full((rows, most, longest), -1, np.int32)
-    for row, own in enumerate(phrases):
-        for number, phrase in enumerate(own):
-            found[row, number, : len(phrase)] = phrase
-    return found
-
-
-def _roomy(size: int) -> int:
-    """The next power of two, so that few shapes are compiled."""
-    return 1 << (size - 1).bit_length()
-
-
-def _by_utility(hypotheses: list[Translation], metric: str) -> list[Translation]:
-    utilities = mbr.expected_utilities([h.text for h in hypotheses], metric)
-    scored = [dataclasses.replace(h, score=u) for h, u in zip(hypotheses, utilities, strict=True)]
-    return sorted(scored, key=lambda h: -h.score)
-
-
-def _distinct(hypotheses: list[Translation]) -> list[Translation]:
-    """The first of those with the same pieces, which groups may find and samples repeat."""
-    return list({h.ids: h for h in reversed(hypotheses)}.values())[::-1]
-
-
-def _join(parts: Sequence[Translation]) -> Translation:
-    """The translations of a text's parts as one; of no part, an empty one."""
-    attention = None
-    if parts and parts[0].attention is not None:
-        attention = np.zeros((sum(len(p.pieces) for p in parts),
-                              sum(len(p.source_pieces) for p in parts)))  # fmt: skip
-        t = s = 0
-        for part in parts:
-            own = np.asarray(part.attention)
-            rows, columns = own.shape
-            attention[t : t + rows, s : s + columns] = own
-            t, s = t + rows, s + columns
-    return Translation(
-        text=" ".join(part.text for part in parts if part.text),
-        score=sum(part.score for part in parts),
-        log_prob=sum(part.log_prob for part in parts),
-        pieces=tuple(piece for part in parts for piece in part.pieces),
-        ids=tuple(i for part in parts for i in part.ids),
-        source_pieces=tuple(piece for part in parts for piece in part.source_pieces),
-        attention=attention,
-    )
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
