@@ -129,7 +129,7 @@ def holds(sequence, phrase):
     return any(sequence[i : i + len(phrase)] == phrase for i in range(len(sequence)))
 
 
-@pytest.mark.parametrize("beam_size", [3, 256])
+@pytest.mark.parametrize("beam_size", [1, 3, 256])
 def test_phrases_appear_and_a_large_beam_finds_the_best_that_has_them(beam_size):
     tables, limits = random_model(3, 5, seed=16), [5, 5, 5]
     phrases = [[(1, 1), (2,)], [(0, 2)], []]
