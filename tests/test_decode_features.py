@@ -33,6 +33,7 @@ def test_samples_are_the_same_in_any_batch_and_scored_by_the_model(translator):
     assert [h.ids for hs in together for h in hs] != [h.ids for hs in other for h in hs]
 
 
+@pytest.mark.slow
 def test_mbr_gives_the_sample_most_like_the_others(translator):
     settings = {"temperature": 0.5, "seed": 1}
     (samples,) = translator.translate_n_best(["one two"], 8, method="sample", **settings)
@@ -44,6 +45,7 @@ def test_mbr_gives_the_sample_most_like_the_others(translator):
     assert max(utilities) > min(utilities)
 
 
+@pytest.mark.slow
 def test_an_ensemble_averages_probabilities(translator):
     other = jax.tree.map(lambda x: 0.9 * x, translator.params)
     engine = Engine(translator.config, translator.tokenizers, [translator.config.model])
@@ -65,7 +67,7 @@ def test_an_ensemble_averages_probabilities(translator):
                 assert scored.log_prob == pytest.approx(h.log_prob, abs=1e-4)
 
 
-@pytest.mark.parametrize("head", [None, 1])
+@pytest.mark.parametrize("head", [None, pytest.param(1, marks=pytest.mark.slow)])
 def test_attention_is_the_models_own(translator, head):
     (best,) = next(
         translator.translate_n_best(
@@ -124,6 +126,7 @@ def test_prefix_and_phrases_of_single_lines(translator):
         translator.translate([Request("one", prefix="eins " * 90)])
 
 
+@pytest.mark.slow
 def test_batches_are_spread_over_devices(translator):
     config = dataclasses.replace(
         translator.config, parallel=dataclasses.replace(translator.config.parallel, data=4)
@@ -140,6 +143,7 @@ def test_batches_are_spread_over_devices(translator):
     assert alone.text == translator.translate(["one two"], beam_size=2)[0].text
 
 
+@pytest.mark.slow
 def test_a_file_uses_few_shapes_and_lines_come_as_they_are_done(translator):
     engine = Engine(translator.config, translator.tokenizers)
     decode = dataclasses.replace(translator.config.decode, beam_size=1, batch_tokens=256)

@@ -37,7 +37,7 @@ def has_repeat(sequence, size):
     return len(set(grams)) < len(grams)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_no_ngram_comes_twice(size):
     tables, limits = random_model(3, 5, seed=11), [5, 5, 4]
     found = run(tables, limits, 128, num_hypotheses=4, length_penalty=0.0,
@@ -61,6 +61,7 @@ def test_outputs_are_not_shorter_than_their_minimum():
             assert float(found.log_probs[row, k]) == pytest.approx(total, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_repetition_penalty_is_on_the_logits_of_what_was_written():
     tables, limits = random_model(3, 4, seed=13), [4, 4, 3]
     found = run(tables, limits, 64, num_hypotheses=3, length_penalty=0.0, repetition_penalty=1.7)
@@ -98,6 +99,7 @@ def test_a_prefix_of_each_sentence_counts_and_a_tag_does_not():
                 assert float(found.log_probs[row, k]) == pytest.approx(total - given, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_coverage_penalty_by_brute_force():
     tables, limits = random_model(2, 4, seed=15), [4, 3]
     logits = table_logits(tables, 4)
@@ -129,7 +131,7 @@ def holds(sequence, phrase):
     return any(sequence[i : i + len(phrase)] == phrase for i in range(len(sequence)))
 
 
-@pytest.mark.parametrize("beam_size", [1, 3, 256])
+@pytest.mark.parametrize("beam_size", [1, pytest.param(3, marks=pytest.mark.slow), 256])
 def test_phrases_appear_and_a_large_beam_finds_the_best_that_has_them(beam_size):
     tables, limits = random_model(3, 5, seed=16), [5, 5, 5]
     phrases = [[(1, 1), (2,)], [(0, 2)], []]

@@ -107,8 +107,8 @@ def decode(translator: Translator) -> None:
         output.finish()
     programs = translator.engine.programs
     print(
-        f"{output.done:,} lines; {programs.num_compiled} batch shapes, "
-        f"{programs.num_compiled - programs.num_loaded} of them compiled anew",
+        f"{output.done:,} lines; batch shapes: {programs.num_compiled}, "
+        f"compiled anew: {programs.num_compiled - programs.num_loaded}",
         file=sys.stderr,
     )
 
