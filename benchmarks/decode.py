@@ -2,6 +2,8 @@
 
     python benchmarks/decode.py --peers=ctranslate2,transformers --workdir=runs/m30k \
         --sentences=test.en --json=decode.json
+    python benchmarks/decode.py --peers=transformers --dtypes=bfloat16 --batches=1,32,256 \
+        --json=docs/benchmarks/decode_gpu.json                                 # on a GPU
 
 First the trained model in `--workdir` goes to every engine, and their outputs are compared. Then a
 model of the size asked for, with random weights, writes exactly `--num_pieces` pieces a sentence
@@ -94,8 +96,7 @@ def start(folder: Path, peers: list[str], dtypes: list[str]) -> dict[str, Worker
         name = "ours" if dtype == dtypes[0] else f"ours {dtype}"
         workers[name] = Worker(decode_workers.Ours, decode_workers.exported(folder, "ours"), dtype)
     for peer in peers:
-        args = (dtypes[0],) if peer == "transformers" else ()
-        workers[peer] = Worker(PEERS[peer], decode_workers.exported(folder, peer), *args)
+        workers[peer] = Worker(PEERS[peer], decode_workers.exported(folder, peer), dtypes[0])
     return workers
 
 
@@ -183,6 +184,7 @@ def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
     options = flags.FLAGS
+    jax.config.update("jax_platforms", "cpu")  # an accelerator is for the engines
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # as the commands set it
     missing = [p for p in options.peers if not importlib.util.find_spec(p)]
     if missing:

@@ -74,7 +74,7 @@ class CTranslate2:
     def translate(self, task: Task, setting: tuple[int, int] = (1, 2)) -> list[list[str]]:
         if setting not in self._loaded:
             self._loaded[setting] = self._library.Translator(
-                self._folder, device="cpu", compute_type=self._type, inter_threads=setting[0],
+                self._folder, device="auto", compute_type=self._type, inter_threads=setting[0],
                 intra_threads=setting[1],
             )  # fmt: skip
         limits: dict[str, int] = {"max_decoding_length": task.max_decode_len}
