@@ -177,10 +177,9 @@ def decode_step(
     index = cache["index"]
     rows, beams, size = cache["ancestors"].shape
     ancestors = cache["ancestors"].at[:, :, index].set(jnp.arange(beams))
-    is_past = jnp.arange(size) <= index
-    if beams > 1:
-        is_own = ancestors[..., None] == jnp.arange(beams)
-        is_past = (is_past[:, None] & is_own).reshape(rows, 1, beams, size * beams)
+    is_past = (jnp.arange(size) <= index)[:, None]
+    is_own = ancestors[..., None] == jnp.arange(beams)
+    is_past = (is_past & is_own).reshape(rows, 1, beams, size * beams)
     own_bias = hiding(is_past)
     source_bias = hiding(cache["source_mask"][:, None, None, :])
 

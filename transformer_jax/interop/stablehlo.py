@@ -74,7 +74,8 @@ def export_functions(model: ModelConfig, params: dict[str, Any]) -> dict[str, by
     limit = f"s <= {model.max_len}", f"t <= {model.max_len}"
     b, s = jax.export.symbolic_shape("b, s", constraints=limit[:1])
     arguments: dict[Any, tuple] = {encode: (params, integers(b, s), integers(b, s))}
-    b, s, k, t = jax.export.symbolic_shape("b, s, k, t", constraints=limit)
+    # A step's keys fit into the cache; JAX cannot tell by itself.
+    b, s, k, t = jax.export.symbolic_shape("b, s, k, t", constraints=(*limit, "k*t >= k"))
     encoded = jax.ShapeDtypeStruct((b, s, model.d_model), jnp.float32)
     arguments[init_cache] = (params, encoded, integers(b, s), integers(k), integers(t))
     cache = jax.eval_shape(init_cache, *arguments[init_cache])
