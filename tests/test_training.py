@@ -18,7 +18,7 @@ from transformer_jax.data.batch_plan import BatchShape
 from transformer_jax.errors import UserError
 from transformer_jax.model import Transformer
 from transformer_jax.ops import losses
-from transformer_jax.training import runners
+from transformer_jax.training import partition, runners
 from transformer_jax.training.loop import train
 from transformer_jax.training.optimizer import make_optimizer, make_schedule
 from transformer_jax.training.step import TrainStep
@@ -104,7 +104,9 @@ def test_adam_and_clipping_by_hand():
 SHAPE = BatchShape(rows=16, source_len=10, target_len=9)
 
 
-def step_config(runner="jit", devices=1, accumulate=1, dropout=0.0, **train_fields):
+def step_config(
+    runner="jit", devices=1, accumulate=1, dropout=0.0, fsdp=1, tensor=1, **train_fields
+):
     from configs import tiny
 
     config = tiny.get_config()
@@ -113,7 +115,7 @@ def step_config(runner="jit", devices=1, accumulate=1, dropout=0.0, **train_fiel
         model=dataclasses.replace(config.model, dropout_rate=dropout, source_vocab_size=30,
                                   target_vocab_size=30, decoder_start_id=1),
         train=dataclasses.replace(config.train, accumulate_steps=accumulate, **train_fields),
-        parallel=dataclasses.replace(config.parallel, runner=runner, data=devices),
+        parallel=dataclasses.replace(config.parallel, runner=runner, data=devices, fsdp=fsdp, tensor=tensor),
     )  # fmt: skip
 
 
@@ -136,9 +138,9 @@ def uneven_batch(seed):
 
 
 def run_steps(config, count=20):
-    runner = runners.make_runner(config, runners.choose_devices(config))
+    runner = runners.make_runner(config, partition.choose_devices(config))
     state = runner.init(0)
-    runner.compile(state, SHAPE)
+    runner.compile(SHAPE)
     history = []
     for t in range(count):
         state, metrics = runner.step(state, uneven_batch(t))
@@ -152,19 +154,25 @@ def one_device():
 
 
 @pytest.mark.parametrize(
-    ("runner", "devices", "accumulate"),
+    ("runner", "mesh", "accumulate"),
     [
-        ("jit", 8, 1),
-        ("pmap", 8, 1),
-        pytest.param("jit", 1, 4, marks=pytest.mark.slow),
-        pytest.param("jit", 2, 4, marks=pytest.mark.slow),
-        pytest.param("pmap", 2, 2, marks=pytest.mark.slow),
+        ("jit", (8, 1, 1), 1),
+        ("pmap", (8, 1, 1), 1),
+        ("jit", (1, 8, 1), 1),
+        ("jit", (2, 2, 2), 1),
+        pytest.param("jit", (1, 1, 1), 4, marks=pytest.mark.slow),
+        pytest.param("jit", (2, 1, 1), 4, marks=pytest.mark.slow),
+        pytest.param("jit", (1, 2, 2), 4, marks=pytest.mark.slow),
+        pytest.param("jit", (1, 1, 8), 1, marks=pytest.mark.slow),
+        pytest.param("pmap", (2, 1, 1), 2, marks=pytest.mark.slow),
     ],
 )
 def test_devices_runners_and_accumulation_do_not_change_the_update(
-    one_device, runner, devices, accumulate
+    one_device, runner, mesh, accumulate
 ):
-    history, params = run_steps(step_config(runner, devices, accumulate))
+    data, fsdp, tensor = mesh
+    config = step_config(runner, data, accumulate, fsdp=fsdp, tensor=tensor)
+    history, params = run_steps(config)
     np.testing.assert_allclose(history, one_device[0], rtol=1e-5)
     assert history[-1] < history[0]
 
@@ -181,11 +189,11 @@ def test_devices_runners_and_accumulation_do_not_change_the_update(
 def test_devices_draw_different_dropout():
     """Eight equal rows on eight devices: with one key for all, each would give the same loss."""
     config = step_config(devices=8, dropout=0.5)
-    runner = runners.make_runner(config, runners.choose_devices(config))
+    runner = runners.make_runner(config, partition.choose_devices(config))
     rows = {k: np.repeat(v[:1], 8, axis=0) for k, v in uneven_batch(3).items()}
     _, metrics = runner.step(runner.init(0), rows)
     alone = step_config(devices=1, dropout=0.5)
-    runner = runners.make_runner(alone, runners.choose_devices(alone))
+    runner = runners.make_runner(alone, partition.choose_devices(alone))
     _, single = runner.step(runner.init(0), {k: v[:1] for k, v in rows.items()})
     assert float(metrics["tokens"]) == 8 * float(single["tokens"])
     assert abs(float(metrics["loss_sum"]) - 8 * float(single["loss_sum"])) > 1e-3
@@ -193,9 +201,9 @@ def test_devices_draw_different_dropout():
 
 def test_gradients_are_reduced_once_a_step():
     config = step_config(devices=8, accumulate=2)
-    runner = runners.make_runner(config, runners.choose_devices(config))
+    runner = runners.make_runner(config, partition.choose_devices(config))
     state = runner.init(0)
-    runner.compile(state, SHAPE)
+    runner.compile(SHAPE)
     (compiled,) = runner._compiled.values()
     computations = compiled.as_text().split("\n\n")
     reducing = [c for c in computations if re.search(r"all-reduce(-start)?\(", c)]

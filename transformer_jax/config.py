@@ -102,6 +102,7 @@ class TrainConfig:
     accumulate_steps: int = 1
     early_stopping_patience: int = 0  # evaluations without a better checkpoint.best_metric; 0: off
     ema_decay: float = 0.0  # 0: off; otherwise evaluation and decoding use the average
+    skip_spikes: float = 0.0  # skip steps with gradients so many times the usual norm; 0: off
     remat: bool = False  # recompute activations in the backward pass to save memory
     eval_beam_size: int = 1
     eval_sentences: int = 0  # of the validation set, from its start; 0: all of them
@@ -124,10 +125,12 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(unsafe_hash=True)
 class ParallelConfig:
-    """Runner of the training step and the devices it uses."""
+    """Runner of the training step and the devices it uses: data * fsdp * tensor."""
 
     runner: str = "jit"
-    data: int = -1  # devices the batch is split over; -1: all
+    data: int = -1  # devices that share a batch's rows; -1: the rest
+    fsdp: int = 1  # share rows too, and hold a part each of parameters and optimizer state
+    tensor: int = 1  # share heads, feed-forward width and vocabulary
 
 
 @dataclasses.dataclass(unsafe_hash=True)

@@ -32,6 +32,15 @@ def compute_dtype(config: ModelConfig) -> jnp.dtype:
     return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
 
 
+def with_axes(init: Callable[..., Any], *axes: str) -> Callable[..., Any]:
+    """`init`, with a name for each axis of the parameter.
+
+    Names are those of `training.partition.RULES`, which lay them over devices: `embed` (M), `heads`
+    (H), `kv` (D), `mlp` (F), `vocab` (V), `positions`.
+    """
+    return nn.with_logical_partitioning(init, axes)
+
+
 class Dropout(nn.Module):
     """`ops.dropout` with a key from the `dropout` collection."""
 
@@ -52,8 +61,10 @@ class LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         norm = nn.LayerNorm(
-            epsilon=self.epsilon, dtype=jnp.float32, use_fast_variance=False, name="norm"
-        )
+            epsilon=self.epsilon, dtype=jnp.float32, use_fast_variance=False, name="norm",
+            scale_init=with_axes(nn.initializers.ones, "embed"),
+            bias_init=with_axes(nn.initializers.zeros, "embed"),
+        )  # fmt: skip
         return norm(x).astype(x.dtype)
 
 
@@ -65,18 +76,21 @@ class HeadProjection(nn.Module):
     def setup(self) -> None:
         heads, dim = self.config.num_heads, self.config.resolved_head_dim
         init = nn.initializers.xavier_uniform(in_axis=0, out_axis=(1, 2))
-        self.kernel = self.param("kernel", init, (self.config.d_model, heads, dim))
-        self.bias = self.param("bias", nn.initializers.zeros, (heads, dim))
+        self.kernel = self.param(
+            "kernel", with_axes(init, "embed", "heads", "kv"), (self.config.d_model, heads, dim)
+        )
+        self.bias = self.param(
+            "bias", with_axes(nn.initializers.zeros, "heads", "kv"), (heads, dim)
+        )
 
 
 def project_heads(x: jax.Array, *projections: HeadProjection) -> list[jax.Array]:
     """`x` `[B, T, M]` under each projection, `[B, T, H, D]`, by one matrix product for all."""
-    width = projections[0].bias.size
-    kernel = jnp.concatenate([p.kernel.reshape(-1, width) for p in projections], axis=1)
-    bias = jnp.concatenate([p.bias.reshape(-1) for p in projections])
-    out = jnp.einsum("btm,mn->btn", x, kernel.astype(x.dtype)) + bias.astype(x.dtype)
-    heads = out.reshape(*out.shape[:2], len(projections), *projections[0].bias.shape)
-    return [heads[:, :, i] for i in range(len(projections))]
+    # Stacked in front of the heads, which may be parted over devices.
+    kernel = jnp.stack([p.kernel for p in projections], axis=1)  # --> [M, n, H, D]
+    bias = jnp.stack([p.bias for p in projections])
+    out = jnp.einsum("btm,mnhd->btnhd", x, kernel.astype(x.dtype)) + bias.astype(x.dtype)
+    return [out[:, :, i] for i in range(len(projections))]
 
 
 class MultiHeadAttention(nn.Module):
@@ -92,7 +106,8 @@ class MultiHeadAttention(nn.Module):
             self.config.d_model,
             axis=(-2, -1),
             dtype=compute_dtype(self.config),
-            kernel_init=nn.initializers.xavier_uniform(),
+            kernel_init=with_axes(nn.initializers.xavier_uniform(), "heads", "kv", "embed"),
+            bias_init=with_axes(nn.initializers.zeros, "embed"),
         )
 
     def project_self(
@@ -147,12 +162,17 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
         config, dtype = self.config, compute_dtype(self.config)
-        dense = functools.partial(
-            nn.Dense, dtype=dtype, kernel_init=nn.initializers.xavier_uniform()
-        )
-        x = ACTIVATIONS[config.activation](dense(config.d_ff, name="up")(x))
+
+        def dense(size: int, name: str, *axes: str) -> nn.Dense:
+            return nn.Dense(
+                size, dtype=dtype, name=name,
+                kernel_init=with_axes(nn.initializers.xavier_uniform(), *axes),
+                bias_init=with_axes(nn.initializers.zeros, axes[-1]),
+            )  # fmt: skip
+
+        x = ACTIVATIONS[config.activation](dense(config.d_ff, "up", "embed", "mlp")(x))
         x = Dropout(config.activation_dropout_rate)(x, deterministic)
-        return dense(config.d_model, name="down")(x)
+        return dense(config.d_model, "down", "mlp", "embed")(x)
 
 
 class _Layer(nn.Module):

@@ -11,7 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.layers import DecoderLayer, Dropout, EncoderLayer, LayerNorm, compute_dtype
+from transformer_jax.layers import (
+    DecoderLayer,
+    Dropout,
+    EncoderLayer,
+    LayerNorm,
+    compute_dtype,
+    with_axes,
+)
 from transformer_jax.ops import positional
 
 
@@ -32,9 +39,8 @@ class Embedding(nn.Module):
     def setup(self) -> None:
         config = self.config
         if config.positional == "learned":
-            self.learned = self.param(
-                "positions", nn.initializers.normal(0.02), (config.max_len, config.d_model)
-            )
+            init = with_axes(nn.initializers.normal(0.02), "positions", "embed")
+            self.learned = self.param("positions", init, (config.max_len, config.d_model))
         self.dropout = Dropout(config.dropout_rate)
 
     def __call__(self, table, tokens, positions, deterministic):
@@ -71,7 +77,7 @@ class Transformer(nn.Module):
         if config.norm_position == "pre":
             self.encoder_norm = LayerNorm(config.norm_epsilon)
             self.decoder_norm = LayerNorm(config.norm_epsilon)
-        init = nn.initializers.normal(config.d_model**-0.5)
+        init = with_axes(nn.initializers.normal(config.d_model**-0.5), "vocab", "embed")
         self.target_table = self.param(
             "target_embedding", init, (config.target_vocab_size, config.d_model)
         )
@@ -87,9 +93,8 @@ class Transformer(nn.Module):
             )
         self.bias = None
         if config.output_bias:
-            self.bias = self.param(
-                "output_bias", nn.initializers.zeros, (config.target_vocab_size,)
-            )
+            init = with_axes(nn.initializers.zeros, "vocab")
+            self.bias = self.param("output_bias", init, (config.target_vocab_size,))
         self.embed_source = Embedding(config)
         self.embed_target = Embedding(config)
 
@@ -160,6 +165,15 @@ class Transformer(nn.Module):
 
 def init_params(config: ModelConfig, rng: jax.Array) -> dict[str, Any]:
     """Fresh parameters; trace it with `jax.eval_shape` for shapes alone."""
+    return nn.meta.unbox(_init(config, rng))
+
+
+def param_axes(config: ModelConfig) -> dict[str, Any]:
+    """For each parameter a `PartitionSpec` of the names of its axes (`layers.with_axes`)."""
+    return nn.get_partition_spec(jax.eval_shape(lambda: _init(config, jax.random.key(0))))
+
+
+def _init(config: ModelConfig, rng: jax.Array) -> Any:
     tokens = jnp.ones((1, 2), jnp.int32)
     names = ["decoder_inputs"]
     for side in ("inputs", "targets"):

@@ -51,6 +51,7 @@ RANGES: dict[str, tuple[float, bool, float]] = {
     "train.accumulate_steps": (1, True, float("inf")),
     "train.early_stopping_patience": (0, True, float("inf")),
     "train.ema_decay": (0, True, 1),
+    "train.skip_spikes": (0, True, float("inf")),
     "train.eval_beam_size": (1, True, float("inf")),
     "train.eval_sentences": (0, True, float("inf")),
     "optimizer.learning_rate": (0, False, float("inf")),
@@ -227,8 +228,17 @@ def _training_conflicts(config: Config):
             f"config.train.early_stopping_patience={config.train.early_stopping_patience} needs "
             "evaluations; set config.train.eval_every_steps."
         )
-    if config.parallel.data == 0 or config.parallel.data < -1:
-        yield f"config.parallel.data={config.parallel.data} must be a number of devices or -1, all."
+    sizes = {name: getattr(config.parallel, name) for name in ("data", "fsdp", "tensor")}
+    for name, size in sizes.items():
+        if size == 0 or size < -1:
+            yield f"config.parallel.{name}={size} must be a number of devices or -1, the rest."
+    if list(sizes.values()).count(-1) > 1:
+        yield f"Only one of config.parallel.data, fsdp and tensor may be -1, the rest ({sizes})."
+    if config.parallel.runner == "pmap" and (sizes["fsdp"], sizes["tensor"]) != (1, 1):
+        yield (
+            "config.parallel.runner=pmap has the axis data alone; use runner=jit for "
+            f"fsdp={sizes['fsdp']} and tensor={sizes['tensor']}."
+        )
 
 
 def _search_conflicts(decode: DecodeConfig):

@@ -17,7 +17,8 @@ from transformer_jax.decoding.engine import Engine
 from transformer_jax.errors import UserError
 from transformer_jax.training import setup
 from transformer_jax.training.reporting import Reporter
-from transformer_jax.training.runners import Runner, choose_devices, make_runner, on_one_device
+from transformer_jax.training.partition import choose_devices
+from transformer_jax.training.runners import Runner, make_runner
 from transformer_jax.training.step import TrainState
 from transformer_jax.validation import validate
 
@@ -58,7 +59,7 @@ class Trainer:
         self, config: Config, workdir: epath.Path, runner: Runner, data: setup.TrainingData
     ):
         self._config, self._runner, self._data = config, runner, data
-        self._row_multiple = runner.num_devices * config.train.accumulate_steps
+        self._row_multiple = runner.num_row_parts * config.train.accumulate_steps
         self._checkpointer = Checkpointer(workdir, config.checkpoint)
         self._state = runner.init(config.seed, data.initial_params)
         self._progress = Progress()
@@ -111,7 +112,7 @@ class Trainer:
         shapes = [shape.padded(self._row_multiple) for shape in self._data.plan.shapes]
         started = time.monotonic()
         for shape in shapes:  # largest first
-            self._runner.compile(self._state, shape)
+            self._runner.compile(shape)
         self._reporter.say(
             f"compiled {len(shapes)} batch shape(s) in {time.monotonic() - started:.1f} s"
         )
@@ -130,7 +131,7 @@ class Trainer:
 
     def _model_params(self) -> Any:
         state = self._runner.to_host_layout(self._state)
-        return on_one_device(state.params if state.ema is None else state.ema)
+        return self._runner.whole(state.params if state.ema is None else state.ema)
 
     def _evaluate(self) -> dict[str, float]:
         decode = dataclasses.replace(
@@ -186,7 +187,7 @@ class Trainer:
         step = self._checkpointer.latest_step()
         if step is None:
             return
-        target = self._runner.restore_target(self._state)
+        target = self._runner.restore_target()
         items, meta = self._checkpointer.restore(step, _items(target))
         optimizer = items["optimizer"]
         restored = TrainState(

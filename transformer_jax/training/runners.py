@@ -1,69 +1,31 @@
 """Puts the pure step on devices: `jit` over a mesh, or `pmap`.
 
 Both form the sums of each device's rows on that device, add them up over the devices once a step,
-and update. Accumulated parts are added locally, before.
+and update. Accumulated parts are added locally, before. Parameters that are parted over `fsdp` are
+gathered once before the sums are formed, and their gradients leave each device its own part; what
+is parted over `tensor` stays so, and the compiler exchanges activations.
 """
 
-from typing import Any, Protocol
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer_jax.config import Config
 from transformer_jax.data.batch_plan import BatchShape
 from transformer_jax.data.loader import Batch
-from transformer_jax.errors import UserError
-from transformer_jax.training.step import TrainState, TrainStep
+from transformer_jax.training import partition
+from transformer_jax.training.step import Sums, TrainState, TrainStep
 
 Tree = Any
-AXIS = "data"
 
 
-class Runner(Protocol):
-    """What the loop needs."""
-
-    num_devices: int
-
-    def init(self, seed: int, params: Tree = None) -> TrainState:
-        """State before the first step, with given parameters or fresh ones."""
-
-    def compile(self, state: TrainState, shape: BatchShape) -> None:
-        """Compiles the step for one batch shape."""
-
-    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
-        """One optimizer step; `state` is consumed."""
-
-    def to_host_layout(self, state: TrainState) -> TrainState:
-        """The state without a device axis, as checkpoints keep it."""
-
-    def restore_target(self, state: TrainState) -> TrainState:
-        """`jax.ShapeDtypeStruct`s of `to_host_layout(state)`, with shardings."""
-
-    def from_host_layout(self, state: TrainState) -> TrainState:
-        """Inverse of `to_host_layout`."""
-
-
-def choose_devices(config: Config) -> list[jax.Device]:
-    """The devices that `config.parallel.data` asks for.
-
-    Raises:
-      UserError: where there are fewer.
-    """
-    devices = jax.devices()
-    wanted = config.parallel.data
-    if wanted > len(devices):
-        raise UserError(
-            f"config.parallel.data={wanted}, but JAX sees {len(devices)} devices "
-            f"({devices[0].platform}); use at most that many, or -1 for all."
-        )
-    return devices if wanted == -1 else devices[:wanted]
-
-
-def make_runner(config: Config, devices: list[jax.Device]) -> Runner:
-    """The runner that `config.parallel.runner` names, on `devices`."""
-    kinds: dict[str, type[JitRunner] | type[PmapRunner]] = {"jit": JitRunner, "pmap": PmapRunner}
+def make_runner(config: Config, devices: list[jax.Device]) -> "Runner":
+    """The runner that `config.parallel.runner` names, on `devices` of all processes."""
+    kinds: dict[str, type[Runner]] = {"jit": JitRunner, "pmap": PmapRunner}
     return kinds[config.parallel.runner](TrainStep(config), devices)
 
 
@@ -88,121 +50,222 @@ def shape_key(batch: dict[str, Any]) -> tuple[int, ...]:
     return (*batch["inputs"].shape, *batch["targets"].shape)
 
 
-def _step_rng(step: TrainStep, state: TrainState) -> jax.Array:
-    """Key of this step and device: a resumed run draws what an undisturbed one would."""
-    rng = jax.random.fold_in(jax.random.key(step.config.seed), state.step)
-    return jax.random.fold_in(rng, jax.lax.axis_index(AXIS))
+class Runner:
+    """What both have in common: the mesh, where the state lies, which rows are whose.
 
-
-class JitRunner:
-    """`jit` over a mesh with the axis `data`; parameters are replicated, rows split."""
+    Checkpoints keep the state in host layout: global arrays over the mesh, without a device axis.
+    """
 
     def __init__(self, step: TrainStep, devices: list[jax.Device]):
-        self._step = step
-        self.num_devices = len(devices)
-        mesh = Mesh(np.asarray(devices), (AXIS,))
-        self._replicated = NamedSharding(mesh, PartitionSpec())
-        self._split = NamedSharding(mesh, PartitionSpec(AXIS))
+        self.train_step = step
+        self.mesh = partition.make_mesh(step.config, devices)
+        self.num_devices = self.mesh.size
+        self.num_row_parts = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        self._shapes = jax.eval_shape(lambda: step.init_state(jax.random.key(0)))
+        self.specs = partition.param_specs(step.config, self.mesh, self._shapes.params)
+        self.shardings = partition.shardings(
+            self.mesh, partition.state_specs(step, self.specs, self._shapes)
+        )
+        self._replicated = NamedSharding(self.mesh, PartitionSpec())
+        self._by_row = NamedSharding(self.mesh, PartitionSpec(partition.ROW_AXES))
+        self._compiled: dict[tuple[int, ...], Any] = {}
 
-        def sums(state, batch):
-            local = step.grad_sums(state.params, batch, _step_rng(step, state))
-            return jax.lax.psum(local, AXIS)
+    def replicated_share(self) -> dict[str, float]:
+        """Share of the parameters that `fsdp` and `tensor` could not part, 0 .. 1."""
+        return partition.replicated_share(self.specs, self._shapes.params, self.mesh)
 
-        whole_sums = jax.shard_map(
+    def num_params(self) -> int:
+        return sum(x.size for x in jax.tree.leaves(self._shapes.params))
+
+    def init(self, seed: int, params: Tree = None) -> TrainState:
+        """State before the first step, with given parameters (on the host) or fresh ones."""
+        if params is not None:
+            params = jax.device_put(params, self.shardings.params)
+        init = jax.jit(self.train_step.init_state, out_shardings=self.shardings)
+        return self.from_host_layout(init(jax.random.key(seed), params))
+
+    def restore_target(self) -> TrainState:
+        """`jax.ShapeDtypeStruct`s of the state in host layout, with shardings."""
+        return jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            self._shapes, self.shardings,
+        )  # fmt: skip
+
+    def local_rows(self, num_rows: int) -> np.ndarray:
+        """Numbers of those rows of a batch that this process loads."""
+        parts = self._by_row.addressable_devices_indices_map((num_rows,)).values()
+        rows = {i for (part,) in parts for i in range(*part.indices(num_rows))}
+        return np.asarray(sorted(rows))
+
+    def whole(self, tree: Tree) -> Tree:
+        """A tree in host layout as whole arrays on this process's first device."""
+
+        def one(x):
+            if not x.is_fully_replicated:
+                x = jax.device_put(x, self._replicated)
+            return x.addressable_data(0)
+
+        return jax.tree.map(one, tree)
+
+    def compile(self, shape: BatchShape) -> Any:
+        """Compiles the step for one batch shape; the state need not exist yet."""
+        state, batch = self.restore_target(), batch_struct(shape)
+        compiled = self._lower(state, batch).compile()
+        self._compiled[shape_key(batch)] = compiled
+        return compiled
+
+    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        """One optimizer step; `state` is consumed.
+
+        Args:
+          state: in this runner's layout.
+          batch: the rows of this process (`local_rows`).
+        """
+        processes = self.num_row_parts // max(self._parts_here(), 1)
+        placed = {
+            name: jax.make_array_from_process_local_data(
+                self._by_row, x, (x.shape[0] * processes, *x.shape[1:])
+            )
+            for name, x in batch.items()
+        }
+        return self._run(state, placed)
+
+    def _parts_here(self) -> int:
+        return len(self.local_rows(self.num_row_parts))
+
+    def _lower(self, state: TrainState, batch: Tree) -> Any:
+        raise NotImplementedError
+
+    def _run(self, state: TrainState, batch: Tree) -> tuple[TrainState, dict[str, jax.Array]]:
+        raise NotImplementedError
+
+    def to_host_layout(self, state: TrainState) -> TrainState:
+        """The state without a device axis, as checkpoints keep it."""
+        raise NotImplementedError
+
+    def from_host_layout(self, state: TrainState) -> TrainState:
+        """Inverse of `to_host_layout`."""
+        raise NotImplementedError
+
+
+def _step_rng(step: TrainStep, number: jax.Array, axes: Any) -> jax.Array:
+    """Key of this step and rows: a resumed run draws what an undisturbed one would."""
+    rng = jax.random.fold_in(jax.random.key(step.config.seed), number)
+    return jax.random.fold_in(rng, jax.lax.axis_index(axes))
+
+
+class JitRunner(Runner):
+    """`jit` over the mesh."""
+
+    def __init__(self, step: TrainStep, devices: list[jax.Device]):
+        super().__init__(step, devices)
+        rows, whole = PartitionSpec(partition.ROW_AXES), PartitionSpec()
+        # `tensor` is the compiler's: of its own axes alone the mapped function knows.
+        own = jax.tree.map(_only_fsdp, self.specs)
+        self._summed = tuple(a for a in partition.ROW_AXES if self.mesh.shape[a] > 1)
+
+        def sums(params, number, batch):
+            params = jax.tree.map(_gather, params, own)
+            rng = _step_rng(step, number, partition.ROW_AXES)
+            local = step.grad_sums(params, batch, rng)
+            return local._replace(
+                grads=jax.tree.map(self._reduce, local.grads, own),
+                losses=jax.lax.psum(local.losses, self._summed),
+            )
+
+        mapped_sums = jax.shard_map(
             sums,
-            mesh=mesh,
-            in_specs=(PartitionSpec(), PartitionSpec(AXIS)),
-            out_specs=PartitionSpec(),
+            mesh=self.mesh,
+            in_specs=(own, whole, rows),
+            out_specs=Sums(own, whole),  # type: ignore[arg-type]
+            axis_names=set(partition.ROW_AXES),
             # With replication tracked, JAX would reduce every use of a parameter by itself.
             check_vma=False,
         )
 
-        def full_step(state, batch):
-            return step.apply_sums(state, whole_sums(state, batch))
+        def train_step(state, batch):
+            return step.apply_sums(state, mapped_sums(state.params, state.step, batch))
 
         self._jitted = jax.jit(
-            full_step,
-            in_shardings=(self._replicated, self._split),
-            out_shardings=self._replicated,
+            train_step,
+            in_shardings=(self.shardings, self._by_row),
+            out_shardings=(self.shardings, self._replicated),
             donate_argnums=0,
         )
-        self._compiled: dict[tuple[int, ...], Any] = {}
 
-    def init(self, seed: int, params: Tree = None) -> TrainState:
-        init = jax.jit(self._step.init_state, out_shardings=self._replicated)
-        return init(jax.random.key(seed), jax.device_put(params, self._replicated))
+    def _reduce(self, grad: jax.Array, spec: PartitionSpec) -> jax.Array:
+        """The sum over all rows; of a parted parameter, this device's part of it."""
+        axis = partition.axis_of(spec, "fsdp")
+        if axis is None:
+            return jax.lax.psum(grad, self._summed)
+        grad = jax.lax.psum_scatter(grad, "fsdp", scatter_dimension=axis, tiled=True)
+        return jax.lax.psum(grad, tuple(a for a in self._summed if a != "fsdp"))
 
-    def compile(self, state: TrainState, shape: BatchShape) -> None:
-        batch = batch_struct(shape)
-        self._compiled[shape_key(batch)] = self._jitted.lower(state, batch).compile()
+    def _lower(self, state: TrainState, batch: Tree) -> Any:
+        return self._jitted.lower(state, batch)
 
-    def step(self, state, batch):
-        compiled = self._compiled.get(shape_key(batch), self._jitted)
-        return compiled(state, jax.device_put(batch, self._split))
+    def _run(self, state, batch):
+        return self._compiled.get(shape_key(batch), self._jitted)(state, batch)
 
     def to_host_layout(self, state: TrainState) -> TrainState:
         return state
-
-    def restore_target(self, state: TrainState) -> TrainState:
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._replicated), state
-        )
 
     def from_host_layout(self, state: TrainState) -> TrainState:
         return state
 
 
-class PmapRunner:
+def _only_fsdp(spec: PartitionSpec) -> PartitionSpec:
+    axis = partition.axis_of(spec, "fsdp")
+    return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "fsdp")
+
+
+def _gather(param: jax.Array, spec: PartitionSpec) -> jax.Array:
+    axis = partition.axis_of(spec, "fsdp")
+    return param if axis is None else jax.lax.all_gather(param, "fsdp", axis=axis, tiled=True)
+
+
+class PmapRunner(Runner):
     """`pmap` over the devices: every leaf of the state has a leading device axis."""
 
     def __init__(self, step: TrainStep, devices: list[jax.Device]):
-        self._step, self._devices = step, devices
-        self.num_devices = len(devices)
+        super().__init__(step, devices)
+        self._stacked = NamedSharding(self.mesh, PartitionSpec(partition.AXES))
 
-        def full_step(state, batch):
-            local = step.grad_sums(state.params, batch, _step_rng(step, state))
-            return step.apply_sums(state, jax.lax.psum(local, AXIS))
+        def train_step(state, batch):
+            rng = _step_rng(step, state.step, "data")
+            local = step.grad_sums(state.params, batch, rng)
+            return step.apply_sums(state, jax.lax.psum(local, "data"))
 
-        self._compiled: dict[tuple[int, ...], Any] = {}
-        self._pmapped = jax.pmap(full_step, AXIS, devices=devices, donate_argnums=0)
-        self._broadcast = jax.pmap(lambda _, tree: tree, in_axes=(0, None), devices=devices)
+        ordered = list(self.mesh.devices.flat)
+        self._pmapped = jax.pmap(train_step, "data", devices=ordered, donate_argnums=0)
 
-    def init(self, seed: int, params: Tree = None) -> TrainState:
-        def init(_, params):
-            return self._step.init_state(jax.random.key(seed), params)
+    def _per_device(self, x: Any) -> jax.ShapeDtypeStruct:
+        rows = x.shape[0] // self.num_devices
+        return jax.ShapeDtypeStruct((self.num_devices, rows, *x.shape[1:]), x.dtype)
 
-        whole = jax.pmap(init, in_axes=(0, None), devices=self._devices)
-        return whole(np.arange(self.num_devices), params)
+    def _lower(self, state: TrainState, batch: Tree) -> Any:
+        stacked = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((self.num_devices, *x.shape), x.dtype), state
+        )
+        return self._pmapped.lower(stacked, jax.tree.map(self._per_device, batch))
 
-    def _split_rows(self, x):
-        return x.reshape(self.num_devices, -1, *x.shape[1:])  # --> [devices, rows, ...]
+    def _run(self, state, batch):
+        compiled = self._compiled.get(shape_key(batch), self._pmapped)
+        split = jax.tree.map(functools.partial(self._move, lambda x: x[None], True), batch)
+        state, metrics = compiled(state, split)
+        return state, jax.tree.map(functools.partial(self._move, lambda x: x[0], False), metrics)
 
-    def compile(self, state: TrainState, shape: BatchShape) -> None:
-        def per_device(x):
-            rows = x.shape[0] // self.num_devices
-            return jax.ShapeDtypeStruct((self.num_devices, rows, *x.shape[1:]), x.dtype)
-
-        batch = jax.tree.map(per_device, batch_struct(shape))
-        self._compiled[shape_key(batch)] = self._pmapped.lower(state, batch).compile()
-
-    def step(self, state, batch):
-        batch = jax.tree.map(self._split_rows, batch)
-        state, metrics = self._compiled.get(shape_key(batch), self._pmapped)(state, batch)
-        return state, jax.tree.map(lambda x: x[0], metrics)
+    def _move(self, change: Any, stacked: bool, x: jax.Array) -> jax.Array:
+        """`x` with every device's part changed, and given or relieved of a device axis."""
+        parts = [change(shard.data) for shard in x.addressable_shards]
+        if stacked:
+            shape, sharding = (self.num_devices, *parts[0].shape[1:]), self._stacked
+        else:
+            shape, sharding = parts[0].shape, self._replicated
+        return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
     def to_host_layout(self, state: TrainState) -> TrainState:
-        return jax.tree.map(lambda x: x.addressable_data(0)[0], state)
-
-    def restore_target(self, state: TrainState) -> TrainState:
-        device = jax.sharding.SingleDeviceSharding(self._devices[0])
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=device), state
-        )
+        return jax.tree.map(functools.partial(self._move, lambda x: x[0], False), state)
 
     def from_host_layout(self, state: TrainState) -> TrainState:
-        return self._broadcast(np.arange(self.num_devices), state)
-
-
-def on_one_device(tree: Tree) -> Tree:
-    """A replicated tree as arrays of the first local device, without a copy."""
-    return jax.tree.map(lambda x: x.addressable_data(0), tree)
+        return jax.tree.map(functools.partial(self._move, lambda x: x[None], True), state)

@@ -19,15 +19,20 @@ from transformer_jax.training.optimizer import make_optimizer, make_schedule
 
 Tree = Any
 
+# Gradient norms are compared with their running mean, after as many updates as make one.
+SPIKE_WARMUP = 100
+SPIKE_DECAY = 0.99
+
 
 @flax.struct.dataclass
 class TrainState:
     """What one step hands to the next."""
 
-    step: jax.Array  # updates done
+    step: jax.Array  # batches seen, skipped ones included
     params: Tree
     opt_state: Tree
     ema: Tree  # exponential average of params, or None
+    usual_norm: jax.Array | None = None  # running mean of gradient norms, with train.skip_spikes
 
 
 class Sums(NamedTuple):
@@ -53,7 +58,10 @@ class TrainStep:
         if params is None:
             params = init_params(self.config.model, rng)
         ema = jax.tree.map(jnp.copy, params) if self.config.train.ema_decay else None
-        return TrainState(jnp.zeros((), jnp.int32), params, self.tx.init(params), ema)
+        usual_norm = jnp.zeros(()) if self.config.train.skip_spikes else None
+        return TrainState(
+            jnp.zeros((), jnp.int32), params, self.tx.init(params), ema, usual_norm
+        )
 
     def loss_sums(self, params: Tree, batch: dict[str, jax.Array], rng) -> losses.LossSums:
         """Loss of a batch with dropout, its `[B, T, V]` logits never held at once."""
@@ -94,22 +102,46 @@ class TrainStep:
         return jax.lax.scan(add, zeros, (jnp.arange(num_parts), parts))[0]
 
     def apply_sums(self, state: TrainState, sums: Sums) -> tuple[TrainState, dict[str, jax.Array]]:
-        """The update for sums over the whole batch, and the step's metrics (float32 scalars)."""
+        """The update for sums over the whole batch, and the step's metrics (float32 scalars).
+
+        Where loss or gradients are not finite, or the gradient is a spike (`train.skip_spikes`),
+        only the number of steps changes, and `skipped` is 1.
+        """
         tokens = jnp.maximum(sums.losses.tokens, 1.0)
         grads = jax.tree.map(lambda g: g / tokens, sums.grads)
-        updates, opt_state = self.tx.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        ema = state.ema
-        if ema is not None:
-            # Early on the average forgets faster, so that it does not remember the initialisation.
-            count = state.step.astype(jnp.float32)
-            decay = jnp.minimum(self.config.train.ema_decay, (1.0 + count) / (10.0 + count))
-            ema = jax.tree.map(lambda e, p: e + (1.0 - decay) * (p - e), ema, params)
+        grad_norm = optax.global_norm(grads)
+        num_updates = _num_updates(state.opt_state)
+        good = jnp.isfinite(sums.losses.loss) & jnp.isfinite(grad_norm)
+        if state.usual_norm is not None:
+            limit = self.config.train.skip_spikes * state.usual_norm
+            good &= (num_updates < SPIKE_WARMUP) | (grad_norm <= limit)
+        new = self._update(state, grads, grad_norm, num_updates)
+        new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)
         metrics = {
             "loss_sum": sums.losses.loss,
             "correct_sum": sums.losses.correct,
             "tokens": sums.losses.tokens,
-            "learning_rate": jnp.asarray(self.schedule(state.step), jnp.float32),
-            "grad_norm": optax.global_norm(grads),
+            "learning_rate": jnp.asarray(self.schedule(num_updates), jnp.float32),
+            "grad_norm": grad_norm,
+            "skipped": 1.0 - good.astype(jnp.float32),
         }
-        return TrainState(state.step + 1, params, opt_state, ema), metrics
+        return new.replace(step=state.step + 1), metrics
+
+    def _update(self, state, grads, grad_norm, num_updates) -> TrainState:
+        updates, opt_state = self.tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        count = num_updates.astype(jnp.float32)
+        ema, usual_norm = state.ema, state.usual_norm
+        if ema is not None:
+            # Early on the average forgets faster, so that it does not remember the initialisation.
+            decay = jnp.minimum(self.config.train.ema_decay, (1.0 + count) / (10.0 + count))
+            ema = jax.tree.map(lambda e, p: e + (1.0 - decay) * (p - e), ema, params)
+        if usual_norm is not None:
+            decay = jnp.minimum(SPIKE_DECAY, count / (1.0 + count))  # at first the plain mean
+            usual_norm = decay * usual_norm + (1.0 - decay) * grad_norm
+        return TrainState(state.step, params, opt_state, ema, usual_norm)
+
+
+def _num_updates(opt_state: Tree) -> jax.Array:
+    """Updates done: batches seen but for the skipped ones."""
+    return optax.tree_utils.tree_get_all_with_path(opt_state, "count")[-1][1]

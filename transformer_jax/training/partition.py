@@ -1,0 +1,164 @@
+"""Which part of the training state each device holds: rules from names of axes to mesh axes.
+
+A mesh has the axes `data` and `fsdp`, which both part a batch's rows, and `tensor`, which parts
+heads, feed-forward width and vocabulary. Parameters and what the optimizer keeps of them are
+parted over `fsdp` and `tensor`.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from transformer_jax.config import Config, ParallelConfig
+from transformer_jax.errors import UserError
+from transformer_jax.model import param_axes
+from transformer_jax.training.step import TrainState, TrainStep
+
+Tree = Any
+AXES = ("data", "fsdp", "tensor")
+ROW_AXES = ("data", "fsdp")
+
+# (name of a parameter's axis, mesh axis), tried in this order. A mesh axis parts one axis of a
+# parameter: the first that it divides.
+RULES = (
+    ("heads", "tensor"),
+    ("mlp", "tensor"),
+    ("vocab", "tensor"),
+    ("embed", "fsdp"),
+    ("mlp", "fsdp"),
+    ("heads", "fsdp"),
+    ("kv", "fsdp"),
+    ("vocab", "fsdp"),
+)
+
+
+def choose_devices(config: Config) -> list[jax.Device]:
+    """The devices that `config.parallel` asks for.
+
+    Raises:
+      UserError: where they are not there, or where some process would have none to work on.
+    """
+    devices = jax.devices()
+    size = int(np.prod(mesh_shape(config.parallel, len(devices))))
+    if size < len(devices) and jax.process_count() > 1:
+        raise UserError(
+            f"config.parallel asks for {size} devices, but the {jax.process_count()} processes "
+            f"have {len(devices)}, and all must be used; set one size to -1, the rest."
+        )
+    return devices[:size]
+
+
+def mesh_shape(parallel: ParallelConfig, num_devices: int) -> tuple[int, int, int]:
+    """Sizes of `AXES`; the one that is -1 takes the devices that the others leave.
+
+    Raises:
+      UserError: where the devices do not suffice or do not divide.
+    """
+    sizes = [parallel.data, parallel.fsdp, parallel.tensor]
+    fixed = int(np.prod([size for size in sizes if size != -1]))
+    asked = ", ".join(f"{name}={size}" for name, size in zip(AXES, sizes, strict=True))
+    if fixed > num_devices or (-1 in sizes and num_devices % fixed):
+        raise UserError(
+            f"config.parallel ({asked}) does not fit {num_devices} devices "
+            f"({jax.default_backend()}): the sizes multiply to {fixed}"
+            + (", which must divide them." if -1 in sizes else "; use smaller ones, or -1, the rest.")
+        )
+    data, fsdp, tensor = (num_devices // fixed if size == -1 else size for size in sizes)
+    return data, fsdp, tensor
+
+
+def make_mesh(config: Config, devices: list[jax.Device]) -> Mesh:
+    """The mesh of a run; neighbours in it are neighbours in the machine where that is known."""
+    shape = mesh_shape(config.parallel, len(devices))
+    return jax.make_mesh(
+        shape, AXES, (jax.sharding.AxisType.Auto,) * len(AXES), devices=devices
+    )  # fmt: skip
+
+
+def param_specs(config: Config, mesh: Mesh, shapes: Tree) -> Tree:
+    """A `PartitionSpec` over mesh axes for each parameter, by `RULES`.
+
+    Args:
+      config: of the run.
+      mesh: with `AXES`.
+      shapes: the parameters, or `jax.ShapeDtypeStruct`s of them.
+    """
+    return jax.tree.map(
+        lambda x, names: _spec(x.shape, names, mesh.shape), shapes, param_axes(config.model)
+    )
+
+
+def _spec(shape: tuple[int, ...], names: PartitionSpec, sizes: Any) -> PartitionSpec:
+    parted: list[tuple[str, ...]] = [() for _ in shape]
+    left = list(shape)
+    for name, axis in RULES:
+        free = sizes[axis] > 1 and not any(axis in axes for axes in parted)
+        if free and name in names:
+            i = names.index(name)
+            if left[i] % sizes[axis] == 0:
+                parted[i], left[i] = (*parted[i], axis), left[i] // sizes[axis]
+    # An axis that is not parted must be None: shardings are compared with what comes back.
+    entries = [axes[0] if len(axes) == 1 else axes or None for axes in parted]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
+
+
+def replicated_share(specs: Tree, shapes: Tree, mesh: Mesh) -> dict[str, float]:
+    """For each mesh axis that should part parameters, the share of them that it does not, 0 .. 1."""
+    leaves = list(
+        zip(
+            jax.tree.leaves(shapes),
+            jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec)),
+            strict=True,
+        )
+    )
+    total = sum(x.size for x, _ in leaves)
+    return {
+        axis: sum(x.size for x, spec in leaves if not _uses(spec, axis)) / total
+        for axis in ("fsdp", "tensor")
+        if mesh.shape[axis] > 1
+    }
+
+
+def _uses(spec: PartitionSpec, axis: str) -> bool:
+    return any(axis == entry or (isinstance(entry, tuple) and axis in entry) for entry in spec)
+
+
+def axis_of(spec: PartitionSpec, axis: str) -> int | None:
+    """Which axis of the array the mesh axis parts, if any."""
+    for i, entry in enumerate(spec):
+        if axis == entry or (isinstance(entry, tuple) and axis in entry):
+            return i
+    return None
+
+
+def state_specs(step: TrainStep, specs: Tree, shapes: TrainState) -> TrainState:
+    """A `PartitionSpec` for each array of the state; what the optimizer keeps of a parameter is
+    parted as the parameter is, where it has its shape."""
+    whole = PartitionSpec()
+
+    def like(leaf, spec, param):
+        return spec if leaf.shape == param.shape else whole
+
+    return TrainState(
+        step=whole,
+        params=specs,
+        opt_state=optax.tree_utils.tree_map_params(
+            step.tx, like, shapes.opt_state, specs, shapes.params,
+            transform_non_params=lambda _: whole,
+        ),
+        ema=None if shapes.ema is None else specs,
+        usual_norm=None if shapes.usual_norm is None else whole,
+    )  # fmt: skip
+
+
+def shardings(mesh: Mesh, specs: Tree) -> Tree:
+    """`specs` on `mesh`."""
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), specs,
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )  # fmt: skip
