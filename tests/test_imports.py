@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "transformer_jax"
 # Each room imports only from those before it.
 ORDER = ["errors", "config", "validation", "ops", "layers", "model", "incremental", "data",
-         "workdir", "checkpoint", "decoding", "evaluation", "interop", "training", "api",
+         "processes", "workdir", "digests", "checkpoint", "decoding", "evaluation", "interop", "training", "api",
          "decode_command", "cli"]  # fmt: skip
 
 

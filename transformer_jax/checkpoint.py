@@ -1,11 +1,13 @@
 """Checkpoints by Orbax: `<workdir>/checkpoints/<step>/`, written in the background.
 
-A checkpoint has the items `params`, `ema` (only where an average is kept), `optimizer`, and
+All processes of a run save and restore together, each its part. A checkpoint has the items `params`, `ema` (only where an average is kept), `optimizer`, and
 `meta` (JSON: evaluation metrics and the trainer's counters): reading a model reads no optimizer.
 """
 
+import contextlib
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,10 +16,12 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
+from transformer_jax import digests, processes
 from transformer_jax.config import CheckpointConfig
 from transformer_jax.errors import UserError
 
 Tree = Any
+TMP_SUFFIX = ".orbax-checkpoint-tmp"  # of a checkpoint that Orbax has not committed
 
 
 def quality(metrics: dict[str, float], metric: str) -> float:
@@ -28,52 +32,56 @@ def quality(metrics: dict[str, float], metric: str) -> float:
 class Checkpointer:
     """Saves and restores the checkpoints of one work directory.
 
-    Keeps the `max_to_keep` newest and the `keep_best` best by `best_metric`.
+    Keeps the `max_to_keep` newest and the `keep_best` best by `best_metric`. A save that fails
+    costs no older checkpoint: those are removed only after a newer one is whole.
     """
 
     def __init__(self, workdir: epath.PathLike, config: CheckpointConfig):
         self._config = config
         self._folder = _folder(workdir)
-        rank = functools.partial(quality, metric=config.best_metric)
-        policies = checkpoint_managers.preservation_policy
-        keep = [policies.LatestN(config.max_to_keep)]
-        if config.keep_best:
-            keep.append(
-                policies.BestN(
-                    get_metric_fn=rank,
-                    n=config.keep_best,
-                    keep_checkpoints_without_metrics=False,
-                )
-            )
-        self._manager = ocp.CheckpointManager(
-            self._folder,
-            options=ocp.CheckpointManagerOptions(
-                best_fn=rank,
-                preservation_policy=policies.AnyPreservationPolicy(keep),
-                create=True,
-                cleanup_tmp_directories=True,
-            ),
-        )
+        self._manager: ocp.CheckpointManager | None = None
+        self._saving: int | None = None  # step that is being written
+        self.newest_saved: int | None = None
 
-    def latest_step(self) -> int | None:
-        return self._manager.latest_step()
-
-    def save(self, step: int, items: dict[str, Tree], meta: dict[str, Any]) -> None:
+    def save(self, step: int, items: dict[str, Tree], meta: dict[str, Any]) -> str | None:
         """Starts to save; returns as soon as the arrays are copied.
 
         Args:
           step: optimizer steps done.
           items: trees by item name; those that are None are left out.
           meta: JSON-able; `meta["metrics"]` ranks the checkpoint.
+
+        Returns:
+          None, or why this save, or the one before it, has failed.
         """
         args: dict[str, Any] = {
             name: ocp.args.StandardSave(tree) for name, tree in items.items() if tree is not None
         }
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(meta=ocp.args.JsonSave(meta), **args),
-            metrics=meta.get("metrics") or None,
-        )
+
+        def start():
+            self._saving = step
+            self._opened().save(
+                step,
+                args=ocp.args.Composite(meta=ocp.args.JsonSave(meta), **args),
+                metrics=meta.get("metrics") or None,
+            )
+
+        problem = self.wait()
+        return self._attempt(start) or problem
+
+    def wait(self) -> str | None:
+        """Waits for the save that was started last; None, or why it has failed."""
+        if self._saving is None:
+            return None
+        problem = self._attempt(lambda: self._opened().wait_until_finished())
+        if problem is None:
+            self.newest_saved = self._saving
+        self._saving = None
+        return problem
+
+    def is_saving(self) -> bool:
+        """Whether a save is still being written."""
+        return self._manager is not None and self._manager.is_saving_in_progress()
 
     def restore(self, step: int, targets: dict[str, Tree]) -> tuple[dict[str, Tree], dict]:
         """Items as `targets` describes them (`jax.ShapeDtypeStruct`, sharded), and the meta."""
@@ -83,19 +91,120 @@ class Checkpointer:
             if tree is not None
         }
         try:
-            restored = self._manager.restore(
+            restored = self._opened().restore(
                 step, args=ocp.args.Composite(meta=ocp.args.JsonRestore(), **args)
             )
         except (ValueError, OSError, KeyError) as error:
             raise UserError(
                 f"Checkpoint {self._folder / str(step)} cannot be read: {error}"
             ) from error
+        self.newest_saved = step
         return {name: restored[name] if name in args else None for name in targets}, restored.meta
 
-    def close(self) -> None:
-        """Waits until everything is written."""
-        self._manager.wait_until_finished()
-        self._manager.close()
+    def close(self) -> str | None:
+        """Waits until everything is written; None, or why it could not be."""
+        problem = self.wait()
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
+        return problem
+
+    def _attempt(self, action: Callable[[], None]) -> str | None:
+        """Why `action` has failed on any process, in which case all begin anew."""
+        try:
+            action()
+            problem = None
+        except Exception as error:  # Orbax and TensorStore raise all kinds for a full disk
+            problem = _reason(error)
+        problem = next((p for p in processes.gather(problem) if p), None)
+        if problem:
+            # What it knows of the failed save would count as a checkpoint.
+            manager, self._manager, self._saving = self._manager, None, None
+            if manager is not None:
+                with contextlib.suppress(Exception):
+                    manager.close()
+            with contextlib.suppress(Exception):
+                self._opened()  # which removes what was half written
+        return problem
+
+    def _opened(self) -> ocp.CheckpointManager:
+        if self._manager is None:
+            self._manager = _open(self._folder, self._config, self._write_digests)
+        return self._manager
+
+    def _write_digests(self) -> None:
+        """Called when all files of a checkpoint are there and before its folder gets its name."""
+        if processes.is_primary():
+            aside = list(self._folder.glob(f"{self._saving}{TMP_SUFFIX}*"))
+            digests.write(aside[0] if aside else self._folder / str(self._saving))
+
+
+def _open(
+    folder: epath.Path, config: CheckpointConfig, before_commit: Callable[[], None]
+) -> ocp.CheckpointManager:
+    rank = functools.partial(quality, metric=config.best_metric)
+    policies = checkpoint_managers.preservation_policy
+    keep = [policies.LatestN(config.max_to_keep)]
+    if config.keep_best:
+        keep.append(
+            policies.BestN(
+                get_metric_fn=rank, n=config.keep_best, keep_checkpoints_without_metrics=False
+            )
+        )
+    return ocp.CheckpointManager(
+        folder,
+        options=ocp.CheckpointManagerOptions(
+            best_fn=rank,
+            preservation_policy=policies.AnyPreservationPolicy(keep),
+            create=True,
+            cleanup_tmp_directories=True,
+            async_options=ocp.AsyncOptions(post_finalization_callback=before_commit),
+        ),
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """The first sentence of the deepest cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def newest_whole(workdir: epath.PathLike, say: Callable[[str], None]) -> int | None:
+    """The newest checkpoint whose files are what was written; None where there is none at all.
+
+    Damaged ones that are newer are moved to `<workdir>/damaged_checkpoints/`, and named.
+
+    Raises:
+      UserError: where there are checkpoints, and every one is damaged; nothing is moved then.
+    """
+    folder = _folder(workdir)
+    damaged: dict[int, str] = {}
+    for step in reversed(_steps(folder)):
+        problem = digests.find_damage(folder / str(step))
+        if problem is None:
+            for bad, why in damaged.items():
+                aside = _set_aside(folder / str(bad))
+                say(f"checkpoint {bad} is damaged: {why}; moved to {aside}")
+            return step
+        damaged[step] = problem
+    if damaged:
+        told = "; ".join(f"{step}: {why}" for step, why in damaged.items())
+        raise UserError(
+            f"Every checkpoint in {folder} is damaged ({told}); restore one from a copy, or start "
+            "anew in another --workdir."
+        )
+    return None
+
+
+def _set_aside(folder: epath.Path) -> epath.Path:
+    parent = folder.parent.parent / "damaged_checkpoints"
+    parent.mkdir(exist_ok=True)
+    target, number = parent / folder.name, 1
+    while target.exists():
+        target, number = parent / f"{folder.name}.{number}", number + 1
+    folder.rename(target)
+    return target
 
 
 def load_params(
@@ -134,8 +243,17 @@ def load_params(
 def read_metrics(workdir: epath.PathLike, step: int) -> dict[str, float]:
     """Evaluation metrics kept with a checkpoint; empty where it was not evaluated."""
     folder = _folder(workdir) / str(step)
+    _refuse_damage(folder, "meta")
     with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
         return reader.restore(folder / "meta").get("metrics") or {}
+
+
+def _refuse_damage(folder: epath.Path, part: str) -> None:
+    problem = digests.find_damage(folder, [part])
+    if problem:
+        raise UserError(
+            f"Checkpoint {folder} is damaged: {problem}; choose another with --checkpoint."
+        )
 
 
 def _folder(workdir: epath.PathLike) -> epath.Path:
@@ -186,6 +304,7 @@ def _choose(
 
 def _read_params(folder: epath.Path, target: Tree) -> Tree:
     item = folder / ("ema" if (folder / "ema").exists() else "params")
+    _refuse_damage(folder, item.name)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), target)
     logging.info("reading %s", item)

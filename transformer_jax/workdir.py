@@ -3,9 +3,16 @@
 A work directory moves between machines and is all that evaluation, decoding and export need.
 """
 
+import contextlib
 import dataclasses
+import fcntl
 import json
+import os
+import socket
+import time
 import uuid
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from etils import epath
@@ -18,7 +25,7 @@ from transformer_jax.errors import UserError
 FREE_ON_RESUME = (
     "train.num_steps", "train.eval_every_steps", "train.checkpoint_every_steps",
     "train.log_every_steps", "train.early_stopping_patience", "train.eval_beam_size",
-    "train.eval_sentences", "train.remat", "parallel.", "decode.", "checkpoint.", "data.data_dir",
+    "train.eval_sentences", "train.remat", "train.accumulate_steps", "parallel.", "decode.", "checkpoint.", "data.data_dir",
     "data.cache_dir", "data.train", "data.validation", "data.test", "data.tokenizer_model",
     "optimizer.learning_rate", "train.allow_pickle",
 )  # fmt: skip
@@ -72,20 +79,61 @@ def check_resumable(workdir: epath.PathLike, config: Config) -> None:
         )
 
 
-def check_same_data(workdir: epath.PathLike, fingerprint: str) -> None:
+def check_same_data(workdir: epath.PathLike, fingerprints: dict[str, str]) -> None:
     """Notes what a new run trains on; refuses to go on with anything else.
 
+    Args:
+      workdir: of the run.
+      fingerprints: of the `corpus` and the `tokenizer`.
+
     Raises:
-      UserError: where the corpus or tokenizer is not the one the run was started with.
+      UserError: naming what is not as it was when the run was started.
     """
     path = epath.Path(workdir) / "data.json"
     if not path.exists():
-        write_atomically(path, json.dumps({"fingerprint": fingerprint}) + "\n")
-    elif json.loads(path.read_text())["fingerprint"] != fingerprint:
-        raise UserError(
-            f"The training corpus is not the one that the run in {workdir} was started on "
-            "(its text or its tokenizer changed); restore it, or use another --workdir."
-        )
+        write_atomically(path, json.dumps(fingerprints) + "\n")
+        return
+    before = json.loads(path.read_text())
+    for name, fingerprint in fingerprints.items():
+        if before.get(name) != fingerprint:
+            raise UserError(
+                f"The training {name} is not the one that the run in {workdir} was started on; "
+                "restore it, or use another --workdir."
+            )
+
+
+@contextlib.contextmanager
+def hold(workdir: epath.PathLike) -> Iterator[None]:
+    """Makes the work directory and keeps other runs out of it; ends with the process at the latest.
+
+    By a lock of the file system, which remote ones (`gs://`) do not have: there it does nothing.
+
+    Raises:
+      UserError: where another process trains there, or it cannot be written.
+    """
+    if "://" in str(workdir):
+        yield
+        return
+    path = Path(workdir).expanduser() / ".lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    except OSError as error:
+        raise UserError(f"{path.parent} cannot be written: {error.strerror}.") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UserError(
+                f"Another process trains in {workdir} ({file.read().strip()}); wait for it or end "
+                "it, or use another --workdir."
+            ) from None
+        file.truncate(0)
+        started = time.strftime("%Y-%m-%d %H:%M:%S")
+        file.write(f"process {os.getpid()} on {socket.gethostname()}, since {started}\n")
+        file.flush()
+        yield
 
 
 def write_atomically(path: epath.Path, text: str) -> None:

@@ -44,6 +44,17 @@ class Placement:
     target_starts: np.ndarray
     segments: np.ndarray  # 1, 2, … within a row
 
+    def only(self, rows: np.ndarray) -> "Placement":
+        """The part that stands in some of the rows, which are numbered anew."""
+        numbers = np.full(self.shape.rows, -1)
+        numbers[rows] = np.arange(len(rows))
+        own = numbers[self.rows] >= 0
+        return Placement(
+            dataclasses.replace(self.shape, rows=len(rows)), self.pairs[own],
+            numbers[self.rows][own], self.source_starts[own], self.target_starts[own],
+            self.segments[own],
+        )  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True)
 class CorpusSelection:

@@ -1,7 +1,8 @@
 """Batches as arrays, loaded by Grain ahead of the device."""
 
 import dataclasses
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterator
 
 import grain
 import numpy as np
@@ -26,10 +27,8 @@ class SpecialIds:
     decoder_start: int
 
 
-def make_batch(
-    corpus: TokenizedCorpus, placement: Placement, ids: SpecialIds, row_multiple: int = 1
-) -> Batch:
-    """Arrays of one training batch; empty rows make their number a multiple of `row_multiple`.
+def make_batch(corpus: TokenizedCorpus, placement: Placement, ids: SpecialIds) -> Batch:
+    """Arrays of one training batch.
 
     Returns:
       `inputs` `[B, S]`, `targets` and `decoder_inputs` `[B, T]` piece ids;
@@ -37,7 +36,7 @@ def make_batch(
       from 1, 0 being padding; `loss_mask` `[B, T]`, True on targets that count. All are int32 but
       the boolean mask.
     """
-    shape = placement.shape.padded(row_multiple)
+    shape = placement.shape
     source = _lay_out(
         corpus.source, placement, placement.source_starts, (shape.rows, shape.source_len),
         ids.source_pad, ids.source_eos)  # fmt: skip
@@ -98,7 +97,16 @@ def _ranges(lengths: np.ndarray) -> np.ndarray:
 
 
 class BatchSource:
-    """Random access to batch `t`, as Grain wants it."""
+    """Random access to batch `t`, as Grain wants it: the rows of this process.
+
+    Args:
+      corpus: tokenised.
+      plan: which pairs stand where.
+      ids: special ids.
+      num_steps: of the run.
+      row_multiple: empty rows make the number of rows a multiple of it.
+      local_rows: maps that number to the numbers of the rows that are wanted; None: all.
+    """
 
     def __init__(
         self,
@@ -107,18 +115,39 @@ class BatchSource:
         ids: SpecialIds,
         num_steps: int,
         row_multiple: int = 1,
+        local_rows: Callable[[int], np.ndarray] | None = None,
     ):
         self._corpus, self._plan, self._ids = corpus, plan, ids
         self._num_steps, self._row_multiple = num_steps, row_multiple
+        self._local_rows = local_rows
 
     def __len__(self) -> int:
         return self._num_steps
 
     def __getitem__(self, t: int) -> Batch:
-        return make_batch(self._corpus, self._plan.placement(int(t)), self._ids, self._row_multiple)
+        placement = self._plan.placement(int(t))
+        shape = placement.shape.padded(self._row_multiple)
+        placement = dataclasses.replace(placement, shape=shape)
+        if self._local_rows is not None:
+            placement = placement.only(self._local_rows(shape.rows))
+        return make_batch(self._corpus, placement, self._ids)
 
     def __repr__(self) -> str:
         return f"BatchSource({self._num_steps} steps)"
+
+    def pairs(self, t: int) -> np.ndarray:
+        """Numbers in the corpus of all pairs of batch `t`, row by row."""
+        return self._plan.placement(t).pairs
+
+    def digest(self, t: int) -> str:
+        """A digest of batch `t` that does not depend on devices and processes."""
+        digest = hashlib.blake2b(digest_size=8)
+        for name, array in make_batch(
+            self._corpus, self._plan.placement(t), self._ids
+        ).items():
+            digest.update(f"{name} {array.shape}".encode())
+            digest.update(array.tobytes())
+        return digest.hexdigest()
 
 
 def load_batches(source: BatchSource, first_step: int) -> Iterator[Batch]:

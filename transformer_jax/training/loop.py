@@ -1,7 +1,7 @@
 """The training loop: steps, evaluations, checkpoints, and going on where a run stopped."""
 
+import contextlib
 import dataclasses
-import math
 import time
 from typing import Any
 
@@ -9,15 +9,18 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from transformer_jax import evaluation
+from transformer_jax import checkpoint as checkpoint_lib
+from transformer_jax import evaluation, processes
+from transformer_jax import workdir as workdir_lib
 from transformer_jax.checkpoint import Checkpointer, quality
 from transformer_jax.config import Config
 from transformer_jax.data.loader import load_batches
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.errors import UserError
-from transformer_jax.training import setup
-from transformer_jax.training.reporting import Reporter
+from transformer_jax.training import faults, setup
+from transformer_jax.training.faults import StopRequest
 from transformer_jax.training.partition import choose_devices
+from transformer_jax.training.reporting import Reporter, Window
 from transformer_jax.training.runners import Runner, make_runner
 from transformer_jax.training.step import TrainState
 from transformer_jax.validation import validate
@@ -27,224 +30,316 @@ NUM_SAMPLES = 5
 
 @dataclasses.dataclass
 class Progress:
-    """What early stopping remembers; kept in every checkpoint."""
+    """What a run remembers besides its state; kept in every checkpoint."""
 
     metric: str = ""
     best: float | None = None
     best_step: int = 0
     evaluations_since_best: int = 0
+    skipped: int = 0  # steps whose loss or gradient was not finite, or a spike
+    skipped_in_a_row: int = 0
 
 
 def train(config: Config, workdir: epath.PathLike) -> None:
     """Trains in `workdir`, or goes on there, until `train.num_steps` or early stopping.
 
+    On SIGTERM or a preemption notice it saves and returns; the next call goes on.
+
     Raises:
-      UserError: before any compilation, for whatever cannot work.
+      UserError: before any compilation, for whatever cannot work; later, where training cannot go
+        on or its last checkpoint could not be written.
     """
+    with StopRequest() as stop, prepared(config, epath.Path(workdir)) as trainer:
+        trainer.run(stop)
+
+
+@contextlib.contextmanager
+def prepared(config: Config, workdir: epath.Path):
+    """A `Trainer` that stands where the run in `workdir` stopped, which is held meanwhile."""
     validate(config)
-    workdir = epath.Path(workdir)
-    devices = choose_devices(config)
-    config, data = setup.prepare(config, workdir, print)
-    trainer = Trainer(config, workdir, make_runner(config, devices), data)
-    try:
-        trainer.run()
-    finally:
-        trainer.close()
+    say = _say if processes.is_primary() else lambda _: None
+    with contextlib.ExitStack() as stack:
+        held = workdir_lib.hold(workdir)
+        processes.from_primary(lambda: _enter(stack, held), "lock")
+        devices = choose_devices(config)
+        step = processes.from_primary(
+            lambda: checkpoint_lib.newest_whole(workdir, say), "checkpoints"
+        )
+        config, data = setup.prepare_everywhere(config, workdir, say)
+        trainer = Trainer(config, workdir, make_runner(config, devices), data, step)
+        stack.callback(trainer.close)
+        yield trainer
+
+
+def _say(message: str) -> None:
+    print(message, flush=True)
+
+
+def _enter(stack: contextlib.ExitStack, context: contextlib.AbstractContextManager[None]) -> None:
+    stack.enter_context(context)
 
 
 class Trainer:
     """One run: its state on the devices and everything that happens between steps."""
 
     def __init__(
-        self, config: Config, workdir: epath.Path, runner: Runner, data: setup.TrainingData
+        self,
+        config: Config,
+        workdir: epath.Path,
+        runner: Runner,
+        data: setup.TrainingData,
+        step: int | None,
     ):
-        self._config, self._runner, self._data = config, runner, data
+        self.config, self.runner, self.data = config, runner, data
+        self._workdir = workdir
         self._row_multiple = runner.num_row_parts * config.train.accumulate_steps
         self._checkpointer = Checkpointer(workdir, config.checkpoint)
-        self._state = runner.init(config.seed, data.initial_params)
         self._progress = Progress()
-        self._restore()
-        self._step = int(jax.device_get(runner.to_host_layout(self._state).step))
-        self._engine = Engine(config, data.tokenizers)
-        size = sum(x.size for x in jax.tree.leaves(runner.to_host_layout(self._state).params))
-        print(
-            f"model: {size:,} parameters on {runner.num_devices} {jax.devices()[0].platform} "
-            f"device(s), runner {config.parallel.runner}",
-            flush=True,
+        self.step = step or 0
+        self.state = runner.init(config.seed, data.initial_params)
+        self._reporter = Reporter(
+            workdir, self.step, config.train.num_steps, processes.is_primary()
         )
-        self._reporter = Reporter(workdir, self._step, config.train.num_steps)
-        self._window = _Window(data.padding)
+        self._describe()
+        if step is not None:
+            self.restore(step)
+            self._reporter.say(f"going on from step {step}")
+        self._engine = Engine(config, data.tokenizers)
+        self._window = Window(data.padding)
+        self._save_is_due = False
 
-    def run(self) -> None:
+    def _describe(self) -> None:
+        runner, parallel = self.runner, self.config.parallel
+        mesh = " x ".join(f"{name} {size}" for name, size in runner.mesh.shape.items() if size > 1)
+        several = f" of {processes.count()} processes" if processes.count() > 1 else ""
+        self._reporter.say(
+            f"model: {runner.num_params():,} parameters on {runner.num_devices} "
+            f"{runner.mesh.devices.flat[0].platform} device(s){several}, runner {parallel.runner}"
+            + (f", {mesh}" if mesh else "")
+        )
+        for axis, share in runner.replicated_share().items():
+            if share:
+                self._reporter.say(
+                    f"{axis}={runner.mesh.shape[axis]} divides no axis of {100 * share:.2g}% of "
+                    "the parameters; each device has all of those"
+                )
+
+    def run(self, stop: StopRequest) -> None:
         """Steps until the end. Metrics are read one step late, so the device never waits."""
-        train = self._config.train
-        if self._step >= train.num_steps or self._stops_early():
-            self._reporter.say(f"nothing to do: the run stands at step {self._step}")
+        train = self.config.train
+        if self.step >= train.num_steps or self._stops_early():
+            self._reporter.say(f"nothing to do: the run stands at step {self.step}")
             return
-        self._compile()
-        source = self._data.batches(self._config, self._row_multiple)
-        batches = load_batches(source, self._step)
+        self.compile()
+        batches = load_batches(self._batches(), self.step)
         self._window.resume()
         late = None
-        while self._step < train.num_steps and not self._stops_early():
-            self._state, metrics = self._runner.step(self._state, next(batches))
-            self._step += 1
+        while self.step < train.num_steps and not self._stops_early():
+            if stop.reached(self.step + 1):
+                self._read(late)
+                self._stop_here()
+                return
+            self.state, metrics = self.runner.step(self.state, next(batches))
+            self.step += 1
             self._read(late)
-            late = self._step, metrics
+            late = self.step, metrics
             evaluates = bool(train.eval_every_steps) and (
-                self._step % train.eval_every_steps == 0 or self._step == train.num_steps
+                self.step % train.eval_every_steps == 0 or self.step == train.num_steps
             )
-            saves = self._step % train.checkpoint_every_steps == 0 or self._step == train.num_steps
-            if evaluates or saves:
+            self._save_is_due |= (
+                self.step % train.checkpoint_every_steps == 0 or self.step == train.num_steps
+            )
+            if evaluates or self._save_is_due:
                 self._read(late)
                 late = None
                 self._window.pause()
                 self._save(self._evaluate() if evaluates else {})
                 self._window.resume()
         self._read(late)
-        self._reporter.say(f"finished at step {self._step}")
+        self._finish()
+        self._reporter.say(f"finished at step {self.step}")
+
+    def compile(self) -> None:
+        """Compiles the step for every batch shape, the largest first."""
+        shapes = [shape.padded(self._row_multiple) for shape in self.data.plan.shapes]
+        started = time.monotonic()
+        for shape in shapes:
+            self.runner.compile(shape)
+        self._reporter.say(
+            f"compiled {len(shapes)} batch shape(s) in {time.monotonic() - started:.1f} s"
+        )
 
     def close(self) -> None:
         self._checkpointer.close()
         self._reporter.close()
 
-    def _compile(self) -> None:
-        shapes = [shape.padded(self._row_multiple) for shape in self._data.plan.shapes]
-        started = time.monotonic()
-        for shape in shapes:  # largest first
-            self._runner.compile(shape)
-        self._reporter.say(
-            f"compiled {len(shapes)} batch shape(s) in {time.monotonic() - started:.1f} s"
-        )
+    def _batches(self):
+        return self.data.batches(self.config, self._row_multiple, self.runner.local_rows)
+
+    # --- Metrics -------------------------------------------------------------------------------
 
     def _read(self, late: tuple[int, dict[str, jax.Array]] | None) -> None:
         """Adds a step's metrics to the window; reports the window where it is full."""
         if late is None:
             return
-        step, metrics = late
-        self._window.add(jax.device_get(metrics))
+        step, arrays = late
+        metrics = jax.device_get(arrays)
+        if metrics["skipped"]:
+            self._note_skipped(step, metrics)
+        else:
+            self._progress.skipped_in_a_row = 0
+            self._window.add(metrics)
         self._reporter.advance(step)
-        if step % self._config.train.log_every_steps == 0 or step == self._config.train.num_steps:
-            self._reporter.training(step, self._window.summary())
-            self._window = _Window(self._data.padding)
+        if step % self.config.train.log_every_steps == 0 or step == self.config.train.num_steps:
+            if processes.is_primary() and self._window.num_steps:
+                summary = self._window.summary(self._progress.skipped)
+                digest = self._batches().digest(step - 1)
+                self._reporter.training(step, summary | {"batch_digest": digest})
+            self._window = Window(self.data.padding)
             self._window.resume()
+            if processes.count() == 1 and not self._checkpointer.is_saving():
+                self._tell(self._checkpointer.wait())
 
-    def _model_params(self) -> Any:
-        state = self._runner.to_host_layout(self._state)
-        return self._runner.whole(state.params if state.ema is None else state.ema)
+    def _note_skipped(self, step: int, metrics: dict[str, Any]) -> None:
+        """Keeps the batch of a step that changed nothing; ends a run of nothing but such steps."""
+        self._progress.skipped += 1
+        self._progress.skipped_in_a_row += 1
+        where = ""
+        if processes.is_primary():
+            try:
+                path = faults.write_bad_batch(
+                    self._workdir, step, metrics, self.data, self.config
+                )
+                where = f"; its batch is in {path}"
+            except OSError as error:
+                where = f"; its batch could not be written ({error.strerror})"
+        loss = metrics["loss_sum"] / metrics["tokens"]
+        self._reporter.say(
+            f"step {step}: skipped, loss {loss:.4g}, gradient norm {metrics['grad_norm']:.4g}"
+            + where
+        )
+        if self._progress.skipped_in_a_row >= faults.MAX_SKIPPED_IN_A_ROW:
+            raise UserError(
+                f"The last {faults.MAX_SKIPPED_IN_A_ROW} steps were all skipped, up to step "
+                f"{step}: {faults.advice(self.config, step, metrics)}; --replay=FILE looks at one "
+                "of their batches."
+            )
+
+    # --- Evaluation ----------------------------------------------------------------------------
 
     def _evaluate(self) -> dict[str, float]:
         decode = dataclasses.replace(
-            self._config.decode, method="beam", beam_size=self._config.train.eval_beam_size,
+            self.config.decode, method="beam", beam_size=self.config.train.eval_beam_size,
             beam_groups=1,
         )  # fmt: skip
-        scores, outputs = evaluation.evaluate(
-            self._engine, self._model_params(), self._data.validation, decode
-        )
+        state = self.runner.to_host_layout(self.state)
+        params = self.runner.whole(state.params if state.ema is None else state.ema)
+        scores, outputs = evaluation.evaluate(self._engine, params, self.data.validation, decode)
         self._engine.programs.release()
         metrics = {
             f"eval_{name}": float(value)
             for name, value in dataclasses.asdict(scores).items()
             if isinstance(value, float)
         }
-        pairs = list(zip(self._data.validation, outputs, strict=True))[:NUM_SAMPLES]
+        pairs = list(zip(self.data.validation, outputs, strict=True))[:NUM_SAMPLES]
         samples = [
             {"source": source, "reference": reference, "hypothesis": output.text}
             for (source, reference), output in pairs
         ]
-        self._reporter.evaluation(self._step, metrics, samples)
-        self._note_progress(metrics)
+        self._reporter.evaluation(self.step, metrics, samples)
+        self._note_quality(metrics)
         return metrics
 
-    def _note_progress(self, metrics: dict[str, float]) -> None:
-        name = self._config.checkpoint.best_metric
+    def _note_quality(self, metrics: dict[str, float]) -> None:
+        name = self.config.checkpoint.best_metric
         value = quality(metrics, name)
         old = self._progress
         if old.best is None or old.metric != name or value > old.best:
-            self._progress = Progress(name, value, self._step, 0)
+            old.metric, old.best, old.best_step, old.evaluations_since_best = (
+                name, value, self.step, 0,
+            )  # fmt: skip
         else:
-            self._progress.evaluations_since_best += 1
+            old.evaluations_since_best += 1
 
     def _stops_early(self) -> bool:
-        patience = self._config.train.early_stopping_patience
+        patience = self.config.train.early_stopping_patience
         if not patience or self._progress.evaluations_since_best < patience:
             return False
         self._reporter.say(
-            f"stopped early: {self._config.checkpoint.best_metric} has not improved for {patience} "
+            f"stopped early: {self.config.checkpoint.best_metric} has not improved for {patience} "
             f"evaluations, the best was at step {self._progress.best_step}"
         )
         return True
 
+    # --- Checkpoints ---------------------------------------------------------------------------
+
     def _save(self, metrics: dict[str, float]) -> None:
-        state = self._runner.to_host_layout(self._state)
+        """Starts to save; what went wrong, now or with the save before, is told."""
+        if self._progress.skipped_in_a_row and self.step < self.config.train.num_steps:
+            return  # nothing new is worth keeping, and parameters may be beyond repair
+        self._save_is_due = False
+        state = self.runner.to_host_layout(self.state)
         if jax.default_backend() == "cpu":
             # Orbax writes in the background from the very buffers that the next step overwrites.
             state = jax.tree.map(jnp.copy, state)
         meta = {"metrics": metrics, "progress": dataclasses.asdict(self._progress)}
-        self._checkpointer.save(self._step, _items(state), meta)
+        self._tell(self._checkpointer.save(self.step, _items(state), meta))
 
-    def _restore(self) -> None:
-        step = self._checkpointer.latest_step()
-        if step is None:
-            return
-        target = self._runner.restore_target()
+    def _tell(self, problem: str | None) -> None:
+        if problem:
+            kept = self._checkpointer.newest_saved
+            self._reporter.say(
+                f"step {self.step}: the checkpoint could not be written ({problem}); "
+                + (f"that of step {kept} is kept" if kept is not None else "there is none yet")
+                + ", training goes on and tries again at the next"
+            )
+
+    def _stop_here(self) -> None:
+        """Saves what is new and says how to go on."""
+        self._tell(self._checkpointer.wait())
+        if self._checkpointer.newest_saved != self.step:
+            self._save({})
+        self._finish()
+        self._reporter.say(f"asked to stop: saved step {self.step}; the same command goes on")
+
+    def _finish(self) -> None:
+        """Waits until the last checkpoint is written.
+
+        Raises:
+          UserError: where it could not be.
+        """
+        problem = self._checkpointer.wait()
+        self._reporter.flush()
+        kept = self._checkpointer.newest_saved
+        if kept != self.step:
+            raise UserError(
+                f"Step {self.step} could not be saved in {self._workdir}"
+                + (f" ({problem})" if problem else "")
+                + (f"; step {kept} is the newest there" if kept is not None else "")
+                + "; make room or mend it, and give the same command again."
+            )
+
+    def restore(self, step: int) -> None:
+        """Takes over the checkpoint of `step`, which may be of other devices or another runner."""
+        target = self.runner.restore_target()
         items, meta = self._checkpointer.restore(step, _items(target))
-        optimizer = items["optimizer"]
-        restored = TrainState(
-            optimizer["step"], items["params"], optimizer["opt_state"], items["ema"]
-        )
-        self._state = self._runner.from_host_layout(restored)
+        self.state = self.runner.from_host_layout(_state(items))
         self._progress = Progress(**meta["progress"])
-        print(f"going on from step {step}", flush=True)
+        self.step = step
 
 
 def _items(state: TrainState) -> dict[str, Any]:
     """The state as a checkpoint's items."""
-    return {
-        "params": state.params,
-        "ema": state.ema,
-        "optimizer": {"step": state.step, "opt_state": state.opt_state},
-    }
+    optimizer = {"step": state.step, "opt_state": state.opt_state}
+    if state.usual_norm is not None:
+        optimizer["usual_norm"] = state.usual_norm
+    return {"params": state.params, "ema": state.ema, "optimizer": optimizer}
 
 
-class _Window:
-    """Metrics of the steps between two reports."""
-
-    def __init__(self, padding: float):
-        self._padding = padding
-        self._sums = {"loss_sum": 0.0, "correct_sum": 0.0, "tokens": 0.0}
-        self._last: dict[str, Any] = {}
-        self._seconds = 0.0
-        self._started: float | None = None
-
-    def resume(self) -> None:
-        """Lets the clock run."""
-        self._started = time.monotonic()
-
-    def pause(self) -> None:
-        """Stops the clock while something other than training goes on."""
-        self._seconds += time.monotonic() - (self._started or time.monotonic())
-        self._started = None
-
-    def add(self, metrics: dict[str, Any]) -> None:
-        for name in self._sums:
-            self._sums[name] += float(metrics[name])
-        self._last = metrics
-        if not (math.isfinite(metrics["loss_sum"]) and math.isfinite(metrics["grad_norm"])):
-            raise UserError(
-                "The training loss or its gradient is not finite; lower "
-                "config.optimizer.learning_rate, lengthen the warm-up, or set "
-                "config.optimizer.clip_norm."
-            )
-
-    def summary(self) -> dict[str, float]:
-        self.pause()
-        tokens = max(self._sums["tokens"], 1.0)
-        return {
-            "train_loss": self._sums["loss_sum"] / tokens,
-            "train_token_accuracy": 100.0 * self._sums["correct_sum"] / tokens,
-            "learning_rate": float(self._last["learning_rate"]),
-            "grad_norm": float(self._last["grad_norm"]),
-            "target_tokens_per_second": self._sums["tokens"] / max(self._seconds, 1e-9),
-            "padding": self._padding,
-        }
+def _state(items: dict[str, Any]) -> TrainState:
+    """Inverse of `_items`."""
+    optimizer = items["optimizer"]
+    return TrainState(
+        optimizer["step"], items["params"], optimizer["opt_state"], items["ema"],
+        optimizer.get("usual_norm"),
+    )  # fmt: skip

@@ -1,9 +1,10 @@
 """What a run tells: `metrics.jsonl`, TensorBoard, `samples.jsonl`, and the terminal."""
 
+import contextlib
 import json
+import os
 import sys
 import time
-from types import ModuleType
 from typing import Any
 
 import tqdm
@@ -15,33 +16,38 @@ from transformer_jax.workdir import write_atomically
 class Reporter:
     """Writes the same numbers to every place.
 
+    What cannot be written (a full disk) is said, kept, and written with what comes next.
+
     Args:
       workdir: of the run.
       first_step: steps already done; lines of later ones, from before a crash, are dropped.
       num_steps: of the whole run.
+      is_primary: others of several processes say and write nothing.
     """
 
-    def __init__(self, workdir: epath.Path, first_step: int, num_steps: int):
-        self._num_steps = num_steps
-        self._metrics = workdir / "metrics.jsonl"
-        self._samples = workdir / "samples.jsonl"
-        for path in (self._metrics, self._samples):
-            _drop_after(path, first_step)
-        self._board = _tensorboardx().SummaryWriter(
-            str(workdir / "tensorboard"), purge_step=first_step + 1
-        )
-        self._bar = (
-            tqdm.tqdm(total=num_steps, initial=first_step, unit="step", dynamic_ncols=True)
-            if sys.stderr.isatty()
-            else None
-        )
+    def __init__(
+        self, workdir: epath.Path, first_step: int, num_steps: int, is_primary: bool = True
+    ):
+        self._num_steps, self._is_primary = num_steps, is_primary
+        self._bar: Any = None
+        self._files: list[_Lines | _Board] = []
         self._started, self._first_step = time.monotonic(), first_step
+        if not is_primary:
+            return
+        self._metrics = _Lines(workdir / "metrics.jsonl", first_step)
+        self._samples = _Lines(workdir / "samples.jsonl", first_step)
+        self._board = _Board(workdir / "tensorboard", first_step)
+        self._files = [self._metrics, self._samples, self._board]
+        if sys.stderr.isatty():
+            self._bar = tqdm.tqdm(
+                total=num_steps, initial=first_step, unit="step", dynamic_ncols=True
+            )
 
     def say(self, message: str) -> None:
         """A line on the terminal."""
         if self._bar:
             self._bar.write(message)
-        else:
+        elif self._is_primary:
             print(message, flush=True)
 
     def advance(self, step: int) -> None:
@@ -49,14 +55,18 @@ class Reporter:
         if self._bar:
             self._bar.update(step - self._bar.n)
 
-    def training(self, step: int, metrics: dict[str, float]) -> None:
+    def training(self, step: int, metrics: dict[str, Any]) -> None:
         """Metrics of the steps since the last call."""
-        self._write(step, metrics)
+        if not self._is_primary:
+            return
+        self._add(step, metrics)
         numbers = (
             f"loss {metrics['train_loss']:.3f}, lr {metrics['learning_rate']:.2e}, "
             f"{metrics['target_tokens_per_second']:,.0f} target tokens/s, "
             f"padding {100 * metrics['padding']:.1f}%"
         )
+        if metrics.get("skipped_steps"):
+            numbers += f", {metrics['skipped_steps']} skipped"
         if self._bar:
             self._bar.set_postfix_str(numbers)
         else:
@@ -65,19 +75,28 @@ class Reporter:
 
     def evaluation(self, step: int, metrics: dict[str, float], samples: list[dict]) -> None:
         """Scores on the validation set, and some of its sentences with their translations."""
-        self._write(step, metrics)
-        with self._samples.open("a") as out:
-            for sample in samples:
-                out.write(json.dumps({"step": step, **sample}, ensure_ascii=False) + "\n")
+        if not self._is_primary:
+            return
+        for sample in samples:
+            self._samples.add({"step": step, **sample})
+        self._add(step, metrics)
         self.say(
             f"step {step}: validation "
             + ", ".join(f"{k.removeprefix('eval_')} {v:.2f}" for k, v in metrics.items())
         )
 
+    def flush(self) -> None:
+        """Writes what could not be written before, if that works now."""
+        for file in self._files:
+            try:
+                file.flush()
+            except OSError as error:
+                self.say(f"{file.path} cannot be written ({error.strerror}); tried again later")
+
     def close(self) -> None:
         if self._bar:
             self._bar.close()
-        self._board.close()
+        self.flush()
 
     def _time_left(self, step: int) -> str:
         done = max(step - self._first_step, 1)
@@ -85,25 +104,137 @@ class Reporter:
         hours, minutes = divmod(int(seconds) // 60, 60)
         return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{int(seconds) % 60:02d}s"
 
-    def _write(self, step: int, metrics: dict[str, Any]) -> None:
-        with self._metrics.open("a") as out:
-            out.write(json.dumps({"step": step, **metrics}) + "\n")
-        for name, value in metrics.items():
-            self._board.add_scalar(name, value, step)
-        self._board.flush()
+    def _add(self, step: int, metrics: dict[str, Any]) -> None:
+        self._metrics.add({"step": step, **metrics})
+        self._board.add(step, metrics)
+        self.flush()
 
 
-def _tensorboardx() -> ModuleType:
-    """tensorboardX, kept from loading torch, which it does wherever torch is installed."""
+class _Lines:
+    """A file of JSON lines; those of steps after `first_step` are dropped from it first."""
+
+    def __init__(self, path: epath.Path, first_step: int):
+        self.path = path
+        self._waiting = ""
+        _drop_after(path, first_step)
+
+    def add(self, line: dict[str, Any]) -> None:
+        self._waiting += json.dumps(line, ensure_ascii=False) + "\n"
+
+    def flush(self) -> None:
+        if not self._waiting:
+            return
+        before = self.path.stat().length if self.path.exists() else 0
+        try:
+            with self.path.open("a") as out:
+                out.write(self._waiting)
+        except OSError:
+            # A part of a line would spoil the next one.
+            if "://" not in str(self.path) and self.path.exists():
+                with contextlib.suppress(OSError):
+                    os.truncate(self.path, before)
+            raise
+        self._waiting = ""
+
+
+class _Board:
+    """TensorBoard's event file, written at once: tensorboardX's own thread would block a run whose
+    disk is full."""
+
+    def __init__(self, path: epath.Path, first_step: int):
+        self.path = path
+        self._waiting: list[Any] = []
+        self._file: Any = None
+        self._number = 0  # of files; one that could not be written is not gone on with
+        with _without_torch():
+            from tensorboardX.proto import event_pb2, summary_pb2
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        # Points of later steps, from before a crash, are hidden.
+        self._waiting.append(self._event(
+            wall_time=time.time(), step=first_step + 1, session_log=session))  # fmt: skip
+
+    def add(self, step: int, metrics: dict[str, Any]) -> None:
+        values = [
+            self._summary.Value(tag=name, simple_value=value)
+            for name, value in metrics.items()
+            if isinstance(value, int | float)
+        ]
+        summary = self._summary(value=values)
+        self._waiting.append(self._event(wall_time=time.time(), step=step, summary=summary))
+
+    def flush(self) -> None:
+        try:
+            if self._file is None:
+                self._file = self._new_file()
+            for event in self._waiting:
+                self._file.write_event(event)
+            self._file.flush()
+        except OSError:
+            self._file = None
+            raise
+        self._waiting = []
+
+    def _new_file(self) -> Any:
+        with _without_torch():
+            from tensorboardX.event_file_writer import EventsWriter
+        self._number += 1
+        self.path.mkdir(parents=True, exist_ok=True)
+        return EventsWriter(str(self.path / "events"), f".{os.getpid()}.{self._number}")
+
+
+@contextlib.contextmanager
+def _without_torch():
+    """Keeps tensorboardX from loading torch, which it does wherever torch is installed."""
     absent = "torch" not in sys.modules
     if absent:
         sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it then fails
     try:
-        import tensorboardX
+        yield
     finally:
         if absent:
             del sys.modules["torch"]
-    return tensorboardX
+
+
+class Window:
+    """Metrics of the steps between two reports, skipped ones left out."""
+
+    def __init__(self, padding: float):
+        self._padding = padding
+        self._sums = {"loss_sum": 0.0, "correct_sum": 0.0, "tokens": 0.0}
+        self._last: dict[str, Any] = {}
+        self.num_steps = 0
+        self._seconds = 0.0
+        self._started: float | None = None
+
+    def resume(self) -> None:
+        """Lets the clock run."""
+        self._started = time.monotonic()
+
+    def pause(self) -> None:
+        """Stops the clock while something other than training goes on."""
+        self._seconds += time.monotonic() - (self._started or time.monotonic())
+        self._started = None
+
+    def add(self, metrics: dict[str, Any]) -> None:
+        for name in self._sums:
+            self._sums[name] += float(metrics[name])
+        self._last = metrics
+        self.num_steps += 1
+
+    def summary(self, skipped: int) -> dict[str, float]:
+        """Means over the window; `skipped` are the steps that the whole run has skipped."""
+        self.pause()
+        tokens = max(self._sums["tokens"], 1.0)
+        return {
+            "train_loss": self._sums["loss_sum"] / tokens,
+            "train_token_accuracy": 100.0 * self._sums["correct_sum"] / tokens,
+            "learning_rate": float(self._last["learning_rate"]),
+            "grad_norm": float(self._last["grad_norm"]),
+            "target_tokens_per_second": self._sums["tokens"] / max(self._seconds, 1e-9),
+            "padding": self._padding,
+            "skipped_steps": skipped,
+        }
 
 
 def _drop_after(path: epath.Path, step: int) -> None:

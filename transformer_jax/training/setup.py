@@ -1,13 +1,15 @@
 """Everything a run needs before its first compilation; whatever is wrong with it shows here."""
 
 import dataclasses
+import hashlib
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from etils import epath
 
+from transformer_jax import processes
 from transformer_jax import workdir as workdir_lib
 from transformer_jax.config import Config
 from transformer_jax.data import batch_plan, sources
@@ -33,9 +35,23 @@ class TrainingData:
     validation: list[tuple[str, str]]
     initial_params: Any = None  # of train.init_from; None: fresh ones, or those of a checkpoint
 
-    def batches(self, config: Config, row_multiple: int) -> BatchSource:
+    def batches(self, config: Config, row_multiple: int = 1, local_rows=None) -> BatchSource:
+        """The batches of the run; arguments as of `BatchSource`."""
         ids = special_ids(self.tokenizers, config.model)
-        return BatchSource(self.corpus, self.plan, ids, config.train.num_steps, row_multiple)
+        return BatchSource(
+            self.corpus, self.plan, ids, config.train.num_steps, row_multiple, local_rows
+        )
+
+
+def prepare_everywhere(
+    config: Config, workdir: epath.Path, say: Say
+) -> tuple[Config, TrainingData]:
+    """`prepare` on every process; what can be shared is made by process 0, first and once."""
+    made: list[tuple[Config, TrainingData]] = []
+    processes.from_primary(lambda: made.append(prepare(config, workdir, say)), "preparation")
+    if made:
+        return processes.together(lambda: made[0], "data")
+    return processes.together(lambda: prepare(config, workdir, lambda _: None), "data")
 
 
 def prepare(config: Config, workdir: epath.Path, say: Say) -> tuple[Config, TrainingData]:
@@ -79,12 +95,21 @@ def prepare(config: Config, workdir: epath.Path, say: Say) -> tuple[Config, Trai
     )
     plan = batch_plan.make_plan(selection, config)
     padding = batch_plan.padding_report(plan, selection)
-    if initial_params is not None or not (folder / "tokenizer.json").exists():
+    new_tokenizer = initial_params is not None or not (folder / "tokenizer.json").exists()
+    if processes.is_primary() and new_tokenizer:
         tokenizers.save(folder)
-    workdir_lib.check_same_data(workdir, tokenized.fingerprint)
-    workdir_lib.write_config(workdir, config)
+    workdir_lib.check_same_data(
+        workdir, {"corpus": _fingerprint(corpora), "tokenizer": tokenizers.fingerprint}
+    )
+    if processes.is_primary():
+        workdir_lib.write_config(workdir, config)
     _describe(config, corpora, tokenizers, selection, plan, padding, say)
     return config, TrainingData(tokenizers, tokenized, plan, padding, validation, initial_params)
+
+
+def _fingerprint(corpora: Sequence[sources.Corpus]) -> str:
+    identity = [(c.fingerprint, c.source_lang, c.target_lang) for c in corpora]
+    return hashlib.blake2b(repr(identity).encode(), digest_size=16).hexdigest()
 
 
 def _go_on_from(config: Config, stored: Config) -> Config:

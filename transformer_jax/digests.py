@@ -1,0 +1,70 @@
+"""Digests of a checkpoint's files, kept with them: what is read is what was written.
+
+Orbax notices a missing file, but neither flipped bytes nor every shortened file.
+"""
+
+import concurrent.futures
+import hashlib
+import json
+from collections.abc import Iterable
+
+from etils import epath
+
+NAME = "digests.json"
+# Orbax writes these while it commits, after the digests; no parameter is in them.
+_COMMIT_FILES = ("_CHECKPOINT_METADATA", "commit_success.txt")
+_CHUNK = 1 << 20
+_NUM_THREADS = 8
+
+
+def write(folder: epath.Path) -> None:
+    """Writes `digests.json` for every file that is below `folder` now."""
+    names = [name for name in _names(folder, "") if name not in (*_COMMIT_FILES, NAME)]
+    (folder / NAME).write_text(json.dumps(_digests(folder, names), indent=0) + "\n")
+
+
+def find_damage(folder: epath.Path, parts: Iterable[str] = ()) -> str | None:
+    """What is wrong with the files of `folder`, in a few words; None where all are as written.
+
+    Args:
+      folder: of one checkpoint.
+      parts: names of folders in it that are looked at; (): everything.
+    """
+    try:
+        recorded: dict[str, str] = json.loads((folder / NAME).read_text())
+        if (folder / _COMMIT_FILES[0]).exists():
+            json.loads((folder / _COMMIT_FILES[0]).read_text())
+    except (ValueError, OSError) as error:
+        return f"its {NAME} or {_COMMIT_FILES[0]} cannot be read ({error})"
+    parts = tuple(f"{part}/" for part in parts)
+    wanted = [name for name in recorded if not parts or name.startswith(parts)]
+    missing = [name for name in wanted if not (folder / name).exists()]
+    if missing:
+        return f"{missing[0]} is missing"
+    found = _digests(folder, wanted)
+    changed = [name for name in wanted if found[name] != recorded[name]]
+    return f"{changed[0]} does not hold what was written" if changed else None
+
+
+def _names(folder: epath.Path, prefix: str) -> list[str]:
+    names = []
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            names += _names(path, f"{prefix}{path.name}/")
+        else:
+            names.append(prefix + path.name)
+    return names
+
+
+def _digests(folder: epath.Path, names: list[str]) -> dict[str, str]:
+    with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
+        found = pool.map(lambda name: _digest(folder / name), names)
+        return dict(zip(names, found, strict=True))
+
+
+def _digest(path: epath.Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,211 @@
+"""Several processes of one run, on JAX's own multi-controller runtime.
+
+Each process calls the same functions in the same order. Where one of them alone does something
+that can fail (prepare data, look at checkpoints), the others learn of it and stop with the same
+sentence.
+"""
+
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from etils import epath
+from jax.experimental import multihost_utils
+from orbax.checkpoint import multihost as orbax_multihost
+
+from transformer_jax.errors import UserError
+
+T = TypeVar("T")
+
+HEARTBEAT_SECONDS = 30  # a process that is silent for so long is dead
+PREPARING_SECONDS = 24 * 3600  # others wait so long for the one that prepares the data
+# Number of processes by launcher, where its environment tells.
+_LAUNCHERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+
+
+def launched_with_others() -> bool:
+    """Whether SLURM's or MPI's launcher has started several of this process."""
+    return any(os.environ.get(name, "1") not in ("", "1") for name in _LAUNCHERS)
+
+
+def connect(
+    workdir: epath.PathLike,
+    coordinator_address: str | None,
+    num_processes: int | None,
+    process_id: int | None,
+    timeout_seconds: int,
+) -> None:
+    """Joins the other processes of the run; call it before JAX is used.
+
+    Arguments that are None are found by JAX (SLURM, TPU pods, MPI, Kubernetes). Ends the process
+    with a sentence that names who is missing, where not all have come in time.
+
+    Args:
+      workdir: of the run, which all processes can write to.
+      coordinator_address: HOST:PORT of process 0.
+      num_processes: of the run.
+      process_id: 0 .. num_processes - 1.
+      timeout_seconds: how long to wait for the others.
+
+    Raises:
+      UserError: where the arguments are incomplete and nothing could be detected.
+    """
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    started = time.time()
+    roll = _RollCall(workdir, num_processes, process_id)
+    roll.enter()
+
+    def give_up() -> None:
+        # The runtime would end the process itself, with a stack of its own frames.
+        print(f"error: {roll.missing(started - timeout_seconds, timeout_seconds)}",
+              file=sys.stderr, flush=True)  # fmt: skip
+        os._exit(2)
+
+    alarm = threading.Timer(timeout_seconds, give_up)
+    alarm.daemon = True
+    alarm.start()
+    try:
+        jax.distributed.initialize(
+            coordinator_address, num_processes, process_id,
+            initialization_timeout=timeout_seconds + 10,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        )  # fmt: skip
+    except (ValueError, RuntimeError) as error:
+        raise UserError(
+            f"The other processes were not found ({str(error).splitlines()[0]}); give "
+            "--coordinator_address=HOST:PORT, --num_processes and --process_id to each."
+        ) from error
+    finally:
+        alarm.cancel()
+        roll.leave()
+
+
+class _RollCall:
+    """Marks in the work directory of processes that wait for others, so that these can be named."""
+
+    def __init__(self, workdir: epath.PathLike, num_processes: int | None, process_id: int | None):
+        self._folder = epath.Path(workdir) / ".waiting"
+        self._num_processes, self._process_id = num_processes, process_id
+
+    def enter(self) -> None:
+        if self._process_id is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / str(self._process_id)).write_text(str(time.time()))
+
+    def leave(self) -> None:
+        if self._process_id is not None:
+            (self._folder / str(self._process_id)).unlink(missing_ok=True)
+
+    def missing(self, since: float, seconds: int) -> str:
+        wait = f"after {seconds} s (--connect_timeout)"
+        if self._process_id is None or self._num_processes is None:
+            return f"not all processes of this run have come {wait}; see which did not start."
+        marks = {p.name: p.read_text() for p in self._folder.iterdir()}
+        here = {int(n) for n, text in marks.items() if n.isdigit() and float(text) >= since}
+        absent = sorted(set(range(self._num_processes)) - here)
+        if not absent:
+            return f"all processes are there but cannot reach --coordinator_address {wait}."
+        names = ", ".join(map(str, absent))
+        return (
+            f"of {self._num_processes} processes, {names} did not come {wait}; start the missing "
+            "ones, with the same --coordinator_address and --workdir, and these again."
+        )
+
+
+def count() -> int:
+    return jax.process_count()
+
+
+def index() -> int:
+    return jax.process_index()
+
+
+def is_primary() -> bool:
+    """Whether this is the process that writes."""
+    return jax.process_index() == 0
+
+
+def gather(value: T) -> list[T]:
+    """`value` of every process, in their order. All processes must call it."""
+    if count() == 1:
+        return [value]
+    own = np.frombuffer(pickle.dumps(value), np.uint8)
+    sizes = np.asarray(multihost_utils.process_allgather(np.asarray([own.size]))).reshape(-1)
+    padded = np.zeros(int(sizes.max()), np.uint8)
+    padded[: own.size] = own
+    rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(count(), -1)
+    return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def from_primary(function: Callable[[], T], name: str) -> T:
+    """The result of `function`, which process 0 alone calls; the others wait.
+
+    Args:
+      function: its result must be picklable.
+      name: of the place, for messages of the runtime.
+
+    Raises:
+      UserError: the one that `function` raised, on every process.
+    """
+    if count() == 1:
+        return function()
+    outcome = _attempt(function) if is_primary() else (None, None)
+    # A barrier of its own: collectives give up long before a large corpus is prepared.
+    orbax_multihost.sync_global_processes(f"transformer_jax:{name}", timeout=PREPARING_SECONDS)
+    result, problem = gather(outcome)[0]
+    if problem is not None:
+        raise UserError(problem)
+    return result
+
+
+def together(function: Callable[[], T], name: str) -> T:
+    """The result of `function`, which every process calls for itself.
+
+    Raises:
+      UserError: that of any process, on every process.
+    """
+    if count() == 1:
+        return function()
+    result, problem = _attempt(function)
+    orbax_multihost.sync_global_processes(f"transformer_jax:{name}", timeout=PREPARING_SECONDS)
+    problems = gather(problem)
+    for number, other in enumerate(problems):
+        if other is not None:
+            raise UserError(f"process {number}: {other}")
+    return result
+
+
+def _attempt(function: Callable[[], Any]) -> tuple[Any, str | None]:
+    try:
+        return function(), None
+    except UserError as error:
+        return None, str(error)
+    except OSError as error:
+        return None, f"{error.filename or 'a file'}: {error.strerror or error}."
+
+
+def share(items: Sequence[T]) -> list[T]:
+    """This process's share of `items`: every n-th."""
+    return list(items[index() :: count()])
+
+
+def unite(own: Sequence[T]) -> list[T]:
+    """The results of all shares, in the order of the items. All processes must call it."""
+    shares = gather(list(own))
+    total = sum(map(len, shares))
+    return [shares[i % len(shares)][i // len(shares)] for i in range(total)]
+
+
+def leave(status: int) -> None:
+    """Ends the process after an error, without waiting for the others, which would hang."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if count() > 1:
+        os._exit(status)
+    sys.exit(status)
