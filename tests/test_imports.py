@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parent.parent / "transformer_jax"
 # Each room imports only from those before it.
 ORDER = ["errors", "config", "validation", "ops", "layers", "model", "incremental", "data",
-         "processes", "workdir", "digests", "checkpoint", "decoding", "evaluation", "interop", "training", "api",
-         "decode_command", "cli"]  # fmt: skip
+         "processes", "workdir", "digests", "checkpoint", "decoding", "evaluation", "interop",
+         "training", "api", "decode_command", "cli"]  # fmt: skip
 
 
 def edges():

@@ -116,7 +116,8 @@ def step_config(
         model=dataclasses.replace(config.model, dropout_rate=dropout, source_vocab_size=30,
                                   target_vocab_size=30, decoder_start_id=1),
         train=dataclasses.replace(config.train, accumulate_steps=accumulate, **train_fields),
-        parallel=dataclasses.replace(config.parallel, runner=runner, data=devices, fsdp=fsdp, tensor=tensor),
+        parallel=dataclasses.replace(config.parallel, runner=runner, data=devices, fsdp=fsdp,
+                                     tensor=tensor),
     )  # fmt: skip
 
 

@@ -1,7 +1,9 @@
 """Checkpoints by Orbax: `<workdir>/checkpoints/<step>/`, written in the background.
 
-All processes of a run save and restore together, each its part. A checkpoint has the items `params`, `ema` (only where an average is kept), `optimizer`, and
-`meta` (JSON: evaluation metrics and the trainer's counters): reading a model reads no optimizer.
+All processes of a run save and restore together, each its part. A checkpoint has the items
+`params`, `ema` (only where an average is kept), `optimizer`, and `meta` (JSON: evaluation metrics
+and the trainer's counters): reading a model reads no optimizer. `digests.json` tells whether its
+files are what was written.
 """
 
 import contextlib
@@ -180,7 +182,7 @@ def newest_whole(workdir: epath.PathLike, say: Callable[[str], None]) -> int | N
     """
     folder = _folder(workdir)
     damaged: dict[int, str] = {}
-    for step in reversed(_steps(folder)):
+    for step in reversed(steps(workdir)):
         problem = digests.find_damage(folder / str(step))
         if problem is None:
             for bad, why in damaged.items():
@@ -225,10 +227,10 @@ def load_params(
       UserError: no such checkpoint, or one of another model.
     """
     folder = _folder(workdir)
-    steps = _steps(folder)
-    if not steps:
+    there = steps(workdir)
+    if not there:
         raise UserError(f"{workdir} has no checkpoint; train there first.")
-    chosen = _choose(folder, steps, which, config)
+    chosen = _choose(folder, there, which, config)
     mean: Tree = None
     for step in chosen:
         params = _read_params(folder / str(step), target)
@@ -262,7 +264,9 @@ def _folder(workdir: epath.PathLike) -> epath.Path:
     return (path if "://" in str(path) else path.expanduser().absolute()) / "checkpoints"
 
 
-def _steps(folder: epath.Path) -> list[int]:
+def steps(workdir: epath.PathLike) -> list[int]:
+    """Steps of the checkpoints that are there, rising."""
+    folder = _folder(workdir)
     if not folder.exists():
         return []
     return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())

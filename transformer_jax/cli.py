@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,15 +106,46 @@ def _one_sentence() -> Iterator[None]:
         print("interrupted; the same command goes on with what is done.", file=sys.stderr)
         sys.exit(INTERRUPTED_STATUS)
     except RuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if _lost_others(error):
+            message = (
+                f"Another process of this run has ended ({str(error).splitlines()[0][:200]}); "
+                "start all of them again: the run goes on from its newest checkpoint."
+            )
+        elif "RESOURCE_EXHAUSTED" not in str(error):
+            _leave_others(error)
             raise
-        message = (
-            f"The device is out of memory ({str(error).splitlines()[0]}); lower "
-            "config.data.batch_tokens, raise config.train.accumulate_steps, or set "
-            "config.train.remat=True."
-        )
-    print(f"error: {message}", file=sys.stderr)
+        else:
+            message = (
+                f"The device is out of memory ({str(error).splitlines()[0]}); lower "
+                "config.data.batch_tokens, raise config.train.accumulate_steps, or set "
+                "config.train.remat=True."
+            )
+    except Exception as error:
+        _leave_others(error)
+        raise
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    if _has_others():
+        os._exit(USAGE_STATUS)
     sys.exit(USAGE_STATUS)
+
+
+def _has_others() -> bool:
+    """Whether this is one of several processes; does not load JAX to know."""
+    return "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
+
+
+def _lost_others(error: RuntimeError) -> bool:
+    words = ("gloo", "connection", "unavailable", "barrier", "deadline", "nccl", "heartbeat")
+    return _has_others() and any(word in str(error).lower() for word in words)
+
+
+def _leave_others(error: BaseException) -> None:
+    """Ends one of several processes at once: at its exit JAX would wait for the others."""
+    if _has_others():
+        traceback.print_exception(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _configure_jax() -> None:
@@ -137,7 +169,18 @@ def _define_train(argv: list[str]) -> list[str]:
     from ml_collections import config_flags
 
     config_flags.DEFINE_config_file("config", help_string="Recipe: a file, or a built-in name.")
-    flags.DEFINE_string("workdir", None, "Folder of the run; made, or gone on with.", required=True)
+    flags.DEFINE_string("workdir", None, "Folder of the run; made, or gone on with.")
+    flags.DEFINE_bool("dry_run", False, "Compile the step and report memory, FLOPs, exchanges.")
+    flags.DEFINE_string(
+        "topology",
+        "",
+        "Of a dry run: a TPU's such as v5e:2x4, cpu:N, gpu:N; what is here if empty.",
+    )
+    flags.DEFINE_string("json", None, "Also write the report of a dry run to this file.")
+    flags.DEFINE_bool("verify_resume", False, "Check that a killed run goes on exactly.")
+    flags.DEFINE_integer("verify_steps", 20, "Steps of each run of --verify_resume.", 4)
+    flags.DEFINE_string("replay", None, "Look at a skipped step: a file of bad_batches/.")
+    _define_processes()
     flags.mark_flag_as_required("config")
     joined: list[str] = []
     for argument in argv:
@@ -166,9 +209,90 @@ def _resolve_recipe(argument: str) -> str:
 
 
 def _train() -> None:
+    if FLAGS.dry_run:
+        _dry_run()
+        return
+    if not FLAGS.workdir:
+        raise UserError("--workdir=DIR is missing: the folder of the run.")
+    if FLAGS.topology or FLAGS.json:
+        raise UserError("--topology and --json are for --dry_run.")
+    if FLAGS.verify_resume:
+        from transformer_jax.training.verify_resume import verify_resume
+
+        own = ("--workdir", "--verify_resume", "--verify_steps", "--replay")
+        verify_resume(FLAGS.config, FLAGS.workdir, _same_command(own), FLAGS.verify_steps)
+        return
+    _connect()
+    if FLAGS.replay:
+        from transformer_jax.training.replay import replay
+
+        replay(FLAGS.config, FLAGS.workdir, FLAGS.replay)
+        return
     from transformer_jax.training.loop import train
 
     train(FLAGS.config, epath.Path(FLAGS.workdir))
+
+
+def _dry_run() -> None:
+    from transformer_jax.training.dry_run import dry_run
+
+    if FLAGS.topology:
+        import jax
+
+        jax.config.update("jax_platforms", "cpu")  # the devices that are here stay untouched
+    report = dry_run(FLAGS.config, FLAGS.topology, print)
+    if FLAGS.json:
+        Path(FLAGS.json).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
+    if report.fits is False:
+        raise UserError(f"The step does not fit {report.topology}.")
+
+
+def _same_command(left_out: Sequence[str]) -> list[str]:
+    """Program and arguments of this process, some flags left out."""
+    kept, drop_next = [sys.executable], False
+    for argument in sys.argv:
+        name, has_value, _ = argument.partition("=")
+        name = "--" + name.lstrip("-") if name.startswith("-") else name
+        if name in left_out:
+            drop_next = not has_value and not isinstance(FLAGS[name[2:]].value, bool)
+        elif not drop_next:
+            kept.append(argument)
+        else:
+            drop_next = False
+    return kept
+
+
+def _define_processes() -> None:
+    flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0, of several.")
+    flags.DEFINE_integer("num_processes", None, "Processes of the run, the same for all.", 1)
+    flags.DEFINE_integer("process_id", None, "Number of this process, from 0.", 0)
+    flags.DEFINE_bool(
+        "distributed", None, "Let JAX find the other processes (SLURM, TPU pods, MPI, Kubernetes); "
+        "without it only those of srun and mpirun are noticed.",
+    )  # fmt: skip
+    flags.DEFINE_integer("connect_timeout", 300, "Seconds to wait for the other processes.", 1)
+
+
+def _connect() -> None:
+    """Joins the other processes of the run, where there are any."""
+    from transformer_jax import processes
+
+    given = [FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id]
+    if any(value is not None for value in given):
+        if None in given:
+            raise UserError(
+                "--coordinator_address, --num_processes and --process_id go together; "
+                "use --distributed to have them found."
+            )
+        if FLAGS.process_id >= FLAGS.num_processes:
+            raise UserError(f"--process_id={FLAGS.process_id} must be below --num_processes="
+                            f"{FLAGS.num_processes}: they count from 0.")  # fmt: skip
+    elif FLAGS.distributed is False or not (FLAGS.distributed or processes.launched_with_others()):
+        return
+    processes.connect(
+        FLAGS.workdir, FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id,
+        FLAGS.connect_timeout,
+    )  # fmt: skip
 
 
 # --- eval, decode -------------------------------------------------------------------------------
@@ -211,18 +335,21 @@ def _define_eval(argv: list[str]) -> list[str]:
     flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "Which data to score.")
     flags.DEFINE_string("json", None, "Also write the scores to this file.")
     flags.DEFINE_string("output", None, "Also write the translations to this file, one a line.")
+    _define_processes()
     return argv
 
 
 def _eval() -> None:
-    from transformer_jax import evaluation
+    from transformer_jax import evaluation, processes
     from transformer_jax.data import sources
     from transformer_jax.decode_command import as_line, writing
 
+    _connect()
     with contextlib.ExitStack() as files:
         # Opened first: a path that cannot be written should not cost an evaluation.
         outs = {name: files.enter_context(writing(FLAGS[name].value))
-                for name in ("json", "output") if FLAGS[name].value}  # fmt: skip
+                for name in ("json", "output")
+                if FLAGS[name].value and processes.is_primary()}  # fmt: skip
         translator = _load_translator()
         data = translator.config.data
         pairs = [p for corpus in sources.open_corpora(data, FLAGS.split) for p in corpus.read()]
@@ -230,7 +357,8 @@ def _eval() -> None:
             translator.engine, translator.params, pairs, translator.config.decode
         )
         result = {**dataclasses.asdict(scores), "checkpoint_step": translator.checkpoint_step}
-        _print_scores(result, data)
+        if processes.is_primary():
+            _print_scores(result, data)
         if "json" in outs:
             outs["json"].write(json.dumps(result, indent=2) + "\n")
         if "output" in outs:

@@ -8,6 +8,7 @@ from typing import Any
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
+from transformer_jax import processes
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.job import Translation
@@ -56,6 +57,8 @@ def evaluate(
 ) -> tuple[Evaluation, list[Translation]]:
     """Teacher-forced loss and accuracy, and scores of decoded text.
 
+    Several processes share the pairs; each gets all results.
+
     Args:
       engine: compiled functions of the model.
       params: its parameters.
@@ -65,12 +68,13 @@ def evaluate(
     Returns:
       The scores and the best hypothesis of each pair, in order.
     """
-    sources = [source for source, _ in pairs]
     references = [reference for _, reference in pairs]
-    scored = engine.score(params, sources, references)
+    own = processes.share(pairs)
+    sources = [source for source, _ in own]
+    scored = processes.unite(engine.score(params, sources, [reference for _, reference in own]))
     tokens = sum(pair.num_tokens for pair in scored)
     loss = -sum(pair.log_prob for pair in scored) / tokens
-    outputs = [best[0] for best in engine.translate(params, sources, decode)]
+    outputs = processes.unite([best[0] for best in engine.translate(params, sources, decode)])
     scores: dict[str, Any] = corpus_scores(
         [output.text for output in outputs], references, engine.config.data.target_lang
     )

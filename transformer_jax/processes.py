@@ -155,7 +155,7 @@ def from_primary(function: Callable[[], T], name: str) -> T:
     """
     if count() == 1:
         return function()
-    outcome = _attempt(function) if is_primary() else (None, None)
+    outcome: tuple[Any, str | None] = _attempt(function) if is_primary() else (None, None)
     # A barrier of its own: collectives give up long before a large corpus is prepared.
     orbax_multihost.sync_global_processes(f"transformer_jax:{name}", timeout=PREPARING_SECONDS)
     result, problem = gather(outcome)[0]
@@ -200,12 +200,3 @@ def unite(own: Sequence[T]) -> list[T]:
     shares = gather(list(own))
     total = sum(map(len, shares))
     return [shares[i % len(shares)][i // len(shares)] for i in range(total)]
-
-
-def leave(status: int) -> None:
-    """Ends the process after an error, without waiting for the others, which would hang."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if count() > 1:
-        os._exit(status)
-    sys.exit(status)

@@ -25,9 +25,9 @@ from transformer_jax.errors import UserError
 FREE_ON_RESUME = (
     "train.num_steps", "train.eval_every_steps", "train.checkpoint_every_steps",
     "train.log_every_steps", "train.early_stopping_patience", "train.eval_beam_size",
-    "train.eval_sentences", "train.remat", "train.accumulate_steps", "parallel.", "decode.", "checkpoint.", "data.data_dir",
-    "data.cache_dir", "data.train", "data.validation", "data.test", "data.tokenizer_model",
-    "optimizer.learning_rate", "train.allow_pickle",
+    "train.eval_sentences", "train.remat", "train.accumulate_steps", "parallel.", "decode.",
+    "checkpoint.", "data.data_dir", "data.cache_dir", "data.train", "data.validation", "data.test",
+    "data.tokenizer_model", "optimizer.learning_rate", "train.allow_pickle",
 )  # fmt: skip
 
 

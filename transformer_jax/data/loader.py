@@ -142,9 +142,7 @@ class BatchSource:
     def digest(self, t: int) -> str:
         """A digest of batch `t` that does not depend on devices and processes."""
         digest = hashlib.blake2b(digest_size=8)
-        for name, array in make_batch(
-            self._corpus, self._plan.placement(t), self._ids
-        ).items():
+        for name, array in make_batch(self._corpus, self._plan.placement(t), self._ids).items():
             digest.update(f"{name} {array.shape}".encode())
             digest.update(array.tobytes())
         return digest.hexdigest()

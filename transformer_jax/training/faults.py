@@ -52,10 +52,11 @@ class StopRequest:
 def write_bad_batch(
     workdir: epath.Path, step: int, metrics: dict[str, Any], data: TrainingData, config: Config
 ) -> epath.Path:
-    """Writes the batch of a skipped step to `bad_batches/step_N.npz`, whole, as `--replay` reads it.
+    """Writes the whole batch of a skipped step to `bad_batches/step_N.npz`, for `--replay`.
 
-    It holds the arrays of the batch, as `batch_NAME`; `pairs`, the numbers of its pairs in the corpus; `sources` and
-    `targets`, their text; `about`, JSON with `step`, `loss`, `grad_norm` and `digest`.
+    It holds the arrays of the batch, as `batch_NAME`; `pairs`, the numbers of its pairs in the
+    corpus; `sources` and `targets`, their text; `about`, JSON with `step`, `loss`, `grad_norm` and
+    `digest`.
     """
     source = data.batches(config)
     pairs = source.pairs(step - 1)
@@ -68,14 +69,18 @@ def write_bad_batch(
     sides = ((data.tokenizers.source, data.corpus.source),
              (data.tokenizers.target, data.corpus.target))  # fmt: skip
     texts = [
-        [tokenizer.decode(side.tokens[side.offsets[i] : side.offsets[i + 1]].tolist()) for i in pairs]
+        [
+            tokenizer.decode(side.tokens[side.offsets[i] : side.offsets[i + 1]].tolist())
+            for i in pairs
+        ]
         for tokenizer, side in sides
     ]
-    buffer = io.BytesIO()
-    np.savez_compressed(
-        buffer, about=json.dumps(about), pairs=pairs, sources=texts[0], targets=texts[1],
+    arrays: dict[str, Any] = {
+        "about": json.dumps(about), "pairs": pairs, "sources": texts[0], "targets": texts[1],
         **{f"batch_{name}": array for name, array in source[step - 1].items()},
-    )  # fmt: skip
+    }  # fmt: skip
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
     path = workdir / "bad_batches" / f"step_{step}.npz"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(buffer.getvalue())

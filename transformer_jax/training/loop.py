@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from transformer_jax import evaluation, processes
 from transformer_jax import workdir as workdir_lib
 from transformer_jax.checkpoint import Checkpointer, quality
 from transformer_jax.config import Config
-from transformer_jax.data.loader import load_batches
+from transformer_jax.data.loader import BatchSource, load_batches
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.errors import UserError
 from transformer_jax.training import faults, setup
@@ -54,8 +55,11 @@ def train(config: Config, workdir: epath.PathLike) -> None:
 
 
 @contextlib.contextmanager
-def prepared(config: Config, workdir: epath.Path):
-    """A `Trainer` that stands where the run in `workdir` stopped, which is held meanwhile."""
+def prepared(config: Config, workdir: epath.Path, writes: bool = True) -> Iterator["Trainer"]:
+    """A `Trainer` that stands where the run in `workdir` stopped, which is held meanwhile.
+
+    With `writes=False` it reports nothing.
+    """
     validate(config)
     say = _say if processes.is_primary() else lambda _: None
     with contextlib.ExitStack() as stack:
@@ -66,7 +70,7 @@ def prepared(config: Config, workdir: epath.Path):
             lambda: checkpoint_lib.newest_whole(workdir, say), "checkpoints"
         )
         config, data = setup.prepare_everywhere(config, workdir, say)
-        trainer = Trainer(config, workdir, make_runner(config, devices), data, step)
+        trainer = Trainer(config, workdir, make_runner(config, devices), data, step, writes)
         stack.callback(trainer.close)
         yield trainer
 
@@ -89,16 +93,17 @@ class Trainer:
         runner: Runner,
         data: setup.TrainingData,
         step: int | None,
+        writes: bool = True,
     ):
         self.config, self.runner, self.data = config, runner, data
         self._workdir = workdir
-        self._row_multiple = runner.num_row_parts * config.train.accumulate_steps
+        self.row_multiple = runner.num_row_parts * config.train.accumulate_steps
         self._checkpointer = Checkpointer(workdir, config.checkpoint)
         self._progress = Progress()
         self.step = step or 0
         self.state = runner.init(config.seed, data.initial_params)
         self._reporter = Reporter(
-            workdir, self.step, config.train.num_steps, processes.is_primary()
+            workdir, self.step, config.train.num_steps, writes and processes.is_primary()
         )
         self._describe()
         if step is not None:
@@ -131,7 +136,7 @@ class Trainer:
             self._reporter.say(f"nothing to do: the run stands at step {self.step}")
             return
         self.compile()
-        batches = load_batches(self._batches(), self.step)
+        batches = load_batches(self.batches(), self.step)
         self._window.resume()
         late = None
         while self.step < train.num_steps and not self._stops_early():
@@ -161,7 +166,7 @@ class Trainer:
 
     def compile(self) -> None:
         """Compiles the step for every batch shape, the largest first."""
-        shapes = [shape.padded(self._row_multiple) for shape in self.data.plan.shapes]
+        shapes = [shape.padded(self.row_multiple) for shape in self.data.plan.shapes]
         started = time.monotonic()
         for shape in shapes:
             self.runner.compile(shape)
@@ -173,8 +178,9 @@ class Trainer:
         self._checkpointer.close()
         self._reporter.close()
 
-    def _batches(self):
-        return self.data.batches(self.config, self._row_multiple, self.runner.local_rows)
+    def batches(self) -> BatchSource:
+        """The batches of the run, those rows of them that this process loads."""
+        return self.data.batches(self.config, self.row_multiple, self.runner.local_rows)
 
     # --- Metrics -------------------------------------------------------------------------------
 
@@ -193,7 +199,7 @@ class Trainer:
         if step % self.config.train.log_every_steps == 0 or step == self.config.train.num_steps:
             if processes.is_primary() and self._window.num_steps:
                 summary = self._window.summary(self._progress.skipped)
-                digest = self._batches().digest(step - 1)
+                digest = self.data.batches(self.config).digest(step - 1)
                 self._reporter.training(step, summary | {"batch_digest": digest})
             self._window = Window(self.data.padding)
             self._window.resume()
@@ -207,9 +213,7 @@ class Trainer:
         where = ""
         if processes.is_primary():
             try:
-                path = faults.write_bad_batch(
-                    self._workdir, step, metrics, self.data, self.config
-                )
+                path = faults.write_bad_batch(self._workdir, step, metrics, self.data, self.config)
                 where = f"; its batch is in {path}"
             except OSError as error:
                 where = f"; its batch could not be written ({error.strerror})"

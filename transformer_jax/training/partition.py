@@ -64,7 +64,11 @@ def mesh_shape(parallel: ParallelConfig, num_devices: int) -> tuple[int, int, in
         raise UserError(
             f"config.parallel ({asked}) does not fit {num_devices} devices "
             f"({jax.default_backend()}): the sizes multiply to {fixed}"
-            + (", which must divide them." if -1 in sizes else "; use smaller ones, or -1, the rest.")
+            + (
+                ", which must divide them."
+                if -1 in sizes
+                else "; use smaller ones, or -1, the rest."
+            )
         )
     data, fsdp, tensor = (num_devices // fixed if size == -1 else size for size in sizes)
     return data, fsdp, tensor
@@ -108,7 +112,7 @@ def _spec(shape: tuple[int, ...], names: PartitionSpec, sizes: Any) -> Partition
 
 
 def replicated_share(specs: Tree, shapes: Tree, mesh: Mesh) -> dict[str, float]:
-    """For each mesh axis that should part parameters, the share of them that it does not, 0 .. 1."""
+    """The share of the parameters, 0 .. 1, that each mesh axis should part and does not."""
     leaves = list(
         zip(
             jax.tree.leaves(shapes),
@@ -136,10 +140,10 @@ def axis_of(spec: PartitionSpec, axis: str) -> int | None:
     return None
 
 
-def state_specs(step: TrainStep, specs: Tree, shapes: TrainState) -> TrainState:
+def state_specs(step: TrainStep, specs: Tree, shapes: TrainState) -> Tree:
     """A `PartitionSpec` for each array of the state; what the optimizer keeps of a parameter is
     parted as the parameter is, where it has its shape."""
-    whole = PartitionSpec()
+    whole: Any = PartitionSpec()
 
     def like(leaf, spec, param):
         return spec if leaf.shape == param.shape else whole

@@ -94,7 +94,7 @@ class Runner:
     def local_rows(self, num_rows: int) -> np.ndarray:
         """Numbers of those rows of a batch that this process loads."""
         parts = self._by_row.addressable_devices_indices_map((num_rows,)).values()
-        rows = {i for (part,) in parts for i in range(*part.indices(num_rows))}
+        rows = {i for part in parts if part for i in range(*part[0].indices(num_rows))}
         return np.asarray(sorted(rows))
 
     def whole(self, tree: Tree) -> Tree:

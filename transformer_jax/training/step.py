@@ -59,9 +59,7 @@ class TrainStep:
             params = init_params(self.config.model, rng)
         ema = jax.tree.map(jnp.copy, params) if self.config.train.ema_decay else None
         usual_norm = jnp.zeros(()) if self.config.train.skip_spikes else None
-        return TrainState(
-            jnp.zeros((), jnp.int32), params, self.tx.init(params), ema, usual_norm
-        )
+        return TrainState(jnp.zeros((), jnp.int32), params, self.tx.init(params), ema, usual_norm)
 
     def loss_sums(self, params: Tree, batch: dict[str, jax.Array], rng) -> losses.LossSums:
         """Loss of a batch with dropout, its `[B, T, V]` logits never held at once."""

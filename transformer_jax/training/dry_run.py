@@ -1,0 +1,237 @@
+"""`train.py --dry_run`: compiles the real step of a config, for machines that are not here too."""
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.config import Config
+from transformer_jax.data.batch_plan import BatchShape
+from transformer_jax.errors import UserError
+from transformer_jax.training import hlo, partition
+from transformer_jax.training.runners import make_runner
+from transformer_jax.validation import validate
+
+GIB = 2**30
+# Memory of one device in bytes, by JAX's name of its kind.
+MEMORY = {
+    "TPU v4": 32 * GIB,
+    "TPU v5 lite": 16 * GIB,
+    "TPU v5": 95 * GIB,
+    "TPU v5p": 95 * GIB,
+    "TPU v6 lite": 32 * GIB,
+    "TPU7x": 192 * GIB,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The step of one configuration on one machine; bytes and FLOPs are of one device."""
+
+    topology: str
+    device_kind: str
+    num_devices: int
+    mesh: dict[str, int]
+    batch: tuple[int, int, int]  # rows, source positions, target positions
+    num_params: int
+    state_bytes: int  # parameters, optimizer state, average
+    argument_bytes: int
+    temporary_bytes: int
+    code_bytes: int
+    peak_bytes: int
+    memory_bytes: int | None  # that a device has, where known
+    fits: bool | None
+    compiler_flops: float
+    model_flops: float  # 6 * parameters in products * tokens, and attention
+    collective_bytes: dict[str, int]
+    compile_seconds: float
+    jax: str
+
+
+def dry_run(config: Config, topology: str, say: Callable[[str], None]) -> Report:
+    """Compiles the step for the largest batch, on devices that need not exist, and reports.
+
+    No data is read: vocabularies are taken to have `data.vocab_size` pieces, and packed rows as
+    many source positions as target positions.
+
+    Args:
+      config: of the run.
+      topology: of TPUs, such as `v5e:2x4`; `cpu:N` or `gpu:N` for N devices, which XLA's compiler
+        for CPUs then stands for; "": the devices that are here.
+      say: gets the report, line by line.
+
+    Raises:
+      UserError: unknown topology, a missing compiler, or a program that does not fit.
+    """
+    validate(config)
+    devices, platform = _devices(topology)
+    config = _filled_in(config, platform)
+    devices = devices[: _size(config, len(devices))]
+    runner = make_runner(config, devices)
+    multiple = runner.num_row_parts * config.train.accumulate_steps
+    shape = largest_shape(config).padded(multiple)
+    started = time.monotonic()
+    try:
+        compiled = runner.compile(shape)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        first = str(error).split("RESOURCE_EXHAUSTED:")[-1].strip().splitlines()[0]
+        raise UserError(
+            f"The step does not fit {topology or 'the devices here'}: {first} Raise "
+            "config.parallel.fsdp or config.train.accumulate_steps, or set config.train.remat=True."
+        ) from error
+    seconds = time.monotonic() - started
+    report = _report(config, runner, topology, shape, compiled, seconds)
+    for line in lines(report):
+        say(line)
+    return report
+
+
+def largest_shape(config: Config) -> BatchShape:
+    """The batch of a plan whose corpus is not known: its longest rows on both sides."""
+    data = config.data
+    length = (data.pack_len or data.max_len) if data.batching == "pack" else data.max_len
+    return BatchShape(data.batch_tokens // length, length, length)
+
+
+def _devices(topology: str) -> tuple[list[Any], str]:
+    if not topology:
+        return jax.devices(), jax.default_backend()
+    kind, _, size = topology.partition(":")
+    if kind in ("cpu", "gpu"):
+        if not size.isdigit() or not int(size):
+            raise UserError(f"--topology={topology} must be {kind}:N, for N devices.")
+        jax.config.update("jax_num_cpu_devices", int(size))
+        return jax.devices("cpu"), kind
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # ask no metadata server about a TPU
+    from jax.experimental import topologies
+
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+    except Exception as error:  # as many kinds as ways to fail
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"--topology={topology} is not known ({reason}); it is cpu:N, gpu:N, or a TPU's such "
+            "as v5e:2x4, which needs its compiler: pip install libtpu."
+        ) from error
+    return list(found), "tpu"
+
+
+def _size(config: Config, num_devices: int) -> int:
+    data, fsdp, tensor = partition.mesh_shape(config.parallel, num_devices)
+    return data * fsdp * tensor
+
+
+def _filled_in(config: Config, platform: str) -> Config:
+    """The config with what a tokenizer and the device would have determined."""
+    model = config.model
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(
+            model,
+            source_vocab_size=model.source_vocab_size or config.data.vocab_size,
+            target_vocab_size=model.target_vocab_size or config.data.vocab_size,
+            decoder_start_id=max(model.decoder_start_id, 0),
+            dtype=model.dtype if model.dtype != "auto" else (
+                "float32" if platform == "cpu" else "bfloat16"),
+        ),
+    )  # fmt: skip
+
+
+def _report(config, runner, topology, shape, compiled, seconds) -> Report:
+    memory = compiled.memory_analysis()
+    if memory is None:
+        raise UserError(f"The compiler for {topology} does not tell what memory a program needs.")
+    device = runner.mesh.devices.flat[0]
+    capacity = MEMORY.get(device.device_kind)
+    if not topology and (stats := device.memory_stats()):
+        capacity = stats.get("bytes_limit")
+    peak = (
+        memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes + memory.generated_code_size_in_bytes
+    )  # fmt: skip
+    costs = compiled.cost_analysis() or {}
+    state = runner.restore_target()
+    return Report(
+        topology=topology or f"{device.platform}:{runner.num_devices}",
+        device_kind=device.device_kind,
+        num_devices=runner.num_devices,
+        mesh=dict(runner.mesh.shape),
+        batch=(shape.rows, shape.source_len, shape.target_len),
+        num_params=runner.num_params(),
+        state_bytes=sum(_bytes_here(x) for x in jax.tree.leaves(state)),
+        argument_bytes=memory.argument_size_in_bytes,
+        temporary_bytes=memory.temp_size_in_bytes,
+        code_bytes=memory.generated_code_size_in_bytes,
+        peak_bytes=peak,
+        memory_bytes=capacity,
+        fits=None if capacity is None else peak <= capacity,
+        compiler_flops=float(costs.get("flops", 0.0)),
+        model_flops=model_flops(config, shape) / runner.num_devices,
+        collective_bytes=hlo.total_bytes(hlo.collectives(compiled.as_text())),
+        compile_seconds=round(seconds, 1),
+        jax=jax.__version__,
+    )
+
+
+def _bytes_here(x: jax.ShapeDtypeStruct) -> int:
+    """Bytes of one device's part of an array."""
+    size = 1
+    for n in x.sharding.shard_shape(x.shape):
+        size *= n
+    return size * jnp.dtype(x.dtype).itemsize
+
+
+def model_flops(config: Config, shape: BatchShape) -> float:
+    """FLOPs of one step by the formula: every product of the model, forward once, backward twice.
+
+    Padding counts as it is computed; recomputation (`train.remat`) does not.
+    """
+    model = config.model
+    decoder = model.for_decoder()
+    width, inner = model.d_model, model.resolved_head_dim
+    source, target = shape.rows * shape.source_len, shape.rows * shape.target_len
+
+    def attention(heads: int, queries: int, keys: int, key_len: int) -> float:
+        size = heads * inner
+        projections = 2 * width * size * (2 * queries + 2 * keys)
+        return projections + 2 * 2 * queries * key_len * size
+
+    encoder = attention(model.num_heads, source, source, shape.source_len)
+    encoder += 2 * 2 * source * width * model.d_ff
+    own = attention(decoder.num_heads, target, target, shape.target_len)
+    cross = attention(decoder.num_heads, target, source, shape.source_len)
+    feed_forward = 2 * 2 * target * width * decoder.d_ff
+    forward = model.num_encoder_layers * encoder
+    forward += model.num_decoder_layers * (own + cross + feed_forward)
+    forward += 2 * target * width * model.target_vocab_size
+    return 3.0 * forward
+
+
+def lines(report: Report) -> list[str]:
+    """The report for people."""
+    mesh = " x ".join(f"{name} {size}" for name, size in report.mesh.items())
+    rows, source, target = report.batch
+    room = "" if report.memory_bytes is None else (
+        f" of {report.memory_bytes / GIB:.0f} GiB: {'fits' if report.fits else 'DOES NOT FIT'}"
+    )  # fmt: skip
+    exchanged = ", ".join(
+        f"{kind} {num / 1e6:,.1f} MB" for kind, num in sorted(report.collective_bytes.items())
+    )
+    return [
+        f"{report.topology}: {report.num_devices} x {report.device_kind}, mesh {mesh}, "
+        f"jax {report.jax}, compiled in {report.compile_seconds:.0f} s",
+        f"model: {report.num_params:,} parameters; batch {rows} x {source} + {target} positions "
+        "(vocabulary and source length assumed, no data was read)",
+        f"memory a device: {report.peak_bytes / GIB:.2f} GiB{room}; state "
+        f"{report.state_bytes / GIB:.2f}, temporaries {report.temporary_bytes / GIB:.2f}, "
+        f"program {report.code_bytes / GIB:.2f}",
+        f"FLOPs a device and step: {report.compiler_flops:.3e} by the compiler, "
+        f"{report.model_flops:.3e} by the model's formula",
+        f"exchanged by a device in a step: {exchanged or 'nothing'}",
+    ]

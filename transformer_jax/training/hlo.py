@@ -1,0 +1,122 @@
+"""What a compiled program exchanges between devices, read from its text (HLO)."""
+
+import collections
+import dataclasses
+import math
+import re
+
+KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
+_BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "f16": 16, "c64": 64, "c128": 128}
+_ARRAY = re.compile(r"\b(pred|bf16|[sufc]\d+(?:e\dm\d\w*)?)\[([\d,]*)\]")
+_INSTRUCTION = re.compile(
+    rf"%\S+ = (?P<result>.*?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\("
+)
+_CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_BODY = re.compile(r"body=%([\w.\-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One exchange of a program.
+
+    Attributes:
+      kind: one of `KINDS`.
+      num_bytes: of the whole array or arrays, on one device: what is summed, gathered, or moved.
+      times: how often a run of the program does it.
+      in_loop: whether a loop does it.
+    """
+
+    kind: str
+    num_bytes: int
+    times: int
+    in_loop: bool
+
+
+def collectives(text: str) -> list[Collective]:
+    """The exchanges of a program, in no particular order.
+
+    Args:
+      text: `compiled.as_text()`, HLO after partitioning.
+    """
+    computations, entry = _computations(text)
+    times: collections.Counter[str] = collections.Counter()
+    looping: set[str] = set()
+
+    def visit(name: str, count: int, in_loop: bool) -> None:
+        times[name] += count
+        if in_loop:
+            looping.add(name)
+        for line in computations.get(name, ()):
+            body = _BODY.search(line)
+            trips = _TRIPS.search(line)
+            for called in _called(line):
+                is_body = body is not None and called == body[1]
+                repeats = int(trips[1]) if is_body and trips else 1
+                visit(called, count * repeats, in_loop or is_body)
+
+    visit(entry, 1, False)
+    return [
+        Collective(found["kind"], _num_bytes(found, line), times[name], name in looping)
+        for name, lines in computations.items()
+        if times[name]
+        for line in lines
+        if (found := _INSTRUCTION.search(line))
+    ]
+
+
+def total_bytes(found: list[Collective]) -> dict[str, int]:
+    """Bytes by kind, of one run of the program on one device."""
+    totals: collections.Counter[str] = collections.Counter()
+    for collective in found:
+        totals[collective.kind] += collective.num_bytes * collective.times
+    return dict(totals)
+
+
+def _computations(text: str) -> tuple[dict[str, list[str]], str]:
+    """Lines of each computation by name, and the name of the entry."""
+    found: dict[str, list[str]] = {}
+    entry, own = "", None
+    for line in text.splitlines():
+        header = re.match(r"(ENTRY )?%([\w.\-]+) .*\{\s*$", line)
+        if header and not line.startswith(" "):
+            own = found[header[2]] = []
+            entry = header[2] if header[1] else entry
+        elif line.startswith("}"):
+            own = None
+        elif own is not None:
+            own.append(line)
+    return found, entry
+
+
+def _called(line: str) -> list[str]:
+    names = _CALLED.findall(line)
+    for branches in _BRANCHES.findall(line):
+        names += [name.strip().lstrip("%") for name in branches.split(",")]
+    return names
+
+
+def _num_bytes(found: re.Match[str], line: str) -> int:
+    arrays = [
+        _bits(kind) * math.prod(int(n) for n in dims.split(",") if n) // 8
+        for kind, dims in _ARRAY.findall(found["result"])
+    ]
+    if found["start"] and found["kind"] in ("all-gather", "collective-permute"):
+        arrays = arrays[len(arrays) // 2 :]  # operands come before results
+    total = sum(arrays)
+    return total * _group_size(line) if found["kind"] == "reduce-scatter" else total
+
+
+def _bits(kind: str) -> int:
+    if kind in _BITS:
+        return _BITS[kind]
+    return int(re.findall(r"\d+", kind)[0])
+
+
+def _group_size(line: str) -> int:
+    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
+    if listed:
+        return len(listed[1].split(","))
+    shaped = re.search(r"replica_groups=\[(\d+),(\d+)\]", line)
+    return int(shaped[2]) if shaped else 1
