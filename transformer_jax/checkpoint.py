@@ -9,6 +9,8 @@ files are what was written.
 import contextlib
 import functools
 import logging
+import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -69,6 +71,8 @@ class Checkpointer:
             )
 
         problem = self.wait()
+        if problem:
+            self._remove_unfinished()
         return self._attempt(start) or problem
 
     def wait(self) -> str | None:
@@ -125,9 +129,15 @@ class Checkpointer:
             if manager is not None:
                 with contextlib.suppress(Exception):
                     manager.close()
-            with contextlib.suppress(Exception):
-                self._opened()  # which removes what was half written
+            self._remove_unfinished()
         return problem
+
+    def _remove_unfinished(self) -> None:
+        """Makes room; Orbax would do it at the next start of the program."""
+        if processes.is_primary():
+            with contextlib.suppress(OSError):
+                for path in list(self._folder.glob(f"*{TMP_SUFFIX}*")):
+                    path.rmtree(missing_ok=True)
 
     def _opened(self) -> ocp.CheckpointManager:
         if self._manager is None:
@@ -166,9 +176,13 @@ def _open(
 
 
 def _reason(error: BaseException) -> str:
-    """The first sentence of the deepest cause."""
+    """What the operating system says, or the first sentence of the deepest cause."""
     while error.__cause__ is not None:
         error = error.__cause__
+    told = re.search(r"os_error_code='(\d+)'", str(error))  # by TensorStore
+    number = int(told[1]) if told else getattr(error, "errno", None)
+    if number:
+        return os.strerror(number)
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 

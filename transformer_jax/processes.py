@@ -5,6 +5,7 @@ that can fail (prepare data, look at checkpoints), the others learn of it and st
 sentence.
 """
 
+import faulthandler
 import os
 import pickle
 import sys
@@ -57,6 +58,8 @@ def connect(
       UserError: where the arguments are incomplete and nothing could be detected.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # Where another process dies, the runtime says so and aborts; our frames would add nothing.
+    faulthandler.disable()
     started = time.time()
     roll = _RollCall(workdir, num_processes, process_id)
     roll.enter()

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from transformer_jax.config import Config
 from transformer_jax.data.batch_plan import BatchShape
 from transformer_jax.data.loader import Batch
+from transformer_jax.layers import compute_dtype
 from transformer_jax.training import partition
 from transformer_jax.training.step import Sums, TrainState, TrainStep
 
@@ -165,7 +166,7 @@ class JitRunner(Runner):
         self._summed = tuple(a for a in partition.ROW_AXES if self.mesh.shape[a] > 1)
 
         def sums(params, number, batch):
-            params = jax.tree.map(_gather, params, own)
+            params = jax.tree.map(self._gather, params, own)
             rng = _step_rng(step, number, partition.ROW_AXES)
             local = step.grad_sums(params, batch, rng)
             return local._replace(
@@ -193,6 +194,15 @@ class JitRunner(Runner):
             donate_argnums=0,
         )
 
+    def _gather(self, param: jax.Array, spec: PartitionSpec) -> jax.Array:
+        """The whole parameter; kernels and tables in the type that they are used in."""
+        axis = partition.axis_of(spec, "fsdp")
+        if axis is None:
+            return param
+        dtype = compute_dtype(self.train_step.config.model) if param.ndim > 1 else param.dtype
+        whole = jax.lax.all_gather(param.astype(dtype), "fsdp", axis=axis, tiled=True)
+        return whole.astype(param.dtype)  # in which its gradients are added up
+
     def _reduce(self, grad: jax.Array, spec: PartitionSpec) -> jax.Array:
         """The sum over all rows; of a parted parameter, this device's part of it."""
         axis = partition.axis_of(spec, "fsdp")
@@ -217,11 +227,6 @@ class JitRunner(Runner):
 def _only_fsdp(spec: PartitionSpec) -> PartitionSpec:
     axis = partition.axis_of(spec, "fsdp")
     return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "fsdp")
-
-
-def _gather(param: jax.Array, spec: PartitionSpec) -> jax.Array:
-    axis = partition.axis_of(spec, "fsdp")
-    return param if axis is None else jax.lax.all_gather(param, "fsdp", axis=axis, tiled=True)
 
 
 class PmapRunner(Runner):

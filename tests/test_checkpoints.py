@@ -1,0 +1,144 @@
+"""Checkpoints: which stay, what is read back, and what happens to damaged ones."""
+
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+
+from transformer_jax import checkpoint as checkpoint_lib
+from transformer_jax import digests
+from transformer_jax.config import CheckpointConfig
+from transformer_jax.errors import UserError
+
+
+def save_all(folder, scores, **config):
+    checkpointer = checkpoint_lib.Checkpointer(folder, CheckpointConfig(**config))
+    for step, score in scores.items():
+        params = {"w": jnp.full((3,), float(step))}
+        metrics = {} if score is None else {"eval_bleu": score, "eval_loss": -score}
+        checkpointer.save(step, {"params": params, "ema": None}, {"metrics": metrics})
+    checkpointer.close()
+    return {p.name for p in (folder / "checkpoints").iterdir() if p.name.isdigit()}
+
+
+TARGET = {"w": jax.ShapeDtypeStruct((3,), jnp.float32)}
+
+
+@pytest.mark.parametrize("metric", ["eval_bleu", "eval_loss"])
+def test_the_newest_and_the_best_stay(tmp_path, metric):
+    scores = {1: 10.0, 2: 30.0, 3: None, 4: 20.0, 5: None, 6: 5.0}
+    kept = save_all(epath.Path(tmp_path), scores, max_to_keep=2, best_metric=metric)
+    assert kept == {"2", "5", "6"}
+    config = CheckpointConfig(max_to_keep=2, best_metric=metric)
+    load = lambda which: checkpoint_lib.load_params(tmp_path, which, config, TARGET)  # noqa: E731
+    for which, step in (("best", 2), ("latest", 6), ("5", 5)):
+        params, found = load(which)
+        assert found == step
+        np.testing.assert_array_equal(params["w"], step)
+    params, found = load("average:2")
+    assert found == 6
+    np.testing.assert_allclose(params["w"], (5 + 6) / 2, rtol=1e-6)
+    for which, word in (
+        ("3", "has 2, 5, 6"),
+        ("average:3", "the 2 newest"),
+        ("worst", "must be best"),
+    ):
+        with pytest.raises(UserError, match=word):
+            load(which)
+
+
+def test_missing_and_foreign_checkpoints_are_named(tmp_path):
+    with pytest.raises(UserError, match="no checkpoint; train there first"):
+        checkpoint_lib.load_params(tmp_path, "latest", CheckpointConfig(), TARGET)
+    save_all(epath.Path(tmp_path), {1: None})
+    with pytest.raises(UserError, match="none is best"):
+        checkpoint_lib.load_params(tmp_path, "best", CheckpointConfig(), TARGET)
+    other = {"w": jax.ShapeDtypeStruct((4,), jnp.float32)}
+    with pytest.raises(UserError, match="cannot be read as this model"):
+        checkpoint_lib.load_params(tmp_path, "latest", CheckpointConfig(), other)
+
+
+# --- Damage --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def three_checkpoints(tmp_path_factory):
+    folder = epath.Path(tmp_path_factory.mktemp("whole"))
+    save_all(folder, {1: 10.0, 2: 30.0, 3: 20.0}, max_to_keep=3)
+    return folder
+
+
+def newest_files(folder):
+    """Every file of the newest checkpoint but those that Orbax alone writes and reads."""
+    newest = folder / "checkpoints" / "3"
+    return sorted(
+        str(p.relative_to(newest))
+        for p in Path(newest).rglob("*")
+        if p.is_file() and p.name != "commit_success.txt"
+    )
+
+
+def truncate(path):
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(bytes(data))
+
+
+DAMAGES = [truncate, flip, lambda path: path.unlink()]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_any_damaged_file_is_named_and_the_checkpoint_before_used(
+    three_checkpoints, tmp_path, damage
+):
+    names = newest_files(three_checkpoints)
+    assert len(names) > 6
+    for number, name in enumerate(names):
+        if name == "_CHECKPOINT_METADATA" and damage is not truncate:
+            continue  # times only; a flipped digit of them is not damage
+        folder = epath.Path(tmp_path / str(number))
+        shutil.copytree(three_checkpoints, folder)
+        path = folder / "checkpoints" / "3" / name
+        if not path.read_bytes() and damage is not DAMAGES[2]:
+            continue  # nothing to cut or flip
+        damage(path)
+        said = []
+        assert checkpoint_lib.newest_whole(folder, said.append) == 2, name
+        assert len(said) == 1
+        assert "checkpoint 3 is damaged" in said[0]
+        if name != digests.NAME:
+            assert name in said[0]
+        assert (folder / "damaged_checkpoints" / "3").exists()
+        assert checkpoint_lib.newest_whole(folder, said.append) == 2
+        assert len(said) == 1
+
+
+def test_nothing_is_moved_where_all_are_damaged(three_checkpoints, tmp_path):
+    folder = epath.Path(tmp_path / "run")
+    shutil.copytree(three_checkpoints, folder)
+    for step in ("1", "2", "3"):
+        flip(folder / "checkpoints" / step / "params" / "_METADATA")
+    with pytest.raises(UserError, match=r"Every checkpoint in .* is damaged .*_METADATA"):
+        checkpoint_lib.newest_whole(folder, print)
+    assert checkpoint_lib.steps(folder) == [1, 2, 3]
+    assert checkpoint_lib.newest_whole(tmp_path, print) is None
+
+
+def test_reading_a_damaged_model_is_refused(three_checkpoints, tmp_path):
+    folder = epath.Path(tmp_path / "run")
+    shutil.copytree(three_checkpoints, folder)
+    (data,) = [p for p in newest_files(folder) if p.startswith("params/d/")][:1]
+    flip(folder / "checkpoints" / "3" / data)
+    with pytest.raises(UserError, match=r"3 is damaged: params/d/.* does not hold"):
+        checkpoint_lib.load_params(folder, "latest", CheckpointConfig(), TARGET)
+    params, step = checkpoint_lib.load_params(folder, "best", CheckpointConfig(), TARGET)
+    assert (step, params["w"][0]) == (2, 2.0)

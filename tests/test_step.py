@@ -1,0 +1,280 @@
+"""The step on one device and on many, under either runner, and what its program exchanges."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer_jax.data.batch_plan import BatchShape
+from transformer_jax.model import Transformer
+from transformer_jax.ops import losses
+from transformer_jax.training import hlo, partition, runners
+from transformer_jax.training.step import TrainStep
+
+SHAPE = BatchShape(rows=16, source_len=10, target_len=9)
+
+
+def step_config(
+    runner="jit", devices=1, accumulate=1, dropout=0.0, fsdp=1, tensor=1, **train_fields
+):
+    from configs import tiny
+
+    config = tiny.get_config()
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, dropout_rate=dropout, source_vocab_size=30,
+                                  target_vocab_size=30, decoder_start_id=1),
+        train=dataclasses.replace(config.train, accumulate_steps=accumulate, **train_fields),
+        parallel=dataclasses.replace(config.parallel, runner=runner, data=devices, fsdp=fsdp,
+                                     tensor=tensor),
+    )  # fmt: skip
+
+
+def uneven_batch(seed):
+    """Rows whose padding differs a lot, some of them all padding."""
+    rng = np.random.default_rng(seed)
+    batch = {}
+    for name, width in (("inputs", SHAPE.source_len), ("targets", SHAPE.target_len)):
+        lengths = rng.integers(1, width + 1, SHAPE.rows)
+        lengths[: SHAPE.rows // 2] = 1
+        lengths[-3:] = 0
+        real = np.arange(width) < lengths[:, None]
+        batch[name] = np.where(real, rng.integers(4, 30, (SHAPE.rows, width)), 0).astype(np.int32)
+        batch[f"{name}_segment_ids"] = real.astype(np.int32)
+        batch[f"{name}_positions"] = np.where(real, np.arange(width), 0).astype(np.int32)
+    batch["decoder_inputs"] = np.roll(batch["targets"], 1, axis=1)
+    batch["decoder_inputs"][:, 0] = 1
+    batch["loss_mask"] = batch["targets_segment_ids"] != 0
+    return batch
+
+
+def run_steps(config, count=20):
+    runner = runners.make_runner(config, partition.choose_devices(config))
+    state = runner.init(0)
+    runner.compile(SHAPE)
+    history = []
+    for t in range(count):
+        state, metrics = runner.step(state, uneven_batch(t))
+        history.append(float(metrics["loss_sum"] / metrics["tokens"]))
+    return np.array(history), jax.device_get(runner.to_host_layout(state).params)
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return run_steps(step_config())
+
+
+@pytest.mark.parametrize(
+    ("runner", "mesh", "accumulate"),
+    [
+        ("jit", (8, 1, 1), 1),
+        ("pmap", (8, 1, 1), 1),
+        ("jit", (1, 8, 1), 1),
+        ("jit", (2, 2, 2), 1),
+        pytest.param("jit", (1, 1, 1), 4, marks=pytest.mark.slow),
+        pytest.param("jit", (2, 1, 1), 4, marks=pytest.mark.slow),
+        pytest.param("jit", (1, 2, 2), 4, marks=pytest.mark.slow),
+        pytest.param("jit", (1, 1, 8), 1, marks=pytest.mark.slow),
+        pytest.param("pmap", (2, 1, 1), 2, marks=pytest.mark.slow),
+    ],
+)
+def test_devices_runners_and_accumulation_do_not_change_the_update(
+    one_device, runner, mesh, accumulate
+):
+    data, fsdp, tensor = mesh
+    config = step_config(runner, data, accumulate, fsdp=fsdp, tensor=tensor)
+    history, params = run_steps(config)
+    np.testing.assert_allclose(history, one_device[0], rtol=1e-5)
+    assert history[-1] < history[0]
+
+    def same(path, a, b):
+        # A bias on keys moves all scores of a row alike: its gradient is rounding, and Adam makes
+        # steps of full size of it.
+        if "['key']['bias']" not in jax.tree_util.keystr(path):
+            np.testing.assert_allclose(a, b, atol=2e-4, rtol=1e-3)
+
+    jax.tree_util.tree_map_with_path(same, params, one_device[1])
+
+
+@pytest.mark.slow
+def test_devices_draw_different_dropout():
+    """Eight equal rows on eight devices: with one key for all, each would give the same loss."""
+    config = step_config(devices=8, dropout=0.5)
+    runner = runners.make_runner(config, partition.choose_devices(config))
+    rows = {k: np.repeat(v[:1], 8, axis=0) for k, v in uneven_batch(3).items()}
+    _, metrics = runner.step(runner.init(0), rows)
+    alone = step_config(devices=1, dropout=0.5)
+    runner = runners.make_runner(alone, partition.choose_devices(alone))
+    _, single = runner.step(runner.init(0), {k: v[:1] for k, v in rows.items()})
+    assert float(metrics["tokens"]) == 8 * float(single["tokens"])
+    assert abs(float(metrics["loss_sum"]) - 8 * float(single["loss_sum"])) > 1e-3
+
+
+def compiled_collectives(config):
+    runner = runners.make_runner(config, partition.choose_devices(config))
+    return runner, hlo.collectives(runner.compile(SHAPE).as_text())
+
+
+def test_gradients_are_reduced_once_a_step():
+    runner, found = compiled_collectives(step_config(devices=8, accumulate=2))
+    assert {c.kind for c in found} == {"all-reduce"}
+    assert not any(c.in_loop for c in found)  # the loop over accumulated parts has none
+    assert all(c.times == 1 for c in found)
+    # A tied embedding once, and the three sums of the loss that the metrics are made of.
+    assert sum(c.num_bytes for c in found) == 4 * (runner.num_params() + 3)
+
+
+def test_fsdp_gathers_parameters_and_scatters_gradients_once():
+    runner, found = compiled_collectives(step_config(devices=1, fsdp=8, accumulate=2))
+    share = runner.replicated_share()["fsdp"]
+    parted = 4 * runner.num_params() * (1 - share)
+    total = hlo.total_bytes([c for c in found if not c.in_loop])
+    assert not any(c.in_loop for c in found)
+    assert total["all-gather"] == pytest.approx(parted)
+    # XLA for CPU may sum first and cut then; a reduce-scatter is the better half of that.
+    reduced = total.get("reduce-scatter", 0) + total.get("all-reduce", 0)
+    assert reduced == pytest.approx(4 * runner.num_params(), rel=0.05)
+
+
+def live_bytes(tree, device):
+    """Bytes of the arrays of `tree` that lie on `device`."""
+    return sum(
+        shard.data.nbytes
+        for x in jax.tree.leaves(tree)
+        for shard in x.addressable_shards
+        if shard.device == device
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adafactor"])
+def test_fsdp_holds_its_part_of_the_state(optimizer):
+    config = step_config(devices=1, fsdp=8, ema_decay=0.9)
+    config = dataclasses.replace(
+        config, optimizer=dataclasses.replace(config.optimizer, name=optimizer)
+    )
+    runner = runners.make_runner(config, partition.choose_devices(config))
+    state = runner.init(0)
+    assert runner.replicated_share() == {"fsdp": 0.0}
+    whole = sum(x.nbytes for x in jax.tree.leaves(state))
+    for device in jax.devices():
+        # Counts, and what Adafactor keeps in place of factors, are whole everywhere.
+        assert live_bytes(state, device) == pytest.approx(whole / 8, rel=0.05)
+
+
+def test_an_axis_that_does_not_divide_stays_whole():
+    config = step_config(devices=1, fsdp=1, tensor=8)
+    runner = runners.make_runner(config, partition.choose_devices(config))
+    layer = runner.specs["decoder_layers_0"]
+    assert tuple(layer["self_attention"]["query"]["kernel"]) == ()  # 2 heads
+    assert tuple(layer["feed_forward"]["up"]["kernel"]) == (None, "tensor")
+    assert tuple(runner.specs["target_embedding"]) == ()  # 30 pieces
+    assert 0.3 < runner.replicated_share()["tensor"] < 0.9
+
+
+def test_sums_equal_the_loss_of_the_whole_batch():
+    config = step_config()
+    step = TrainStep(config)
+    state = jax.jit(step.init_state)(jax.random.key(0))
+    batch = uneven_batch(0)
+
+    def mean_loss(params):
+        logits = Transformer(config.model).apply({"params": params}, batch)
+        sums = losses.cross_entropy(logits, batch["targets"], batch["loss_mask"], 0.1)
+        return sums.loss / sums.tokens
+
+    want, want_grads = jax.jit(jax.value_and_grad(mean_loss))(state.params)
+    sums = jax.jit(step.grad_sums)(state.params, batch, jax.random.key(0))
+    assert float(sums.losses.tokens) == batch["loss_mask"].sum()
+    assert float(sums.losses.loss / sums.losses.tokens) == pytest.approx(float(want), rel=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a / sums.losses.tokens, b, atol=1e-6),
+        sums.grads, want_grads)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_ema_follows_the_parameters():
+    config = step_config(ema_decay=0.9)
+    step = TrainStep(config)
+    state, grad_sums = jax.jit(step.init_state)(jax.random.key(0)), jax.jit(step.grad_sums)
+    apply_sums = jax.jit(step.apply_sums)
+    want = jax.device_get(state.params["target_embedding"])
+    for t in range(3):
+        sums = grad_sums(state.params, uneven_batch(t), jax.random.key(t))
+        state, _ = apply_sums(state, sums)
+        decay = min(0.9, (1 + t) / (10 + t))
+        want = decay * want + (1 - decay) * np.asarray(state.params["target_embedding"])
+    np.testing.assert_allclose(state.ema["target_embedding"], want, rtol=1e-5)
+
+
+def test_bfloat16_computes_in_it_and_keeps_float32():
+    config = step_config(ema_decay=0.9)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
+    step = TrainStep(config)
+    state = jax.jit(step.init_state)(jax.random.key(0))
+    batch = uneven_batch(0)
+    hidden = jax.eval_shape(
+        lambda: step.model.apply({"params": state.params}, batch, method="hidden")
+    )
+    assert hidden.dtype == jnp.bfloat16
+    logits = jax.eval_shape(lambda: step.model.apply({"params": state.params}, batch))
+    assert logits.dtype == jnp.float32
+    text = jax.jit(step.grad_sums).lower(state.params, batch, jax.random.key(0)).as_text()
+    for operation in ("exponential", "rsqrt", "log "):  # softmax, norm, loss
+        lines = [line for line in text.splitlines() if f"stablehlo.{operation}" in line]
+        assert lines
+        assert not any("bf16" in line for line in lines)
+    sums = jax.jit(step.grad_sums)(state.params, batch, jax.random.key(0))
+    full = jax.jit(TrainStep(step_config()).grad_sums)(state.params, batch, jax.random.key(0))
+    np.testing.assert_allclose(sums.losses.loss, full.losses.loss, rtol=2e-2)
+    state, _ = jax.jit(step.apply_sums)(state, sums)
+    leaves = jax.tree.leaves((state.params, state.ema, state.opt_state, sums.losses))
+    assert {x.dtype for x in leaves} == {jnp.dtype("float32"), jnp.dtype("int32")}
+
+
+def test_a_step_that_is_not_finite_changes_only_the_count():
+    step = TrainStep(step_config(ema_decay=0.9, skip_spikes=2.0))
+    state = jax.jit(step.init_state)(jax.random.key(0))
+    sums = jax.jit(step.grad_sums)(state.params, uneven_batch(0), jax.random.key(0))
+    apply_sums = jax.jit(step.apply_sums)
+    broken = {
+        "loss": sums._replace(losses=sums.losses._replace(loss=jnp.float32(jnp.inf))),
+        "gradient": sums._replace(grads=jax.tree.map(lambda g: g.at[0].set(jnp.nan), sums.grads)),
+    }
+    for bad in broken.values():
+        after, metrics = apply_sums(state, bad)
+        assert metrics["skipped"] == 1
+        assert after.step == 1
+        jax.tree.map(np.testing.assert_array_equal, after.replace(step=state.step), state)
+    after, metrics = apply_sums(after, sums)
+    assert metrics["skipped"] == 0
+    assert metrics["learning_rate"] == pytest.approx(float(step.schedule(0)))  # of update 1
+    assert not np.array_equal(after.params["target_embedding"], state.params["target_embedding"])
+
+
+def test_spikes_are_skipped_once_the_usual_norm_is_known(monkeypatch):
+    from transformer_jax.training import step as step_lib
+
+    monkeypatch.setattr(step_lib, "SPIKE_WARMUP", 3)
+    step = TrainStep(step_config(skip_spikes=2.0))
+    state = jax.jit(step.init_state)(jax.random.key(0))
+    sums = jax.jit(step.grad_sums)(state.params, uneven_batch(0), jax.random.key(0))
+    apply_sums = jax.jit(step.apply_sums)
+    norm = float(apply_sums(state, sums)[1]["grad_norm"])
+    scales = [1.0, 1.0, 1.0, 1.9, 2.6, 2.4, 1.0, 3.2]
+    usual, updates, want = 0.0, 0, []
+    for scale in scales:
+        skip = updates >= 3 and scale * norm > 2 * usual
+        want.append(float(skip))
+        if not skip:
+            decay = min(0.99, updates / (updates + 1))
+            usual, updates = decay * usual + (1 - decay) * scale * norm, updates + 1
+    got = []
+    for scale in scales:
+        scaled = sums._replace(grads=jax.tree.map(lambda g, s=scale: g * s, sums.grads))
+        state, metrics = apply_sums(state, scaled)
+        got.append(float(metrics["skipped"]))
+    assert got == want
+    assert 0 < sum(want) < len(want)
+    np.testing.assert_allclose(state.usual_norm, usual, rtol=1e-5)
