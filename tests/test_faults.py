@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -111,18 +110,20 @@ def at_steps(monkeypatch, actions):
 
     def read(self, late):
         if late is not None and late[0] in actions:
-            self._checkpointer.wait()  # so that it strikes no save that began before it
+            self._tell(self._checkpointer.wait())  # so that it strikes no save that began before it
             actions.pop(late[0])()
         whole(self, late)
 
     monkeypatch.setattr(loop.Trainer, "_read", read)
 
 
-def fill(folder):
+def fill(folder, room=0):
+    """Fills a disk but for `room` bytes, which a checkpoint may begin with."""
     with contextlib.suppress(OSError), (folder / "filler").open("wb") as file:
         while True:
             file.write(bytes(4096))
             file.flush()
+    os.truncate(folder / "filler", (folder / "filler").stat().st_size - room)
 
 
 def bar(folder):
@@ -132,14 +133,19 @@ def bar(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["full", "read-only"])
+@pytest.mark.parametrize("fault", ["full", "nearly full", "read-only"])
 def test_a_disk_that_cannot_be_written_for_a_while(
     data, undisturbed, small_disk, monkeypatch, capfd, fault
 ):
     workdir = small_disk / "run"
-    begin = {"full": lambda: fill(small_disk), "read-only": lambda: bar(workdir)}
+    begin = {
+        "full": lambda: fill(small_disk),
+        "nearly full": lambda: fill(small_disk, room=100_000),
+        "read-only": lambda: bar(workdir),
+    }
     end = {
         "full": (small_disk / "filler").unlink,
+        "nearly full": (small_disk / "filler").unlink,
         "read-only": lambda: subprocess.run(["umount", str(workdir)], check=True),
     }
     seen = []
@@ -221,21 +227,25 @@ def test_a_poisoned_batch_is_skipped_kept_and_replayed(data, tmp_path, monkeypat
 
     found = replay(config, workdir, path)
     assert found["skipped"] == 1
-    assert "gradients: not finite" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "gradients: not finite" in out
+    assert "as recorded" in out
+    assert "another now" not in out
 
     # What is left is a run that has never seen the batch.
-    monkeypatch.setattr(TrainStep, "loss_sums", clean)
     resolved, prepared = setup.prepare(config, epath.Path(tmp_path / "other"), lambda _: None)
     from transformer_jax.training.runners import make_runner
 
     runner = make_runner(resolved, jax.devices()[:1])
-    wanted, batches = runner.init(config.seed), prepared.batches(config)
+    wanted, batches = runner.init(config.seed), prepared.batches(resolved)
     for t in range(12):
         if t != 5:
             wanted, _ = runner.step(wanted, batches[t])
         else:
             wanted = wanted.replace(step=wanted.step + 1)
     same(state, jax.device_get(wanted))
+
+    monkeypatch.setattr(TrainStep, "loss_sums", clean)
     healthy = replay(config, workdir, path)
     assert healthy["skipped"] == 0
     assert "recorded were nan and nan" in capsys.readouterr().out
@@ -298,12 +308,12 @@ def test_sigterm_saves_once_and_the_run_goes_on_exactly(tmp_path):
 
 
 def test_a_work_directory_is_held_by_one(tmp_path):
-    with workdir_lib.hold(tmp_path / "run"):
-        with (
-            pytest.raises(UserError, match=f"process {os.getpid()} on .*another --workdir"),
-            workdir_lib.hold(tmp_path / "run"),
-        ):
-            pass
+    with (
+        workdir_lib.hold(tmp_path / "run"),
+        pytest.raises(UserError, match=f"process {os.getpid()} on .*another --workdir"),
+        workdir_lib.hold(tmp_path / "run"),
+    ):
+        pass
     with workdir_lib.hold(tmp_path / "run"):
         pass
     (tmp_path / "file").write_text("")

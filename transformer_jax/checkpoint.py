@@ -63,6 +63,7 @@ class Checkpointer:
         }
 
         def start():
+            self._probe()
             self._saving = step
             self._opened().save(
                 step,
@@ -71,8 +72,7 @@ class Checkpointer:
             )
 
         problem = self.wait()
-        if problem:
-            self._remove_unfinished()
+        self._remove_unfinished()
         return self._attempt(start) or problem
 
     def wait(self) -> str | None:
@@ -131,6 +131,14 @@ class Checkpointer:
                     manager.close()
             self._remove_unfinished()
         return problem
+
+    def _probe(self) -> None:
+        """Raises OSError where nothing can be written: Orbax then leaves threads that wait for
+        folders for minutes, at the program's end too."""
+        if processes.is_primary():
+            probe = self._folder.parent / ".probe"
+            probe.write_bytes(bytes(4096))
+            probe.unlink()
 
     def _remove_unfinished(self) -> None:
         """Makes room; Orbax would do it at the next start of the program."""

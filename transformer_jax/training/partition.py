@@ -21,9 +21,9 @@ Tree = Any
 AXES = ("data", "fsdp", "tensor")
 ROW_AXES = ("data", "fsdp")
 
-# Names of the axes that a mesh axis may part, in this order of mesh axes. It parts the first axis of
-# a parameter that has such a name, that it divides, and that nothing parts yet: a sum over devices
-# leaves each its part of a leading axis more cheaply than of the last one.
+# Names of the axes that a mesh axis may part, in this order of mesh axes. It parts the first axis
+# of a parameter that has such a name, that it divides, and that nothing parts yet: a sum over
+# devices leaves each its part of a leading axis more cheaply than of the last one.
 RULES = {
     "tensor": ("heads", "mlp", "vocab"),
     "fsdp": ("embed", "heads", "kv", "mlp", "vocab", "positions"),

@@ -56,7 +56,7 @@ def replay(
         source = trainer.batches()
         for t in range(start, step - 1):
             trainer.state, _ = trainer.runner.step(trainer.state, source[t])
-        if trainer.data.batches(config).digest(step - 1) != about["digest"]:
+        if trainer.data.batches(trainer.config).digest(step - 1) != about["digest"]:
             say(f"the run's own batch {step} is another now; the file's is used")
         return _look_at(trainer, about, batch, say)
 
