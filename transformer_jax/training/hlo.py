@@ -9,11 +9,12 @@ KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "f16": 16, "c64": 64, "c128": 128}
 _ARRAY = re.compile(r"\b(pred|bf16|[sufc]\d+(?:e\dm\d\w*)?)\[([\d,]*)\]")
 _INSTRUCTION = re.compile(
-    rf"%\S+ = (?P<result>.*?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\("
+    rf"%(?P<name>\S+) = (?P<result>.*?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\("
 )
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _BODY = re.compile(r"body=%([\w.\-]+)")
+_CHAIN = re.compile(r'chain_id="(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
@@ -57,13 +58,19 @@ def collectives(text: str) -> list[Collective]:
                 visit(called, count * repeats, in_loop or is_body)
 
     visit(entry, 1, False)
-    return [
-        Collective(found["kind"], _num_bytes(found, line), times[name], name in looping)
-        for name, lines in computations.items()
-        if times[name]
-        for line in lines
-        if (found := _INSTRUCTION.search(line))
-    ]
+    found: dict[str, Collective] = {}
+    for name, lines in computations.items():
+        for line in lines if times[name] else ():
+            match = _INSTRUCTION.search(line)
+            if match:
+                # Where the TPU compiler overlaps one exchange with several kernels, it stands in
+                # each, under one number.
+                chain = _CHAIN.search(line)
+                key = f"chain {chain[1]}" if chain else f"{name} {match['name']}"
+                found[key] = Collective(
+                    match["kind"], _num_bytes(match, line), times[name], name in looping
+                )
+    return list(found.values())
 
 
 def total_bytes(found: list[Collective]) -> dict[str, int]:

@@ -169,7 +169,7 @@ class Trainer:
         shapes = [shape.padded(self.row_multiple) for shape in self.data.plan.shapes]
         started = time.monotonic()
         for shape in shapes:
-            self.runner.compile(shape)
+            self.runner.compile(shape, self.state)
         self._reporter.say(
             f"compiled {len(shapes)} batch shape(s) in {time.monotonic() - started:.1f} s"
         )

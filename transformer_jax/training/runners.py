@@ -108,10 +108,15 @@ class Runner:
 
         return jax.tree.map(one, tree)
 
-    def compile(self, shape: BatchShape) -> Any:
-        """Compiles the step for one batch shape; the state need not exist yet."""
-        state, batch = self.restore_target(), batch_struct(shape)
-        compiled = self._lower(state, batch).compile()
+    def compile(self, shape: BatchShape, state: TrainState | None = None) -> Any:
+        """Compiles the step for one batch shape.
+
+        Args:
+          shape: of the whole batch.
+          state: in this runner's layout; `pmap` needs it where there are several processes.
+        """
+        batch = batch_struct(shape)
+        compiled = self._lower(batch, state).compile()
         self._compiled[shape_key(batch)] = compiled
         return compiled
 
@@ -122,19 +127,19 @@ class Runner:
           state: in this runner's layout.
           batch: the rows of this process (`local_rows`).
         """
-        processes = self.num_row_parts // max(self._parts_here(), 1)
-        placed = {
+        return self._run(state, self._place(batch))
+
+    def _place(self, batch: Batch) -> dict[str, jax.Array]:
+        """The whole batch over the mesh, of the rows that each process has."""
+        shares = self.num_row_parts // len(self.local_rows(self.num_row_parts))
+        return {
             name: jax.make_array_from_process_local_data(
-                self._by_row, x, (x.shape[0] * processes, *x.shape[1:])
+                self._by_row, x, (x.shape[0] * shares, *x.shape[1:])
             )
             for name, x in batch.items()
         }
-        return self._run(state, placed)
 
-    def _parts_here(self) -> int:
-        return len(self.local_rows(self.num_row_parts))
-
-    def _lower(self, state: TrainState, batch: Tree) -> Any:
+    def _lower(self, batch: Tree, state: TrainState | None) -> Any:
         raise NotImplementedError
 
     def _run(self, state: TrainState, batch: Tree) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -211,8 +216,9 @@ class JitRunner(Runner):
         grad = jax.lax.psum_scatter(grad, "fsdp", scatter_dimension=axis, tiled=True)
         return jax.lax.psum(grad, tuple(a for a in self._summed if a != "fsdp"))
 
-    def _lower(self, state: TrainState, batch: Tree) -> Any:
-        return self._jitted.lower(state, batch)
+    def _lower(self, batch: Tree, state: TrainState | None) -> Any:
+        del state
+        return self._jitted.lower(self.restore_target(), batch)
 
     def _run(self, state, batch):
         return self._compiled.get(shape_key(batch), self._jitted)(state, batch)
@@ -248,16 +254,25 @@ class PmapRunner(Runner):
         rows = x.shape[0] // self.num_devices
         return jax.ShapeDtypeStruct((self.num_devices, rows, *x.shape[1:]), x.dtype)
 
-    def _lower(self, state: TrainState, batch: Tree) -> Any:
+    def _lower(self, batch: Tree, state: TrainState | None) -> Any:
+        if jax.process_count() > 1:  # pmap then looks for each array's local part
+            zeros = {
+                name: np.zeros((len(self.local_rows(x.shape[0])), *x.shape[1:]), x.dtype)
+                for name, x in batch.items()
+            }
+            return self._pmapped.lower(state, self._split(self._place(zeros)))
         stacked = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((self.num_devices, *x.shape), x.dtype), state
+            lambda x: jax.ShapeDtypeStruct((self.num_devices, *x.shape), x.dtype),
+            self.restore_target(),
         )
         return self._pmapped.lower(stacked, jax.tree.map(self._per_device, batch))
 
+    def _split(self, batch: Tree) -> Tree:
+        return jax.tree.map(functools.partial(self._move, lambda x: x[None], True), batch)
+
     def _run(self, state, batch):
         compiled = self._compiled.get(shape_key(batch), self._pmapped)
-        split = jax.tree.map(functools.partial(self._move, lambda x: x[None], True), batch)
-        state, metrics = compiled(state, split)
+        state, metrics = compiled(state, self._split(batch))
         return state, jax.tree.map(functools.partial(self._move, lambda x: x[0], False), metrics)
 
     def _move(self, change: Any, stacked: bool, x: jax.Array) -> jax.Array:

@@ -1,0 +1,195 @@
+"""Several processes on one machine, over gloo: the same run as in one, and nothing hangs."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from tests.test_processes import ROOT, train_command, wait_for
+
+pytestmark = pytest.mark.slow
+
+NUM_STEPS = 12
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def start(command, num_processes, devices_each, missing=(), connect_timeout=60):
+    """The same command as so many processes; those of `missing` are left out."""
+    port = free_port()
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices_each), "JAX_PLATFORMS": "cpu"}
+    several = num_processes > 1
+    return [
+        subprocess.Popen(
+            [*command, *([
+                f"--coordinator_address=127.0.0.1:{port}", f"--num_processes={num_processes}",
+                f"--process_id={i}", f"--connect_timeout={connect_timeout}"] if several else [])],
+            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for i in range(num_processes) if i not in missing
+    ]  # fmt: skip
+
+
+def finish(processes):
+    """Waits for all; what each has written."""
+    outputs = [process.communicate(timeout=240) for process in processes]
+    for process, (_, error) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, error[-3000:]
+    return [out for out, _ in outputs]
+
+
+def command(data, workdir, num_steps=NUM_STEPS, *more):
+    ours = ("parallel.data", "eval_every", "dropout", "checkpoint_every")
+    kept = [
+        flag
+        for flag in train_command(data, workdir, num_steps)
+        if not any(name in flag for name in ours)
+    ]
+    return [*kept, "--config.train.checkpoint_every_steps=4", "--config.train.eval_every_steps=12",
+            "--config.model.dropout_rate=0.0", "--config.train.log_every_steps=1", *more]  # fmt: skip
+
+
+def params(workdir):
+    from transformer_jax import Translator
+
+    return Translator.load(workdir, str(NUM_STEPS)).params
+
+
+def assert_close(a, b):
+    def close(path, x, y):
+        # A bias on keys moves all scores of a row alike: its gradient is rounding.
+        if "['key']['bias']" not in jax.tree_util.keystr(path):
+            np.testing.assert_allclose(x, y, atol=1e-5, rtol=1e-3)
+
+    jax.tree_util.tree_map_with_path(close, a, b)
+
+
+def metrics(workdir):
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    losses = [m["train_loss"] for m in lines if "train_loss" in m]
+    digests = [m["batch_digest"] for m in lines if "train_loss" in m]
+    (scores,) = [m for m in lines if "eval_bleu" in m]
+    return losses, digests, scores
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def alone(data, tmp_path_factory):
+    """One process of four devices, undisturbed."""
+    workdir = tmp_path_factory.mktemp("alone") / "run"
+    finish(start(command(data, workdir), 1, 4))
+    return workdir
+
+
+def assert_same_run(workdir, alone):
+    losses, digests, scores = metrics(workdir)
+    want_losses, want_digests, want_scores = metrics(alone)
+    assert digests == want_digests
+    np.testing.assert_allclose(losses, want_losses, rtol=1e-5)
+    for name, value in want_scores.items():
+        assert scores[name] == pytest.approx(value, rel=1e-4), name
+    assert_close(params(workdir), params(alone))
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("--config.parallel.runner=pmap",),
+              ("--config.parallel.data=1", "--config.parallel.fsdp=2", "--config.parallel.tensor=2")],
+    ids=["data", "pmap", "fsdp-tensor"],
+)  # fmt: skip
+def test_two_processes_of_two_devices_are_one_of_four(data, alone, tmp_path, flags):
+    first, second = finish(start(command(data, tmp_path / "run", NUM_STEPS, *flags), 2, 2))
+    assert "4 cpu device(s) of 2 processes" in first
+    assert f"finished at step {NUM_STEPS}" in first
+    assert "step" not in second  # one alone reports
+    assert_same_run(tmp_path / "run", alone)
+
+
+@pytest.fixture(scope="module")
+def killed(data, tmp_path_factory):
+    """Two processes of two devices, killed behind step 4."""
+    workdir = tmp_path_factory.mktemp("killed") / "run"
+    both = start(command(data, workdir), 2, 2)
+    wait_for(workdir / "checkpoints" / "4", both[0])
+    for process in both:
+        process.kill()
+        process.communicate()
+    for path in (workdir / "checkpoints").iterdir():  # as if it had not got further
+        if path.name.isdigit() and int(path.name) > 4:
+            subprocess.run(["rm", "-r", str(path)], check=True)
+    return workdir
+
+
+@pytest.mark.parametrize(("num_processes", "devices_each"), [(1, 2), (4, 1)])
+def test_killed_they_go_on_as_others(data, alone, killed, tmp_path, num_processes, devices_each):
+    workdir = tmp_path / "run"
+    subprocess.run(["cp", "-r", str(killed), str(workdir)], check=True)
+    first, *_ = finish(start(command(data, workdir), num_processes, devices_each))
+    assert "going on from step 4" in first
+    assert_same_run(workdir, alone)
+
+
+def test_evaluation_is_spread_and_the_same(data, alone, tmp_path):
+    def evaluate(num_processes, to):
+        base = [sys.executable, "eval.py", f"--workdir={alone}", "--checkpoint=latest",
+                f"--config.data.test={data / 'test'}", f"--json={to}"]  # fmt: skip
+        out = finish(start(base, num_processes, 1))
+        assert ["BLEU" in text for text in out] == [True] + [False] * (num_processes - 1)
+        return json.loads(to.read_text())
+
+    one, two = evaluate(1, tmp_path / "one.json"), evaluate(2, tmp_path / "two.json")
+    assert one["num_sentences"] == 20
+    for name, value in one.items():
+        assert two[name] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_where_one_dies_the_others_end(data, tmp_path, who):
+    both = start(command(data, tmp_path / "run", 1_000_000), 2, 1)
+    wait_for(tmp_path / "run" / "checkpoints" / "4", both[0])
+    both[who].send_signal(signal.SIGKILL)
+    died = time.monotonic()
+    _, error = both[1 - who].communicate(timeout=60)
+    assert time.monotonic() - died < 60
+    assert both[1 - who].returncode not in (0, None)
+    assert "Another process of this run has ended" in error or "another task died" in error
+    both[who].communicate()
+
+
+def test_sigterm_to_one_stops_all_at_one_step(data, tmp_path):
+    both = start(command(data, tmp_path / "run", 1_000_000), 2, 1)
+    wait_for(tmp_path / "run" / "checkpoints" / "4", both[0])
+    both[1].send_signal(signal.SIGTERM)
+    first, _ = finish(both)
+    step = int(first.split("asked to stop: saved step ")[1].split(";")[0])
+    assert (tmp_path / "run" / "checkpoints" / str(step)).exists()
+
+
+def test_who_is_missing_is_named(data, tmp_path):
+    here = start(command(data, tmp_path / "run"), 3, 1, missing=[1], connect_timeout=20)
+    outputs = [process.communicate(timeout=100) for process in here]
+    assert [process.returncode for process in here] == [2, 2]
+    # Whichever gives up first names the one that is missing; the other may see it gone as well.
+    assert any("of 3 processes, 1 did not come after 20 s" in error for _, error in outputs)
+
+
+def test_bad_input_ends_all_with_the_same_sentence(data, tmp_path):
+    bad = command(data, tmp_path / "run", NUM_STEPS, "--config.data.train=nowhere")
+    both = start(bad, 2, 1)
+    outputs = [process.communicate(timeout=100) for process in both]
+    assert [process.returncode for process in both] == [2, 2]
+    assert all("error: " in error and "nowhere" in error for _, error in outputs)
