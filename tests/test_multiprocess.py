@@ -107,11 +107,11 @@ def assert_same_run(workdir, alone):
 
 
 @pytest.mark.parametrize(
-    "flags", [(), ("--config.parallel.runner=pmap",),
-              ("--config.parallel.data=1", "--config.parallel.fsdp=2", "--config.parallel.tensor=2")],
+    "flags", [(), ("runner=pmap",), ("data=1", "fsdp=2", "tensor=2")],
     ids=["data", "pmap", "fsdp-tensor"],
 )  # fmt: skip
 def test_two_processes_of_two_devices_are_one_of_four(data, alone, tmp_path, flags):
+    flags = [f"--config.parallel.{flag}" for flag in flags]
     first, second = finish(start(command(data, tmp_path / "run", NUM_STEPS, *flags), 2, 2))
     assert "4 cpu device(s) of 2 processes" in first
     assert f"finished at step {NUM_STEPS}" in first
@@ -155,6 +155,18 @@ def test_evaluation_is_spread_and_the_same(data, alone, tmp_path):
     assert one["num_sentences"] == 20
     for name, value in one.items():
         assert two[name] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value)
+
+
+def test_decoding_is_spread_and_the_same(data, alone, tmp_path):
+    def decode(num_processes):
+        to = tmp_path / str(num_processes)
+        base = [sys.executable, "decode.py", f"--workdir={alone}", "--checkpoint=latest",
+                f"--input={data / 'test.en'}", f"--output={to}"]  # fmt: skip
+        finish(start(base, num_processes, 1))
+        return to.read_text()
+
+    assert decode(2) == decode(1)
+    assert decode(1).count("\n") == 20
 
 
 @pytest.mark.parametrize("who", [0, 1])

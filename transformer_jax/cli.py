@@ -385,6 +385,7 @@ def _define_decode(argv: list[str]) -> list[str]:
 
     _define_reading(argv)
     decode_command.define_flags()
+    _define_processes()
     return argv
 
 
@@ -392,6 +393,9 @@ def _decode() -> None:
     from transformer_jax import decode_command
 
     decode_command.check_flags()
+    _connect()
+    if FLAGS.input == "-" and _has_others():
+        raise UserError("Several processes need --input=FILE; standard input is one process's.")
     decode_command.decode(_load_translator(decode_command.ensemble()))
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ import tqdm
 from absl import flags
 from etils import epath
 
-from transformer_jax import workdir
+from transformer_jax import processes, workdir
 from transformer_jax.api import Translator
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data import sources
@@ -94,17 +95,22 @@ def ensemble() -> list[tuple[str, str]]:
 
 
 def decode(translator: Translator) -> None:
-    """Translates or scores the input."""
-    output = _Output(FLAGS.output, _describe(translator))
-    with output:
+    """Translates or scores the input; several processes share it, and the first writes."""
+    is_primary = processes.is_primary()
+    output = _Output(FLAGS.output if is_primary else os.devnull, _describe(translator))
+    with contextlib.ExitStack() as stack:
+        processes.together(lambda: bool(stack.enter_context(output)), "output")
+        output.skip, output.expected = processes.gather((output.skip, output.expected))[0]
         results = _results(translator, output.remaining(_requests()))
-        hidden = not sys.stderr.isatty()
+        hidden = not (is_primary and sys.stderr.isatty())
         bar = tqdm.tqdm(
             results, initial=output.done, total=_count_lines(hidden), unit="line", disable=hidden
         )
         for result in bar:
             output.write(_format(output.done, result))
         output.finish()
+    if not is_primary:
+        return
     programs = translator.engine.programs
     print(
         f"{output.done:,} lines; batch shapes: {programs.num_compiled}, "
@@ -114,6 +120,19 @@ def decode(translator: Translator) -> None:
 
 
 def _results(translator: Translator, requests: Iterator[Any]) -> Iterator[Any]:
+    if processes.count() > 1:
+        return _shared(translator, requests)
+    return _own_results(translator, requests)
+
+
+def _shared(translator: Translator, requests: Iterator[Any]) -> Iterator[Any]:
+    """Results of all requests, of which each process works off its share."""
+    while window := list(itertools.islice(requests, WINDOW * processes.count())):
+        own = iter(processes.share(window))
+        yield from processes.unite(list(_own_results(translator, own)))
+
+
+def _own_results(translator: Translator, requests: Iterator[Any]) -> Iterator[Any]:
     if FLAGS.score:
         return _scores(translator, requests)
     # A person at the keyboard wants each line at once.
@@ -296,8 +315,8 @@ class _Output:
 
     def __enter__(self) -> "_Output":
         record = self._read_record() if self._resumable else None
-        self._skip = record["lines"] if record else 0
-        self._expected = record["input"] if record else ""
+        self.skip = record["lines"] if record else 0
+        self.expected = record["input"] if record else ""
         self._files = contextlib.ExitStack()
         if record:
             self._out = self._files.enter_context(open(self._name, "r+", encoding="utf-8"))
@@ -309,7 +328,7 @@ class _Output:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        if self._resumable and exception[0] is not None and self.done > self._skip:
+        if self._resumable and exception[0] is not None and self.done > self.skip:
             self._save()
         self._files.close()
 
@@ -319,16 +338,16 @@ class _Output:
         Raises:
           UserError: where those that are done are not these.
         """
-        for request in itertools.islice(requests, self._skip):
+        for request in itertools.islice(requests, self.skip):
             self._digest.update(repr(request).encode())
             self.done += 1
-        if self.done < self._skip or (self._skip and self._digest.hexdigest() != self._expected):
+        if self.done < self.skip or (self.skip and self._digest.hexdigest() != self.expected):
             raise UserError(
-                f"{self._record} belongs to a job whose first {self._skip} lines of input were "
+                f"{self._record} belongs to a job whose first {self.skip} lines of input were "
                 f"others; delete it to begin {self._name} anew."
             )
-        if self._skip:
-            print(f"going on with {self._name} behind line {self._skip:,}", file=sys.stderr)
+        if self.skip and processes.is_primary():
+            print(f"going on with {self._name} behind line {self.skip:,}", file=sys.stderr)
         return self._noting(requests)
 
     def _noting(self, requests: Iterator[Any]) -> Iterator[Any]:

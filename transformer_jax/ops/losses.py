@@ -35,7 +35,7 @@ def cross_entropy(
     weights = weights.astype(jnp.float32)
     normalizer = jax.nn.logsumexp(logits, axis=-1)
     # A masked sum and no gather, which would need all classes on one device.
-    chosen = jnp.arange(logits.shape[-1], dtype=targets.dtype) == targets[..., None]
+    chosen = jnp.arange(logits.shape[-1]) == targets[..., None]
     at_target = jnp.sum(jnp.where(chosen, logits, 0.0), axis=-1)
     nll = normalizer - at_target
     smooth = normalizer - jnp.mean(logits, axis=-1)

@@ -1,0 +1,86 @@
+"""Compiles the training step of the large recipes for TPUs that are not here, and tabulates it.
+
+    python benchmarks/scaling.py [--cases=base,big] [--json=docs/benchmarks/scaling_tpu.json]
+
+Each case is `train.py --dry_run` in a process of its own. Needs `libtpu` (`pip install -c
+constraints.txt libtpu`), whose compiler runs anywhere; a case takes one to two minutes on two CPU
+cores. docs/scaling.md reads the table.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from absl import app, flags
+
+ROOT = Path(__file__).parent.parent
+_CASES = flags.DEFINE_list(
+    "cases", [], "Only cases whose recipe and topology contain one of these."
+)
+_JSON = flags.DEFINE_string("json", None, "Also write the reports to this file.")
+
+BIG, BASE = "wmt14_en_de_big", "wmt14_en_de_base"
+POD_BATCH = "data.batch_tokens=524288"  # 8 rows of 256 for each of 256 chips
+# Recipe, topology, settings.
+CASES: list[tuple[str, str, list[str]]] = [
+    *[(BASE, topology, []) for topology in ("v5e:2x4", "v5p:2x2x2", "v6e:2x4")],
+    *[(BIG, topology, []) for topology in ("v5e:2x4", "v5p:2x2x2", "v6e:2x4")],
+    (BIG, "v5e:2x2", ["parallel.data=1"]),  # one chip of it
+    (BIG, "v5e:2x4", ["parallel.data=1", "parallel.fsdp=8"]),
+    (BIG, "v5e:2x4", ["parallel.data=2", "parallel.fsdp=2", "parallel.tensor=2"]),
+    (BIG, "v5e:16x16", ["parallel.fsdp=16", POD_BATCH]),
+    (BIG, "v5e:16x16", [POD_BATCH]),
+]
+
+
+def dry_run(recipe: str, topology: str, settings: list[str]) -> dict:
+    """The report of one case, with its recipe and settings."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "report.json"
+        command = [sys.executable, "train.py", "--dry_run", f"--config={recipe}",
+                   f"--topology={topology}", f"--json={found}",
+                   *[f"--config.{setting}" for setting in settings]]  # fmt: skip
+        done = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True,
+            text=True,
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-1000:]}")
+        return {"recipe": recipe, "settings": settings, **json.loads(found.read_text())}
+
+
+def row(report: dict) -> str:
+    """One line of the table in docs/scaling.md."""
+    gib, mb = 2**30, 1e6
+    mesh = " x ".join(str(size) for size in report["mesh"].values())
+    exchanged = report["collective_bytes"]
+    reduced = exchanged.get("all-reduce", 0) + exchanged.get("reduce-scatter", 0)
+    return (
+        f"| {report['recipe']} | {report['topology']} | {mesh} | {report['batch'][0]} "
+        f"| {report['peak_bytes'] / gib:.2f} of {report['memory_bytes'] / gib:.0f} "
+        f"| {report['state_bytes'] / gib:.2f} | {report['compiler_flops'] / 1e12:.2f} "
+        f"| {report['model_flops'] / 1e12:.2f} | {reduced / mb:,.0f} "
+        f"| {exchanged.get('all-gather', 0) / mb:,.0f} | {report['compile_seconds']:.0f} s |"
+    )
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    print("| recipe | topology | data x fsdp x tensor | rows | GiB a chip | of it state | TFLOP, "
+          "compiler | TFLOP, formula | MB summed | MB gathered | compiled in |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    reports = []
+    for recipe, topology, settings in CASES:
+        wanted = not _CASES.value or any(c in f"{recipe} {topology}" for c in _CASES.value)
+        if wanted:
+            reports.append(dry_run(recipe, topology, settings))
+            print(row(reports[-1]), flush=True)
+            if _JSON.value:
+                Path(_JSON.value).write_text(json.dumps(reports, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,232 @@
+"""Meshes, the rows of each process, dry runs, and the launch files of the documents."""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+from tests.conftest import tiny_config
+from transformer_jax.config import Config, ParallelConfig
+from transformer_jax.data import batch_plan, loader
+from transformer_jax.errors import UserError
+from transformer_jax.training import dry_run, hlo, partition
+from transformer_jax.validation import validate
+from transformer_jax.workdir import FREE_ON_RESUME
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize(
+    ("sizes", "devices", "want"),
+    [
+        ((-1, 1, 1), 8, (8, 1, 1)),
+        ((-1, 2, 2), 8, (2, 2, 2)),
+        ((2, -1, 1), 8, (2, 4, 1)),
+        ((1, 2, 1), 8, (1, 2, 1)),
+        ((-1, 3, 1), 8, "sizes multiply to 3, which must divide them"),
+        ((4, 4, 1), 8, "does not fit 8 devices"),
+    ],
+)
+def test_mesh_shapes(sizes, devices, want):
+    parallel = ParallelConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2])
+    if isinstance(want, str):
+        with pytest.raises(UserError, match=want):
+            partition.mesh_shape(parallel, devices)
+    else:
+        assert partition.mesh_shape(parallel, devices) == want
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"runner": "pmap", "fsdp": 2}, "pmap has the axis data alone"),
+        ({"data": -1, "fsdp": -1}, "Only one of config.parallel"),
+        ({"tensor": 0}, "config.parallel.tensor=0 must be"),
+    ],
+)
+def test_impossible_sizes_are_refused(tmp_path, fields, words):
+    config = tiny_config(tmp_path)
+    parallel = dataclasses.replace(config.parallel, **fields)
+    with pytest.raises(UserError, match=words):
+        validate(dataclasses.replace(config, parallel=parallel))
+
+
+def test_processes_rows_are_the_batch(monkeypatch):
+    """Rows that are loaded apart, side by side, are those that are loaded together."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 6, 40)
+    side = loader.TokenizedSide(
+        np.arange(lengths.sum(), dtype=np.int32) + 10, np.concatenate([[0], np.cumsum(lengths)])
+    )
+    corpus = loader.TokenizedCorpus(side, side, (40,), "")
+    selection = batch_plan.select_pairs(lengths, lengths, 8)
+    plan = batch_plan.PackPlan(selection, 6, 16, 0)
+    ids = loader.SpecialIds(0, 2, 0, 2, 1)
+    whole = loader.BatchSource(corpus, plan, ids, 3, 4)[1]
+    assert len(whole["inputs"]) == 8
+    parts = [
+        loader.BatchSource(corpus, plan, ids, 3, 4, lambda n, p=p: np.arange(n)[p::2])[1]
+        for p in range(2)
+    ]
+    for name, array in whole.items():
+        together = np.empty_like(array)
+        for p, part in enumerate(parts):
+            together[p::2] = part[name]
+        np.testing.assert_array_equal(together, array, err_msg=name)
+
+
+HLO = """
+HloModule jit_step
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+%body (state: (s32[], f32[4,8])) -> (s32[], f32[4,8]) {
+  %gathered = bf16[16,8]{1,0} all-gather(%p), replica_groups=[2,4]<=[8], dimensions={0}
+  %first = (f32[4,8]{1,0}, f32[4,8]{1,0}) collective-permute-start(%q), channel_id=3
+  ROOT %t = (s32[], f32[4,8]) tuple(%i, %x)
+}
+
+%piece.1 (p: bf16[2,8]) -> bf16[8,8] {
+  ROOT %g = bf16[8,8]{1,0} all-gather(%p), frontend_attributes={chain_id="7"}
+}
+
+%piece.2 (p: bf16[2,8]) -> bf16[8,8] {
+  ROOT %g = bf16[8,8]{1,0} all-gather(%p), frontend_attributes={chain_id="7"}
+}
+
+ENTRY %main (a: f32[10]) -> f32[10] {
+  %both = (f32[10]{0}, f32[3,4]{1,0:T(8,128)}) all-reduce(%a, %b), replica_groups={{0,1}}, to_apply=%add
+  %part = f32[2,3]{1,0} reduce-scatter(%c), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
+  %loop = (s32[], f32[4,8]) while(%init), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  %f1 = bf16[8,8] fusion(%u), kind=kCustom, calls=%piece.1
+  %f2 = bf16[8,8] fusion(%u), kind=kCustom, calls=%piece.2
+  ROOT %out = f32[10] copy(%a)
+}
+"""  # noqa: E501
+
+
+def test_exchanges_are_counted_by_hand():
+    found = hlo.collectives(HLO)
+    assert hlo.total_bytes(found) == {
+        "all-reduce": 4 * 10 + 4 * 12,
+        "reduce-scatter": 4 * 6 * 4,  # what four devices put in
+        "all-gather": 5 * 2 * 16 * 8 + 2 * 64,  # five times; and one that stands in two kernels
+        "collective-permute": 5 * 4 * 32,
+    }
+    assert {c.kind for c in found if c.in_loop} == {"all-gather", "collective-permute"}
+
+
+def test_a_dry_run_tells_of_the_real_step(tmp_path):
+    config = tiny_config(tmp_path)
+    config = dataclasses.replace(
+        config, parallel=dataclasses.replace(config.parallel, data=2, fsdp=4)
+    )
+    said = []
+    report = dry_run.dry_run(config, "", said.append)
+    assert report.num_devices == 8
+    assert report.batch == (16, 48, 48)
+    whole = 3 * 4 * report.num_params  # and Adam's two moments
+    assert report.state_bytes == pytest.approx(whole / 4, rel=0.03)
+    assert report.argument_bytes > report.state_bytes
+    assert report.collective_bytes["all-gather"] == pytest.approx(4 * report.num_params, rel=0.01)
+    text = "\n".join(said)
+    for word in ("data 2 x fsdp 4", f"{report.num_params:,} parameters", "memory a device"):
+        assert word in text
+    with pytest.raises(UserError, match="must be cpu:N"):
+        dry_run.dry_run(config, "cpu:many", print)
+    with pytest.raises(UserError, match="v99:2x4 is not known"):
+        dry_run.dry_run(config, "v99:2x4", print)
+
+
+def test_model_flops_are_those_of_the_products(tmp_path):
+    """Against XLA's count of the forward products, on a model of uneven sizes, without padding."""
+    config = tiny_config(tmp_path)
+    model = dataclasses.replace(
+        config.model, num_encoder_layers=3, num_decoder_layers=2, d_model=64, num_heads=4,
+        head_dim=24, d_ff=96, num_decoder_heads=2, source_vocab_size=2000, target_vocab_size=2000,
+        decoder_start_id=1, max_len=64, attention="xla",
+    )  # fmt: skip
+    config = dataclasses.replace(config, model=model)
+    shape = batch_plan.BatchShape(rows=8, source_len=40, target_len=64)
+    from transformer_jax.model import Transformer, init_params
+    from transformer_jax.training.runners import batch_struct
+
+    params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+    apply = jax.jit(lambda p, b: Transformer(model).apply({"params": p}, b))
+    lowered = apply.lower(params, batch_struct(shape)).as_text()
+    products = 0
+    for line in lowered.splitlines():
+        if "stablehlo.dot_general" in line:
+            shapes = [[int(n) for n in dims.split("x")[:-1]]
+                      for dims in re.findall(r"tensor<([^>]*)>", line)]  # fmt: skip
+            contracting = re.search(r"contracting_dims = \[([\d, ]*)\]", line)[1]
+            depth = np.prod([shapes[0][int(i)] for i in contracting.split(",")])
+            products += 2 * depth * np.prod(shapes[-1])
+    assert dry_run.model_flops(config, shape) == pytest.approx(3 * products)
+
+
+def train_flags():
+    done = subprocess.run(
+        [sys.executable, "train.py", "--config=tiny", "--helpfull"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    found = set(re.findall(r"^ +--(?:\[no\])?([\w.]+)", done.stdout, re.MULTILINE))
+    for section in dataclasses.fields(Config):
+        if dataclasses.is_dataclass(section.type):
+            names = [field.name for field in dataclasses.fields(section.type)]
+            found |= {f"config.{section.name}.{name}" for name in names}
+    return found
+
+
+def test_launch_files_are_well_formed():
+    known = train_flags()
+    assert {"workdir", "num_processes", "config.parallel.fsdp"} <= known
+    texts = {path.name: path.read_text() for path in (ROOT / "docs" / "launch").iterdir()}
+    assert set(texts) == {"slurm.sbatch", "tpu_pod.sh", "jobset.yaml"}
+    for name in ("slurm.sbatch", "tpu_pod.sh"):
+        subprocess.run(["bash", "-n", str(ROOT / "docs" / "launch" / name)], check=True)
+    for name, text in texts.items():
+        _, _, command = text.partition("train")
+        command = text[text.index("train --" if "train --" in text else "train.py --") :]
+        command = re.split(r"\n\s*(?:ports:|#|if )|\"\n", command)[0]
+        flags = re.findall(r"--([\w.]+)", command)
+        assert len(flags) > 3, name
+        assert set(flags) - {"config"} <= known, name
+    job = yaml.safe_load(texts["jobset.yaml"])
+    (workers,) = job["spec"]["replicatedJobs"]
+    spec = workers["template"]["spec"]
+    assert spec["completionMode"] == "Indexed"
+    assert spec["completions"] == spec["parallelism"] == 4
+    (container,) = spec["template"]["spec"]["containers"]
+    shell = container["command"][-1]
+    assert "--num_processes=4" in shell
+    host = f"{job['metadata']['name']}-{workers['name']}-0-0.{job['metadata']['name']}"
+    assert f"--coordinator_address={host}:1234" in shell
+    subprocess.run(["bash", "-n", "-c", shell], check=True)
+
+
+def test_the_document_lists_what_may_change_on_resume():
+    text = (ROOT / "docs" / "long_runs.md").read_text()
+    listed = set(re.findall(r"^\| `([\w.*]+)`", text, re.MULTILINE))
+    assert listed == {name + "*" if name.endswith(".") else name for name in FREE_ON_RESUME}
+
+
+def test_the_table_of_scaling_is_that_of_the_file():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    import scaling
+
+    reports = json.loads((ROOT / "docs" / "benchmarks" / "scaling_tpu.json").read_text())
+    text = (ROOT / "docs" / "scaling.md").read_text()
+    assert len(reports) == len(scaling.CASES)
+    for report in reports:
+        assert scaling.row(report) in text
+        assert report["fits"]
