@@ -12,7 +12,27 @@ ROOT = Path(__file__).parents[2]
 LIBTPU = ROOT / ".cache" / "libtpu"  # apart, or JAX would look for a TPU at every start
 
 
-@pytest.mark.skipif(not LIBTPU.exists(), reason="make test-peers installs libtpu")
+NEEDS_LIBTPU = pytest.mark.skipif(not LIBTPU.exists(), reason="make test-peers installs libtpu")
+
+
+@NEEDS_LIBTPU
+def test_a_training_step_compiles_for_tpus_that_are_not_there(tmp_path):
+    found = tmp_path / "report.json"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{LIBTPU}:{ROOT}"}
+    command = [sys.executable, "train.py", "--dry_run", "--config=tiny", "--topology=v5e:2x4",
+               "--config.model.d_model=128", "--config.train.accumulate_steps=2",
+               f"--json={found}"]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "8 x TPU v5 lite, mesh data 8 x fsdp 1 x tensor 1" in done.stdout
+    report = json.loads(found.read_text())
+    assert report["fits"]
+    assert report["memory_bytes"] == 16 * 2**30
+    # Each gradient once a step, accumulation included, and three sums of the loss.
+    assert report["collective_bytes"] == {"all-reduce": 4 * (report["num_params"] + 3)}
+
+
+@NEEDS_LIBTPU
 def test_the_kernel_compiles_for_two_tpus_with_rows_and_heads_parted(tmp_path):
     found = tmp_path / "memory.json"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{LIBTPU}:{ROOT}"}
