@@ -56,8 +56,9 @@ def command(data, workdir, num_steps=NUM_STEPS, *more):
         for flag in train_command(data, workdir, num_steps)
         if not any(name in flag for name in ours)
     ]
-    return [*kept, "--config.train.checkpoint_every_steps=4", "--config.train.eval_every_steps=12",
-            "--config.model.dropout_rate=0.0", "--config.train.log_every_steps=1", *more]  # fmt: skip
+    train = {"checkpoint_every_steps": 4, "eval_every_steps": 12, "log_every_steps": 1}
+    ours = [f"--config.train.{name}={value}" for name, value in train.items()]
+    return [*kept, *ours, "--config.model.dropout_rate=0.0", *more]
 
 
 def params(workdir):

@@ -108,7 +108,9 @@ def _devices(topology: str) -> tuple[list[Any], str]:
             raise UserError(f"--topology={topology} must be {kind}:N, for N devices.")
         jax.config.update("jax_num_cpu_devices", int(size))
         return jax.devices("cpu"), kind
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # ask no metadata server about a TPU
+    # Its compiler alone is wanted: ask no metadata server about a TPU, and be not the only one.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     from jax.experimental import topologies
 
     try:
