@@ -106,6 +106,7 @@ HloModule jit_step
 ENTRY %main (a: f32[10]) -> f32[10] {
   %both = (f32[10]{0}, f32[3,4]{1,0:T(8,128)}) all-reduce(%a, %b), replica_groups={{0,1}}, to_apply=%add
   %part = f32[2,3]{1,0} reduce-scatter(%c), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
+  %more = f32[3]{0} reduce-scatter(%d), replica_groups=mesh['data'=2,'fsdp'=4] {'fsdp'}, to_apply=%add
   %loop = (s32[], f32[4,8]) while(%init), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"5"}}
   %f1 = bf16[8,8] fusion(%u), kind=kCustom, calls=%piece.1
   %f2 = bf16[8,8] fusion(%u), kind=kCustom, calls=%piece.2
@@ -118,7 +119,7 @@ def test_exchanges_are_counted_by_hand():
     found = hlo.collectives(HLO)
     assert hlo.total_bytes(found) == {
         "all-reduce": 4 * 10 + 4 * 12,
-        "reduce-scatter": 4 * 6 * 4,  # what four devices put in
+        "reduce-scatter": 4 * 6 * 4 + 4 * 3 * 4,  # what four devices put in
         "all-gather": 5 * 2 * 16 * 8 + 2 * 64,  # five times; and one that stands in two kernels
         "collective-permute": 5 * 4 * 32,
     }

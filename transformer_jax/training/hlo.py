@@ -126,4 +126,10 @@ def _group_size(line: str) -> int:
     if listed:
         return len(listed[1].split(","))
     shaped = re.search(r"replica_groups=\[(\d+),(\d+)\]", line)
-    return int(shaped[2]) if shaped else 1
+    if shaped:
+        return int(shaped[2])
+    named = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line)
+    if named is None:
+        return 1
+    sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
+    return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", named[2]))
