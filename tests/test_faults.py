@@ -248,6 +248,12 @@ def test_a_poisoned_batch_is_skipped_kept_and_replayed(data, tmp_path, monkeypat
     monkeypatch.setattr(TrainStep, "loss_sums", clean)
     healthy = replay(config, workdir, path)
     assert healthy["skipped"] == 0
+    runner = make_runner(resolved, jax.devices()[:1])
+    clean_state = runner.init(config.seed)
+    for t in range(6):
+        clean_state, metrics = runner.step(clean_state, batches[t])
+    loss = float(metrics["loss_sum"] / metrics["tokens"])
+    assert healthy["loss"] == pytest.approx(loss, rel=1e-4)
     assert "recorded were nan and nan" in capsys.readouterr().out
 
 

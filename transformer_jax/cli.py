@@ -240,6 +240,7 @@ def _dry_run() -> None:
         import jax
 
         jax.config.update("jax_platforms", "cpu")  # the devices that are here stay untouched
+        jax.config.update("jax_enable_compilation_cache", False)  # no device to load programs for
     report = dry_run(FLAGS.config, FLAGS.topology, print)
     if FLAGS.json:
         Path(FLAGS.json).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
