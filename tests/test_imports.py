@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent / "transformer_jax"
 # Each room imports only from those before it.
 ORDER = ["errors", "config", "validation", "ops", "layers", "model", "incremental", "data",
          "processes", "workdir", "digests", "checkpoint", "decoding", "evaluation", "interop",
-         "training", "api", "decode_command", "cli"]  # fmt: skip
+         "training", "api", "process_flags", "decode_command", "train_command", "cli"]  # fmt: skip
 
 
 def edges():

@@ -1,4 +1,4 @@
-"""The commands `train`, `eval`, `decode` and `export`: flags, then one call into the package.
+"""The commands: flags, then one call into the package; what all of them have in common.
 
 The root scripts and the installed `transformer-jax COMMAND` both come here.
 """
@@ -13,13 +13,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from absl import app, flags
 from absl import logging as absl_logging
-from etils import epath
 
+from transformer_jax import process_flags
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.errors import UserError
 
@@ -166,134 +165,15 @@ def _configure_jax() -> None:
 
 
 def _define_train(argv: list[str]) -> list[str]:
-    from ml_collections import config_flags
+    from transformer_jax import train_command
 
-    config_flags.DEFINE_config_file("config", help_string="Recipe: a file, or a built-in name.")
-    flags.DEFINE_string("workdir", None, "Folder of the run; made, or gone on with.")
-    flags.DEFINE_bool("dry_run", False, "Compile the step and report memory, FLOPs, exchanges.")
-    flags.DEFINE_string(
-        "topology",
-        "",
-        "Of a dry run: a TPU's such as v5e:2x4, cpu:N, gpu:N; what is here if empty.",
-    )
-    flags.DEFINE_string("json", None, "Also write the report of a dry run to this file.")
-    flags.DEFINE_bool("verify_resume", False, "Check that a killed run goes on exactly.")
-    flags.DEFINE_integer("verify_steps", 20, "Steps of each run of --verify_resume.", 4)
-    flags.DEFINE_string("replay", None, "Look at a skipped step: a file of bad_batches/.")
-    _define_processes()
-    flags.mark_flag_as_required("config")
-    joined: list[str] = []
-    for argument in argv:
-        if joined and joined[-1].lstrip("-") == "config" and joined[-1].startswith("-"):
-            joined[-1] = f"{joined[-1]}={argument}"
-        else:
-            joined.append(argument)
-    return [_resolve_recipe(argument) for argument in joined]
-
-
-def _resolve_recipe(argument: str) -> str:
-    """Turns `--config=NAME` into the path of a recipe that comes with the package."""
-    name = argument.lstrip("-")
-    if not argument.startswith("-") or not name.startswith("config="):
-        return argument
-    path = Path(name.removeprefix("config="))
-    if path.is_file():
-        return argument
-    package = Path(__file__).parent
-    folders = (package / "configs", package.parent / "configs")  # installed, or a checkout
-    built_in = {p.stem: p for f in folders for p in f.glob("*.py") if p.stem != "__init__"}
-    # NAME, or configs/NAME.py where there is no such folder; another path is meant as it is.
-    if path.parent in (Path("."), Path("configs")) and path.stem in built_in:
-        return f"--config={built_in[path.stem]}"
-    raise UserError(f"There is no recipe {path}; built in are {', '.join(sorted(built_in))}.")
+    return train_command.define_flags(argv)
 
 
 def _train() -> None:
-    if FLAGS.dry_run:
-        _dry_run()
-        return
-    if not FLAGS.workdir:
-        raise UserError("--workdir=DIR is missing: the folder of the run.")
-    if FLAGS.topology or FLAGS.json:
-        raise UserError("--topology and --json are for --dry_run.")
-    if FLAGS.verify_resume:
-        from transformer_jax.training.verify_resume import verify_resume
+    from transformer_jax import train_command
 
-        own = ("--workdir", "--verify_resume", "--verify_steps", "--replay")
-        verify_resume(FLAGS.config, FLAGS.workdir, _same_command(own), FLAGS.verify_steps)
-        return
-    _connect()
-    if FLAGS.replay:
-        from transformer_jax.training.replay import replay
-
-        replay(FLAGS.config, FLAGS.workdir, FLAGS.replay)
-        return
-    from transformer_jax.training.loop import train
-
-    train(FLAGS.config, epath.Path(FLAGS.workdir))
-
-
-def _dry_run() -> None:
-    from transformer_jax.training.dry_run import dry_run
-
-    if FLAGS.topology:
-        import jax
-
-        jax.config.update("jax_platforms", "cpu")  # the devices that are here stay untouched
-        jax.config.update("jax_enable_compilation_cache", False)  # no device to load programs for
-    report = dry_run(FLAGS.config, FLAGS.topology, print)
-    if FLAGS.json:
-        Path(FLAGS.json).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
-    if report.fits is False:
-        raise UserError(f"The step does not fit {report.topology}.")
-
-
-def _same_command(left_out: Sequence[str]) -> list[str]:
-    """Program and arguments of this process, some flags left out."""
-    kept, drop_next = [sys.executable], False
-    for argument in sys.argv:
-        name, has_value, _ = argument.partition("=")
-        name = "--" + name.lstrip("-") if name.startswith("-") else name
-        if name in left_out:
-            drop_next = not has_value and not isinstance(FLAGS[name[2:]].value, bool)
-        elif not drop_next:
-            kept.append(argument)
-        else:
-            drop_next = False
-    return kept
-
-
-def _define_processes() -> None:
-    flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0, of several.")
-    flags.DEFINE_integer("num_processes", None, "Processes of the run, the same for all.", 1)
-    flags.DEFINE_integer("process_id", None, "Number of this process, from 0.", 0)
-    flags.DEFINE_bool(
-        "distributed", None, "Let JAX find the other processes (SLURM, TPU pods, MPI, Kubernetes); "
-        "without it only those of srun and mpirun are noticed.",
-    )  # fmt: skip
-    flags.DEFINE_integer("connect_timeout", 300, "Seconds to wait for the other processes.", 1)
-
-
-def _connect() -> None:
-    """Joins the other processes of the run, where there are any."""
-    from transformer_jax import processes
-
-    given = [FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id]
-    if any(value is not None for value in given):
-        if None in given:
-            raise UserError(
-                "--coordinator_address, --num_processes and --process_id go together; "
-                "use --distributed to have them found."
-            )
-        if FLAGS.process_id >= FLAGS.num_processes:
-            raise UserError(f"--process_id={FLAGS.process_id} must be below --num_processes="
-                            f"{FLAGS.num_processes}: they count from 0.")  # fmt: skip
-    elif FLAGS.distributed is False or not (FLAGS.distributed or processes.launched_with_others()):
-        return
-    processes.connect(
-        FLAGS.workdir, FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id,
-        FLAGS.connect_timeout,
-    )  # fmt: skip
+    train_command.train()
 
 
 # --- eval, decode -------------------------------------------------------------------------------
@@ -336,7 +216,7 @@ def _define_eval(argv: list[str]) -> list[str]:
     flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "Which data to score.")
     flags.DEFINE_string("json", None, "Also write the scores to this file.")
     flags.DEFINE_string("output", None, "Also write the translations to this file, one a line.")
-    _define_processes()
+    process_flags.define()
     return argv
 
 
@@ -345,7 +225,7 @@ def _eval() -> None:
     from transformer_jax.data import sources
     from transformer_jax.decode_command import as_line, writing
 
-    _connect()
+    process_flags.connect()
     with contextlib.ExitStack() as files:
         # Opened first: a path that cannot be written should not cost an evaluation.
         outs = {name: files.enter_context(writing(FLAGS[name].value))
@@ -386,7 +266,7 @@ def _define_decode(argv: list[str]) -> list[str]:
 
     _define_reading(argv)
     decode_command.define_flags()
-    _define_processes()
+    process_flags.define()
     return argv
 
 
@@ -394,7 +274,7 @@ def _decode() -> None:
     from transformer_jax import decode_command
 
     decode_command.check_flags()
-    _connect()
+    process_flags.connect()
     if FLAGS.input == "-" and _has_others():
         raise UserError("Several processes need --input=FILE; standard input is one process's.")
     decode_command.decode(_load_translator(decode_command.ensemble()))

@@ -1,0 +1,45 @@
+"""Flags of the commands that several processes may share, and connecting by them."""
+
+from absl import flags
+
+from transformer_jax.errors import UserError
+
+FLAGS = flags.FLAGS
+
+
+def define() -> None:
+    """Defines them."""
+    flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0, of several.")
+    flags.DEFINE_integer("num_processes", None, "Processes of the run, the same for all.", 1)
+    flags.DEFINE_integer("process_id", None, "Number of this process, from 0.", 0)
+    flags.DEFINE_bool(
+        "distributed", None, "Let JAX find the other processes (SLURM, TPU pods, MPI, Kubernetes); "
+        "without it only those of srun and mpirun are noticed.",
+    )  # fmt: skip
+    flags.DEFINE_integer("connect_timeout", 300, "Seconds to wait for the other processes.", 1)
+
+
+def connect() -> None:
+    """Joins the other processes of the run, where there are any.
+
+    Raises:
+      UserError: where the flags do not go together, or the others are not found.
+    """
+    from transformer_jax import processes
+
+    given = [FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id]
+    if any(value is not None for value in given):
+        if None in given:
+            raise UserError(
+                "--coordinator_address, --num_processes and --process_id go together; "
+                "use --distributed to have them found."
+            )
+        if FLAGS.process_id >= FLAGS.num_processes:
+            raise UserError(f"--process_id={FLAGS.process_id} must be below --num_processes="
+                            f"{FLAGS.num_processes}: they count from 0.")  # fmt: skip
+    elif FLAGS.distributed is False or not (FLAGS.distributed or processes.launched_with_others()):
+        return
+    processes.connect(
+        FLAGS.workdir, FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id,
+        FLAGS.connect_timeout,
+    )  # fmt: skip
