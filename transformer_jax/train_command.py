@@ -21,6 +21,9 @@ def define_flags(argv: list[str]) -> list[str]:
 
     config_flags.DEFINE_config_file("config", help_string="Recipe: a file, or a built-in name.")
     flags.DEFINE_string("workdir", None, "Folder of the run; made, or gone on with.")
+    flags.DEFINE_integer(
+        "stop_after", None, "Save and stop behind this step; the run goes on later."
+    )
     flags.DEFINE_bool("dry_run", False, "Compile the step and report memory, FLOPs, exchanges.")
     flags.DEFINE_string(
         "topology",
@@ -71,7 +74,7 @@ def train() -> None:
     if FLAGS.verify_resume:
         from transformer_jax.training.verify_resume import verify_resume
 
-        own = ("--workdir", "--verify_resume", "--verify_steps", "--replay")
+        own = ("--workdir", "--verify_resume", "--verify_steps", "--replay", "--stop_after")
         verify_resume(FLAGS.config, FLAGS.workdir, _same_command(own), FLAGS.verify_steps)
         return
     process_flags.connect()
@@ -82,7 +85,7 @@ def train() -> None:
         return
     from transformer_jax.training import loop
 
-    loop.train(FLAGS.config, epath.Path(FLAGS.workdir))
+    loop.train(FLAGS.config, epath.Path(FLAGS.workdir), FLAGS.stop_after)
 
 
 def _dry_run() -> None:

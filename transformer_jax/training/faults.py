@@ -24,10 +24,13 @@ class StopRequest:
     """Whether the run was asked to stop, by SIGTERM or a preemption notice to any process.
 
     Among several processes JAX's preemption service listens, and finds a step for all to stop at.
+
+    Args:
+      after: a step behind which to stop in any case.
     """
 
-    def __init__(self) -> None:
-        self._asked = False
+    def __init__(self, after: int | None = None) -> None:
+        self._asked, self._after = False, after
         self._before: Any = None
 
     def __enter__(self) -> "StopRequest":
@@ -44,6 +47,8 @@ class StopRequest:
 
     def reached(self, step: int) -> bool:
         """Whether to stop before step `step`; the same answer on all processes."""
+        if self._after is not None and step > self._after:
+            return True
         if processes.count() == 1:
             return self._asked
         return multihost_utils.reached_preemption_sync_point(step)

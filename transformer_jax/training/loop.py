@@ -41,16 +41,17 @@ class Progress:
     skipped_in_a_row: int = 0
 
 
-def train(config: Config, workdir: epath.PathLike) -> None:
+def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None) -> None:
     """Trains in `workdir`, or goes on there, until `train.num_steps` or early stopping.
 
-    On SIGTERM or a preemption notice it saves and returns; the next call goes on.
+    On SIGTERM or a preemption notice, and behind step `stop_after`, it saves and returns; the next
+    call goes on.
 
     Raises:
       UserError: before any compilation, for whatever cannot work; later, where training cannot go
         on or its last checkpoint could not be written.
     """
-    with StopRequest() as stop, prepared(config, epath.Path(workdir)) as trainer:
+    with StopRequest(stop_after) as stop, prepared(config, epath.Path(workdir)) as trainer:
         trainer.run(stop)
 
 

@@ -75,7 +75,7 @@ class _Runs:
         self._folder, self._num_steps, self._say = folder, num_steps, say
         self._half = num_steps // 2
         self._command = [
-            *command, f"--config.train.num_steps={num_steps}", "--config.train.log_every_steps=1",
+            *command, f"--stop_after={num_steps}", "--config.train.log_every_steps=1",
             f"--config.train.checkpoint_every_steps={self._half}",
             "--config.train.eval_every_steps=0", "--config.train.early_stopping_patience=0",
             f"--config.checkpoint.max_to_keep={num_steps}",
