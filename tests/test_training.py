@@ -143,17 +143,26 @@ def test_going_on_is_exact_and_leaves_no_line_of_metrics_twice(tiny_run, tmp_pat
 
 
 @pytest.mark.slow
-def test_pmap_goes_on_from_what_jit_saved(tiny_run, tmp_path):
+def test_a_run_goes_on_under_any_mesh_and_runner(tiny_run, tmp_path):
+    """The optimizer state of each is taken over: every later loss is that of one device."""
     data, _ = tiny_run
-    config = tiny_config(data, num_steps=20, checkpoint_every_steps=10, eval_every_steps=0)
-    train(config, tmp_path / "run")
-    more = dataclasses.replace(
-        config,
-        train=dataclasses.replace(config.train, num_steps=30),
-        parallel=dataclasses.replace(config.parallel, runner="pmap", data=2),
-    )
-    train(more, tmp_path / "run")
-    assert lines(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 30
+    places = [{"data": 1}, {"data": 1, "fsdp": 8}, {"data": 1, "fsdp": 3},
+              {"runner": "pmap", "data": 2}, {"data": 2, "fsdp": 2, "tensor": 2}]  # fmt: skip
+    config = tiny_config(data, num_steps=20, checkpoint_every_steps=10, eval_every_steps=0,
+                         log_every_steps=1, ema_decay=0.9)  # fmt: skip
+    model = dataclasses.replace(config.model, dropout_rate=0.0)
+    config = dataclasses.replace(config, model=model)
+    train(config, tmp_path / "straight")
+    for number, place in enumerate(places, start=1):
+        parallel = dataclasses.replace(config.parallel, **place)
+        moved = dataclasses.replace(config, parallel=parallel)
+        train(moved, tmp_path / "moved", stop_after=4 * number)
+    straight, moved = (lines(tmp_path / name / "metrics.jsonl") for name in ("straight", "moved"))
+    assert [m["batch_digest"] for m in moved] == [m["batch_digest"] for m in straight]
+    for name in ("train_loss", "grad_norm"):
+        np.testing.assert_allclose(
+            [m[name] for m in moved], [m[name] for m in straight], rtol=2e-5, err_msg=name
+        )
 
 
 @pytest.mark.slow

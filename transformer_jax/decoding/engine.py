@@ -55,7 +55,7 @@ class Engine:
     """Translates and scores with given parameters; compiled functions stay for later calls.
 
     Args:
-      config: of the model; `parallel.data` local devices share the batches, -1: all.
+      config: of the model; as many local devices as `parallel` asks for share the batches.
       tokenizers: of the model.
       others: further models of the same vocabularies, whose probabilities are averaged with it.
         Parameters are then a tuple, of the model and of the others.
@@ -68,9 +68,10 @@ class Engine:
         self.tokenizers = tokenizers
         self.ids = special_ids(tokenizers, config.model)
         self.max_len = min(model.max_len for model in (config.model, *others))
-        devices = jax.local_devices()
-        if config.parallel.data > 0:
-            devices = devices[: config.parallel.data]
+        devices, parallel = jax.local_devices(), config.parallel
+        sizes = (parallel.data, parallel.fsdp, parallel.tensor)
+        if -1 not in sizes:
+            devices = devices[: math.prod(sizes)]
         target = tokenizers.target
         ends_word = np.ones(config.model.target_vocab_size, bool)
         names = target.pieces(range(min(target.vocab_size, ends_word.size)))
