@@ -8,9 +8,12 @@ import jax
 
 jax.config.update("jax_num_cpu_devices", 8)
 
+import contextlib
 import dataclasses
 import io
 import random
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -65,6 +68,27 @@ def tiny_config(folder: Path, **train) -> Config:
         train=dataclasses.replace(config.train, **train),
         parallel=dataclasses.replace(config.parallel, data=1),
     )
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system of 3 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs more rights")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path, room: int = 0) -> None:
+    """Fills a disk but for `room` bytes, which a checkpoint may begin with."""
+    with contextlib.suppress(OSError), (folder / "filler").open("wb") as file:
+        while True:
+            file.write(bytes(4096))
+            file.flush()
+    os.truncate(folder / "filler", (folder / "filler").stat().st_size - room)
 
 
 @pytest.fixture(scope="session")

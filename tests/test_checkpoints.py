@@ -133,6 +133,26 @@ def test_nothing_is_moved_where_all_are_damaged(three_checkpoints, tmp_path):
     assert checkpoint_lib.newest_whole(tmp_path, print) is None
 
 
+def test_a_lost_average_is_not_replaced_by_the_parameters(tmp_path):
+    checkpointer = checkpoint_lib.Checkpointer(tmp_path, CheckpointConfig())
+    tree = {"w": jnp.ones(3)}
+    checkpointer.save(1, {"params": tree, "ema": tree}, {"metrics": {}})
+    checkpointer.close()
+    shutil.rmtree(tmp_path / "checkpoints" / "1" / "ema")
+    with pytest.raises(UserError, match=r"is damaged: ema/.* is missing"):
+        checkpoint_lib.load_params(tmp_path, "latest", CheckpointConfig(), TARGET)
+
+
+def test_older_checkpoints_with_damaged_scores_are_set_aside(three_checkpoints, tmp_path):
+    folder = epath.Path(tmp_path / "run")
+    shutil.copytree(three_checkpoints, folder)
+    truncate(folder / "checkpoints" / "2" / "metrics" / "metrics")
+    assert checkpoint_lib.newest_whole(folder, print, writes=False) == 3
+    assert checkpoint_lib.steps(folder) == [1, 2, 3]
+    assert checkpoint_lib.newest_whole(folder, print) == 3
+    assert checkpoint_lib.steps(folder) == [1, 3]
+
+
 def test_reading_a_damaged_model_is_refused(three_checkpoints, tmp_path):
     folder = epath.Path(tmp_path / "run")
     shutil.copytree(three_checkpoints, folder)

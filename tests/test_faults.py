@@ -1,6 +1,5 @@
 """What happens to long runs: kills, full disks, broken batches, signals, a second process."""
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from tests.conftest import tiny_config
+from tests.conftest import fill, tiny_config
 from tests.test_processes import ROOT, train_command, wait_for
 from transformer_jax import workdir as workdir_lib
 from transformer_jax.errors import UserError
@@ -92,18 +91,6 @@ def test_a_damaged_newest_checkpoint_costs_only_its_steps(data, undisturbed, tmp
 # --- Disks ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 3 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small disk needs more rights")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 def at_steps(monkeypatch, actions):
     """Calls `actions[t]` before step t + 1."""
     whole = loop.Trainer._read
@@ -115,15 +102,6 @@ def at_steps(monkeypatch, actions):
         whole(self, late)
 
     monkeypatch.setattr(loop.Trainer, "_read", read)
-
-
-def fill(folder, room=0):
-    """Fills a disk but for `room` bytes, which a checkpoint may begin with."""
-    with contextlib.suppress(OSError), (folder / "filler").open("wb") as file:
-        while True:
-            file.write(bytes(4096))
-            file.flush()
-    os.truncate(folder / "filler", (folder / "filler").stat().st_size - room)
 
 
 def bar(folder):
@@ -225,8 +203,13 @@ def test_a_poisoned_batch_is_skipped_kept_and_replayed(data, tmp_path, monkeypat
     assert set(texts) <= set(zip(*lines, strict=True))
     assert len(texts) > 10
 
-    found = replay(config, workdir, path)
+    written = (workdir / "config.json").read_text()
+    other = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=99))
+    found = replay(other, workdir, path)
     assert found["skipped"] == 1
+    assert (workdir / "config.json").read_text() == written
+    with pytest.raises(UserError, match="is no work directory"):
+        replay(config, tmp_path / "nowhere", path)
     out = capsys.readouterr().out
     assert "gradients: not finite" in out
     assert "as recorded" in out
@@ -255,6 +238,14 @@ def test_a_poisoned_batch_is_skipped_kept_and_replayed(data, tmp_path, monkeypat
     loss = float(metrics["loss_sum"] / metrics["tokens"])
     assert healthy["loss"] == pytest.approx(loss, rel=1e-4)
     assert "recorded were nan and nan" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_behind_a_skipped_step_saves_it(data, tmp_path, monkeypatch):
+    config = short_config(data)
+    poison(monkeypatch, config, tmp_path / "run", [6])
+    train(config, tmp_path / "run", stop_after=6)
+    assert sorted(os.listdir(tmp_path / "run" / "checkpoints")) == ["4", "6"]
 
 
 @pytest.mark.slow

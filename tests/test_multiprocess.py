@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.conftest import fill
 from tests.test_processes import ROOT, train_command, wait_for
 
 pytestmark = pytest.mark.slow
@@ -168,6 +169,23 @@ def test_decoding_is_spread_and_the_same(data, alone, tmp_path):
 
     assert decode(2) == decode(1)
     assert decode(1).count("\n") == 20
+
+
+def test_a_full_disk_is_told_and_outlived_by_all(data, small_disk):
+    checkpoints = small_disk / "run" / "checkpoints"
+    more = [f"--config.data.cache_dir={data / 'cache'}", "--config.checkpoint.max_to_keep=1"]
+    both = start(command(data, small_disk / "run", 1_000_000, *more), 2, 1)
+    wait_for(checkpoints / "4", both[0])
+    fill(small_disk)
+    for line in both[0].stdout:
+        if "could not be written" in line:
+            break
+    (small_disk / "filler").unlink()
+    told = int(line.split("step ")[1].split(":")[0])
+    wait_for(checkpoints / str(told // 4 * 4 + 8), both[0])
+    both[1].send_signal(signal.SIGTERM)
+    first, _ = finish(both)
+    assert "asked to stop: saved step" in first
 
 
 @pytest.mark.parametrize("who", [0, 1])

@@ -25,6 +25,7 @@ from transformer_jax.config import CheckpointConfig
 from transformer_jax.errors import UserError
 
 Tree = Any
+SAVE_SECONDS = 600  # a save that takes longer has failed
 TMP_SUFFIX = ".orbax-checkpoint-tmp"  # of a checkpoint that Orbax has not committed
 
 
@@ -63,7 +64,6 @@ class Checkpointer:
         }
 
         def start():
-            self._probe()
             self._saving = step
             self._opened().save(
                 step,
@@ -73,7 +73,9 @@ class Checkpointer:
 
         problem = self.wait()
         self._remove_unfinished()
-        return self._attempt(start) or problem
+        # Agreed on before any of several processes goes into Orbax.
+        refusal = next((p for p in processes.gather(self._probe()) if p), None)
+        return refusal or self._attempt(start) or problem
 
     def wait(self) -> str | None:
         """Waits for the save that was started last; None, or why it has failed."""
@@ -132,13 +134,18 @@ class Checkpointer:
             self._remove_unfinished()
         return problem
 
-    def _probe(self) -> None:
-        """Raises OSError where nothing can be written: Orbax then leaves threads that wait for
-        folders for minutes, at the program's end too."""
-        if processes.is_primary():
-            probe = self._folder.parent / ".probe"
+    def _probe(self) -> str | None:
+        """Why nothing can be written; Orbax would leave threads that wait for folders for minutes,
+        at the program's end too."""
+        if not processes.is_primary():
+            return None
+        probe = self._folder.parent / ".probe"
+        try:
             probe.write_bytes(bytes(4096))
             probe.unlink()
+        except OSError as error:
+            return _reason(error)
+        return None
 
     def _remove_unfinished(self) -> None:
         """Makes room; Orbax would do it at the next start of the program."""
@@ -178,7 +185,9 @@ def _open(
             preservation_policy=policies.AnyPreservationPolicy(keep),
             create=True,
             cleanup_tmp_directories=True,
-            async_options=ocp.AsyncOptions(post_finalization_callback=before_commit),
+            async_options=ocp.AsyncOptions(
+                timeout_secs=SAVE_SECONDS, post_finalization_callback=before_commit
+            ),
         ),
     )
 
@@ -194,10 +203,13 @@ def _reason(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
-def newest_whole(workdir: epath.PathLike, say: Callable[[str], None]) -> int | None:
+def newest_whole(
+    workdir: epath.PathLike, say: Callable[[str], None], writes: bool = True
+) -> int | None:
     """The newest checkpoint whose files are what was written; None where there is none at all.
 
-    Damaged ones that are newer are moved to `<workdir>/damaged_checkpoints/`, and named.
+    Damaged ones that are newer are moved to `<workdir>/damaged_checkpoints/`, and named; so are
+    older ones whose scores cannot be read. With `writes=False` they are only named.
 
     Raises:
       UserError: where there are checkpoints, and every one is damaged; nothing is moved then.
@@ -207,9 +219,13 @@ def newest_whole(workdir: epath.PathLike, say: Callable[[str], None]) -> int | N
     for step in reversed(steps(workdir)):
         problem = digests.find_damage(folder / str(step))
         if problem is None:
+            for older in (s for s in steps(workdir) if s < step):
+                why = digests.find_damage(folder / str(older), ["meta", "metrics"])
+                if why is not None:
+                    damaged[older] = why
             for bad, why in damaged.items():
-                aside = _set_aside(folder / str(bad))
-                say(f"checkpoint {bad} is damaged: {why}; moved to {aside}")
+                aside = f"; moved to {_set_aside(folder / str(bad))}" if writes else ""
+                say(f"checkpoint {bad} is damaged: {why}{aside}")
             return step
         damaged[step] = problem
     if damaged:
@@ -219,6 +235,11 @@ def newest_whole(workdir: epath.PathLike, say: Callable[[str], None]) -> int | N
             "anew in another --workdir."
         )
     return None
+
+
+def is_whole(workdir: epath.PathLike, step: int) -> bool:
+    """Whether the files of a checkpoint are what was written."""
+    return digests.find_damage(_folder(workdir) / str(step)) is None
 
 
 def _set_aside(folder: epath.Path) -> epath.Path:
@@ -291,7 +312,10 @@ def steps(workdir: epath.PathLike) -> list[int]:
     folder = _folder(workdir)
     if not folder.exists():
         return []
-    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+    found = [p for p in folder.iterdir() if p.name.isdigit()]
+    if "://" in str(folder):  # written in place; this file comes last
+        found = [p for p in found if (p / "commit_success.txt").exists()]
+    return sorted(int(p.name) for p in found)
 
 
 def _choose(
@@ -301,7 +325,12 @@ def _choose(
         return steps[-1:]
     if which == "best":
         metric = config.best_metric
-        found = {step: read_metrics(folder.parent, step) for step in steps}
+        found = {}
+        for step in steps:
+            try:
+                found[step] = read_metrics(folder.parent, step)
+            except UserError as error:
+                logging.warning("%s", error)
         ranked = {s: quality(m, metric) for s, m in found.items() if metric in m}
         if not ranked:
             raise UserError(
@@ -329,7 +358,7 @@ def _choose(
 
 
 def _read_params(folder: epath.Path, target: Tree) -> Tree:
-    item = folder / ("ema" if (folder / "ema").exists() else "params")
+    item = folder / ("ema" if digests.has(folder, "ema") else "params")
     _refuse_damage(folder, item.name)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), target)

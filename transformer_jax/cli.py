@@ -98,12 +98,12 @@ def _one_sentence() -> Iterator[None]:
         message = str(error)
     except BrokenPipeError:  # as in `decode.py | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        _exit(0)
     except OSError as error:
         message = f"{error.filename or 'a file'}: {error.strerror or error}."
     except KeyboardInterrupt:
         print("interrupted; the same command goes on with what is done.", file=sys.stderr)
-        sys.exit(INTERRUPTED_STATUS)
+        _exit(INTERRUPTED_STATUS)
     except RuntimeError as error:
         if _lost_others(error):
             message = (
@@ -122,10 +122,17 @@ def _one_sentence() -> Iterator[None]:
     except Exception as error:
         _leave_others(error)
         raise
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    print(f"error: {message}", file=sys.stderr)
+    _exit(USAGE_STATUS)
+
+
+def _exit(status: int) -> None:
+    """Ends the process; one of several at once: at its exit JAX would wait for the others."""
+    sys.stdout.flush()
+    sys.stderr.flush()
     if _has_others():
-        os._exit(USAGE_STATUS)
-    sys.exit(USAGE_STATUS)
+        os._exit(status)
+    sys.exit(status)
 
 
 def _has_others() -> bool:
@@ -139,12 +146,10 @@ def _lost_others(error: RuntimeError) -> bool:
 
 
 def _leave_others(error: BaseException) -> None:
-    """Ends one of several processes at once: at its exit JAX would wait for the others."""
+    """Ends one of several processes after an error that nobody foresaw."""
     if _has_others():
         traceback.print_exception(error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        _exit(1)
 
 
 def _configure_jax() -> None:
@@ -225,7 +230,7 @@ def _eval() -> None:
     from transformer_jax.data import sources
     from transformer_jax.decode_command import as_line, writing
 
-    process_flags.connect()
+    process_flags.connect(saves=False)
     with contextlib.ExitStack() as files:
         # Opened first: a path that cannot be written should not cost an evaluation.
         outs = {name: files.enter_context(writing(FLAGS[name].value))
@@ -274,7 +279,7 @@ def _decode() -> None:
     from transformer_jax import decode_command
 
     decode_command.check_flags()
-    process_flags.connect()
+    process_flags.connect(saves=False)
     if FLAGS.input == "-" and _has_others():
         raise UserError("Several processes need --input=FILE; standard input is one process's.")
     decode_command.decode(_load_translator(decode_command.ensemble()))

@@ -30,6 +30,8 @@ def find_damage(folder: epath.Path, parts: Iterable[str] = ()) -> str | None:
       folder: of one checkpoint.
       parts: names of folders in it that are looked at; (): everything.
     """
+    if not (folder / NAME).exists():
+        return f"it has no {NAME}: it was cut short, or an older version wrote it"
     try:
         recorded: dict[str, str] = json.loads((folder / NAME).read_text())
         if (folder / _COMMIT_FILES[0]).exists():
@@ -44,6 +46,16 @@ def find_damage(folder: epath.Path, parts: Iterable[str] = ()) -> str | None:
     found = _digests(folder, wanted)
     changed = [name for name in wanted if found[name] != recorded[name]]
     return f"{changed[0]} does not hold what was written" if changed else None
+
+
+def has(folder: epath.Path, part: str) -> bool:
+    """Whether a folder `part` was written in `folder`, even if it is missing now."""
+    if (folder / part).exists():
+        return True
+    try:
+        return f'"{part}/' in (folder / NAME).read_text()
+    except OSError:
+        return False
 
 
 def _names(folder: epath.Path, prefix: str) -> list[str]:

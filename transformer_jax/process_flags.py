@@ -19,8 +19,11 @@ def define() -> None:
     flags.DEFINE_integer("connect_timeout", 300, "Seconds to wait for the other processes.", 1)
 
 
-def connect() -> None:
+def connect(saves: bool = True) -> None:
     """Joins the other processes of the run, where there are any.
+
+    Args:
+      saves: whether the command listens for SIGTERM and preemption notices, to save.
 
     Raises:
       UserError: where the flags do not go together, or the others are not found.
@@ -41,5 +44,18 @@ def connect() -> None:
         return
     processes.connect(
         FLAGS.workdir, FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id,
-        FLAGS.connect_timeout,
+        FLAGS.connect_timeout, saves,
     )  # fmt: skip
+
+
+def refuse(what: str) -> None:
+    """Refuses several processes.
+
+    Raises:
+      UserError: where this is one of several.
+    """
+    from transformer_jax import processes
+
+    given = (FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id, FLAGS.distributed)
+    if any(given) or processes.launched_with_others():
+        raise UserError(f"{what} runs in one process; start it once, without the flags of several.")

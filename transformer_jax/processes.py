@@ -5,6 +5,7 @@ that can fail (prepare data, look at checkpoints), the others learn of it and st
 sentence.
 """
 
+import contextlib
 import faulthandler
 import os
 import pickle
@@ -26,13 +27,25 @@ T = TypeVar("T")
 
 HEARTBEAT_SECONDS = 30  # a process that is silent for so long is dead
 PREPARING_SECONDS = 24 * 3600  # others wait so long for the one that prepares the data
-# Number of processes by launcher, where its environment tells.
-_LAUNCHERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+# Variables of launchers that tell the number of processes, and that of this one.
+_LAUNCHERS = (
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+)
 
 
 def launched_with_others() -> bool:
     """Whether SLURM's or MPI's launcher has started several of this process."""
-    return any(os.environ.get(name, "1") not in ("", "1") for name in _LAUNCHERS)
+    return (_launched()[0] or 1) > 1
+
+
+def _launched() -> tuple[int | None, int | None]:
+    """Number of processes and of this one, by the launcher; None where it does not tell."""
+    for names in _LAUNCHERS:
+        count, number = (os.environ.get(name, "") for name in names)
+        if count.isdigit() and number.isdigit():
+            return int(count), int(number)
+    return None, None
 
 
 def connect(
@@ -41,6 +54,7 @@ def connect(
     num_processes: int | None,
     process_id: int | None,
     timeout_seconds: int,
+    saves: bool = True,
 ) -> None:
     """Joins the other processes of the run; call it before JAX is used.
 
@@ -53,6 +67,7 @@ def connect(
       num_processes: of the run.
       process_id: 0 .. num_processes - 1.
       timeout_seconds: how long to wait for the others.
+      saves: whether preemption notices and SIGTERM are waited for, instead of ending the process.
 
     Raises:
       UserError: where the arguments are incomplete and nothing could be detected.
@@ -60,14 +75,18 @@ def connect(
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # Where another process dies, the runtime says so and aborts; our frames would add nothing.
     faulthandler.disable()
+    jax.config.update("jax_enable_preemption_service", saves)
     started = time.time()
-    roll = _RollCall(workdir, num_processes, process_id)
+    given = coordinator_address is not None
+    names = (num_processes, process_id) if given else _launched()
+    roll = _RollCall(workdir, *names)
     roll.enter()
 
     def give_up() -> None:
         # The runtime would end the process itself, with a stack of its own frames.
         print(f"error: {roll.missing(started - timeout_seconds, timeout_seconds)}",
               file=sys.stderr, flush=True)  # fmt: skip
+        roll.leave()
         os._exit(2)
 
     alarm = threading.Timer(timeout_seconds, give_up)
@@ -80,6 +99,11 @@ def connect(
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         )  # fmt: skip
     except (ValueError, RuntimeError) as error:
+        if given:
+            raise UserError(
+                f"Process {process_id} could not join the others at {coordinator_address} "
+                f"({str(error).splitlines()[0]}); start all of them again."
+            ) from error
         raise UserError(
             f"The other processes were not found ({str(error).splitlines()[0]}); give "
             "--coordinator_address=HOST:PORT, --num_processes and --process_id to each."
@@ -97,21 +121,21 @@ class _RollCall:
         self._num_processes, self._process_id = num_processes, process_id
 
     def enter(self) -> None:
-        if self._process_id is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / str(self._process_id)).write_text(str(time.time()))
+        with contextlib.suppress(OSError):  # a folder that is only read
+            if self._process_id is not None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                (self._folder / str(self._process_id)).write_text(str(time.time()))
 
     def leave(self) -> None:
-        if self._process_id is not None:
-            (self._folder / str(self._process_id)).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if self._process_id is not None:
+                (self._folder / str(self._process_id)).unlink(missing_ok=True)
 
     def missing(self, since: float, seconds: int) -> str:
         wait = f"after {seconds} s (--connect_timeout)"
         if self._process_id is None or self._num_processes is None:
             return f"not all processes of this run have come {wait}; see which did not start."
-        marks = {p.name: p.read_text() for p in self._folder.iterdir()}
-        here = {int(n) for n, text in marks.items() if n.isdigit() and float(text) >= since}
-        absent = sorted(set(range(self._num_processes)) - here)
+        absent = [i for i in range(self._num_processes) if not self._has_come(i, since)]
         if not absent:
             return f"all processes are there but cannot reach --coordinator_address {wait}."
         names = ", ".join(map(str, absent))
@@ -119,6 +143,12 @@ class _RollCall:
             f"of {self._num_processes} processes, {names} did not come {wait}; start the missing "
             "ones, with the same --coordinator_address and --workdir, and these again."
         )
+
+    def _has_come(self, number: int, since: float) -> bool:
+        try:
+            return float((self._folder / str(number)).read_text()) >= since
+        except (OSError, ValueError):
+            return False
 
 
 def count() -> int:
@@ -159,8 +189,7 @@ def from_primary(function: Callable[[], T], name: str) -> T:
     if count() == 1:
         return function()
     outcome: tuple[Any, str | None] = _attempt(function) if is_primary() else (None, None)
-    # A barrier of its own: collectives give up long before a large corpus is prepared.
-    orbax_multihost.sync_global_processes(f"transformer_jax:{name}", timeout=PREPARING_SECONDS)
+    _wait_for_all(name)
     result, problem = gather(outcome)[0]
     if problem is not None:
         raise UserError(problem)
@@ -176,12 +205,19 @@ def together(function: Callable[[], T], name: str) -> T:
     if count() == 1:
         return function()
     result, problem = _attempt(function)
-    orbax_multihost.sync_global_processes(f"transformer_jax:{name}", timeout=PREPARING_SECONDS)
+    _wait_for_all(name)
     problems = gather(problem)
     for number, other in enumerate(problems):
         if other is not None:
             raise UserError(f"process {number}: {other}")
     return result
+
+
+def _wait_for_all(name: str) -> None:
+    """By the runtime's service: collectives give up long before a large corpus is prepared."""
+    orbax_multihost.get_barrier_sync_fn()(
+        key=f"transformer_jax:{name}", timeout_ms=PREPARING_SECONDS * 1000
+    )
 
 
 def _attempt(function: Callable[[], Any]) -> tuple[Any, str | None]:

@@ -71,18 +71,21 @@ def train() -> None:
         raise UserError("--workdir=DIR is missing: the folder of the run.")
     if FLAGS.topology or FLAGS.json:
         raise UserError("--topology and --json are for --dry_run.")
+    for name in ("verify_resume", "replay"):
+        if FLAGS[name].value:
+            process_flags.refuse(f"--{name}")
     if FLAGS.verify_resume:
         from transformer_jax.training.verify_resume import verify_resume
 
         own = ("--workdir", "--verify_resume", "--verify_steps", "--replay", "--stop_after")
         verify_resume(FLAGS.config, FLAGS.workdir, _same_command(own), FLAGS.verify_steps)
         return
-    process_flags.connect()
     if FLAGS.replay:
         from transformer_jax.training.replay import replay
 
         replay(FLAGS.config, FLAGS.workdir, FLAGS.replay)
         return
+    process_flags.connect()
     from transformer_jax.training import loop
 
     loop.train(FLAGS.config, epath.Path(FLAGS.workdir), FLAGS.stop_after)

@@ -5,8 +5,10 @@ A work directory moves between machines and is all that evaluation, decoding and
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
+import logging
 import os
 import socket
 import time
@@ -123,7 +125,14 @@ def hold(workdir: epath.PathLike) -> Iterator[None]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                logging.warning(
+                    "%s has no locks (%s): see to it that no other process trains there",
+                    path.parent, error.strerror,
+                )  # fmt: skip
+                yield
+                return
             file.seek(0)
             raise UserError(
                 f"Another process trains in {workdir} ({file.read().strip()}); wait for it or end "
@@ -139,7 +148,11 @@ def hold(workdir: epath.PathLike) -> Iterator[None]:
 def write_atomically(path: epath.Path, text: str) -> None:
     """Writes `path` so that a reader finds the old text or the new one, never a part."""
     aside = path.parent / f".{path.name}.{uuid.uuid4().hex}"
-    aside.write_text(text)
+    with aside.open("w") as file:
+        file.write(text)
+        file.flush()
+        if "://" not in str(path):
+            os.fsync(file.fileno())
     aside.replace(path)
 
 

@@ -59,7 +59,7 @@ def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None
 def prepared(config: Config, workdir: epath.Path, writes: bool = True) -> Iterator["Trainer"]:
     """A `Trainer` that stands where the run in `workdir` stopped, which is held meanwhile.
 
-    With `writes=False` it reports nothing.
+    With `writes=False` nothing is written and nothing said.
     """
     validate(config)
     say = _say if processes.is_primary() else lambda _: None
@@ -68,12 +68,18 @@ def prepared(config: Config, workdir: epath.Path, writes: bool = True) -> Iterat
         processes.from_primary(lambda: _enter(stack, held), "lock")
         devices = choose_devices(config)
         step = processes.from_primary(
-            lambda: checkpoint_lib.newest_whole(workdir, say), "checkpoints"
+            lambda: checkpoint_lib.newest_whole(workdir, say, writes), "checkpoints"
         )
-        config, data = setup.prepare_everywhere(config, workdir, say)
+        config, data = setup.prepare_everywhere(config, workdir, say, writes)
         trainer = Trainer(config, workdir, make_runner(config, devices), data, step, writes)
-        stack.callback(trainer.close)
-        yield trainer
+        try:
+            yield trainer
+        except BaseException as error:
+            # Closing waits for the other processes, who may know nothing of what went wrong here.
+            if processes.count() == 1 or isinstance(error, UserError):
+                trainer.close()
+            raise
+        trainer.close()
 
 
 def _say(message: str) -> None:
@@ -278,10 +284,14 @@ class Trainer:
 
     # --- Checkpoints ---------------------------------------------------------------------------
 
-    def _save(self, metrics: dict[str, float]) -> None:
-        """Starts to save; what went wrong, now or with the save before, is told."""
-        if self._progress.skipped_in_a_row and self.step < self.config.train.num_steps:
-            return  # nothing new is worth keeping, and parameters may be beyond repair
+    def _save(self, metrics: dict[str, float], ends: bool = False) -> None:
+        """Starts to save; what went wrong, now or with the save before, is told.
+
+        Behind a skipped step it waits for one that is not, but where the run `ends` or was
+        evaluated: nothing has changed, and parameters may be beyond repair.
+        """
+        if self._progress.skipped_in_a_row and not (metrics or ends):
+            return
         self._save_is_due = False
         state = self.runner.to_host_layout(self.state)
         if jax.default_backend() == "cpu":
@@ -301,19 +311,20 @@ class Trainer:
 
     def _stop_here(self) -> None:
         """Saves what is new and says how to go on."""
-        self._tell(self._checkpointer.wait())
-        if self._checkpointer.newest_saved != self.step:
-            self._save({})
         self._finish()
         self._reporter.say(f"asked to stop: saved step {self.step}; the same command goes on")
 
     def _finish(self) -> None:
-        """Waits until the last checkpoint is written.
+        """Saves what is new, and waits until it is written.
 
         Raises:
           UserError: where it could not be.
         """
-        problem = self._checkpointer.wait()
+        self._tell(self._checkpointer.wait())
+        problem = None
+        if self._checkpointer.newest_saved != self.step:
+            self._save({}, ends=True)
+            problem = self._checkpointer.wait()
         self._reporter.flush()
         kept = self._checkpointer.newest_saved
         if kept != self.step:

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from transformer_jax import checkpoint, processes
+from transformer_jax import checkpoint
 from transformer_jax.config import Config
 from transformer_jax.data.loader import Batch
-from transformer_jax.errors import UserError
 from transformer_jax.training import faults
 from transformer_jax.training.loop import Trainer, prepared
 
@@ -41,12 +40,10 @@ def replay(
     Raises:
       UserError: where file or run cannot be read.
     """
-    if processes.count() > 1:
-        raise UserError("--replay runs in one process.")
     about, batch = faults.read_bad_batch(path)
     step = about["step"]
     with prepared(config, epath.Path(workdir), writes=False) as trainer:
-        kept = checkpoint.steps(workdir)
+        kept = [s for s in checkpoint.steps(workdir) if checkpoint.is_whole(workdir, s)]
         before = [s for s in kept if s < step]
         start = before[-1] if before else (kept[0] if kept else 0)
         if kept and start != trainer.step:

@@ -44,23 +44,31 @@ class TrainingData:
 
 
 def prepare_everywhere(
-    config: Config, workdir: epath.Path, say: Say
+    config: Config, workdir: epath.Path, say: Say, writes: bool = True
 ) -> tuple[Config, TrainingData]:
     """`prepare` on every process; what can be shared is made by process 0, first and once."""
     made: list[tuple[Config, TrainingData]] = []
-    processes.from_primary(lambda: made.append(prepare(config, workdir, say)), "preparation")
+    processes.from_primary(
+        lambda: made.append(prepare(config, workdir, say, writes)), "preparation"
+    )
     if made:
         return processes.together(lambda: made[0], "data")
     return processes.together(lambda: prepare(config, workdir, lambda _: None), "data")
 
 
-def prepare(config: Config, workdir: epath.Path, say: Say) -> tuple[Config, TrainingData]:
+def prepare(
+    config: Config, workdir: epath.Path, say: Say, writes: bool = True
+) -> tuple[Config, TrainingData]:
     """Reads, tokenises and plans; returns the config with the tokenizer's sizes filled in.
+
+    With `writes=False` the run in `workdir` must be there, and stays as it is.
 
     Raises:
       UserError: whatever about config, data or work directory cannot work.
     """
     validate(config)
+    if not writes:
+        workdir_lib.read_config(workdir)  # which says where there is none
     corpora = sources.open_corpora(config.data, "train")
     validation: list[tuple[str, str]] = []
     if config.train.eval_every_steps:
@@ -96,12 +104,12 @@ def prepare(config: Config, workdir: epath.Path, say: Say) -> tuple[Config, Trai
     plan = batch_plan.make_plan(selection, config)
     padding = batch_plan.padding_report(plan, selection)
     new_tokenizer = initial_params is not None or not (folder / "tokenizer.json").exists()
-    if processes.is_primary() and new_tokenizer:
+    if writes and processes.is_primary() and new_tokenizer:
         tokenizers.save(folder)
     workdir_lib.check_same_data(
         workdir, {"corpus": _fingerprint(corpora), "tokenizer": tokenizers.fingerprint}
     )
-    if processes.is_primary():
+    if writes and processes.is_primary():
         workdir_lib.write_config(workdir, config)
     _describe(config, corpora, tokenizers, selection, plan, padding, say)
     return config, TrainingData(tokenizers, tokenized, plan, padding, validation, initial_params)
