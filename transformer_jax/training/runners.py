@@ -6,6 +6,7 @@ gathered once before the sums are formed, and their gradients leave each device 
 is parted over `tensor` stays so, and the compiler exchanges activations.
 """
 
+import abc
 import functools
 from typing import Any
 
@@ -51,7 +52,7 @@ def shape_key(batch: dict[str, Any]) -> tuple[int, ...]:
     return (*batch["inputs"].shape, *batch["targets"].shape)
 
 
-class Runner:
+class Runner(abc.ABC):
     """What both have in common: the mesh, where the state lies, which rows are whose.
 
     Checkpoints keep the state in host layout: global arrays over the mesh, without a device axis.
@@ -139,19 +140,21 @@ class Runner:
             for name, x in batch.items()
         }
 
+    @abc.abstractmethod
     def _lower(self, batch: Tree, state: TrainState | None) -> Any:
-        raise NotImplementedError
+        """The step, lowered for batches of that shape."""
 
+    @abc.abstractmethod
     def _run(self, state: TrainState, batch: Tree) -> tuple[TrainState, dict[str, jax.Array]]:
-        raise NotImplementedError
+        """The step, on placed arrays."""
 
+    @abc.abstractmethod
     def to_host_layout(self, state: TrainState) -> TrainState:
         """The state without a device axis, as checkpoints keep it."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def from_host_layout(self, state: TrainState) -> TrainState:
         """Inverse of `to_host_layout`."""
-        raise NotImplementedError
 
 
 def _step_rng(step: TrainStep, number: jax.Array, axes: Any) -> jax.Array:
