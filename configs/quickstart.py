@@ -30,11 +30,12 @@ def get_config() -> Config:
             norm_position="pre",
             max_len=64,
         ),
-        data=DataConfig(vocab_size=400, max_len=64, batch_tokens=2048),
+        # So few pieces that hundreds, units, "und" and tens are pieces of their own.
+        data=DataConfig(tokenizer="bpe", vocab_size=380, max_len=64, batch_tokens=2048),
         train=TrainConfig(num_steps=600, eval_every_steps=300, checkpoint_every_steps=300),
         optimizer=OptimizerConfig(
             schedule="cosine", learning_rate=0.005, warmup_steps=100, clip_norm=1.0
         ),
         decode=DecodeConfig(max_decode_len=64),
-        checkpoint=CheckpointConfig(best_metric="eval_exact_match"),
+        checkpoint=CheckpointConfig(best_metric="eval_token_accuracy"),
     )

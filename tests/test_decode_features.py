@@ -83,7 +83,7 @@ def test_attention_is_the_models_own(translator, head):
         {"params": translator.params}, encoded, inputs, method="decode", mutable=["intermediates"]
     )
     last = f"decoder_layers_{translator.config.model.num_decoder_layers - 1}"
-    (weights,) = collected["intermediates"][last]["cross_attention_weights"]
+    (weights,) = collected["intermediates"][last]["cross_attention"]["weights"]
     want = weights[0].mean(axis=0) if head is None else weights[0, head]
     assert best.attention.shape == (len(best.ids), len(source) - 1)
     np.testing.assert_allclose(best.attention, want[:-1, :-1], atol=1e-5)

@@ -11,7 +11,8 @@ ROOT = Path(__file__).parent.parent / "transformer_jax"
 # Each room imports only from those before it.
 ORDER = ["errors", "config", "validation", "ops", "layers", "model", "incremental", "data",
          "processes", "workdir", "digests", "checkpoint", "decoding", "evaluation", "interop",
-         "training", "api", "process_flags", "decode_command", "train_command", "cli"]  # fmt: skip
+         "training", "api", "plotting", "process_flags", "decode_command", "plot_command",
+         "train_command", "cli"]  # fmt: skip
 
 
 def edges():

@@ -313,9 +313,25 @@ def _export() -> None:
     export.export_model(model, FLAGS.format, FLAGS.output, sentences, FLAGS.quantization)
 
 
+# --- plot ---------------------------------------------------------------------------------------
+
+
+def _define_plot(argv: list[str]) -> list[str]:
+    from transformer_jax import plot_command
+
+    return plot_command.define_flags(argv)
+
+
+def _plot() -> None:
+    from transformer_jax import plot_command
+
+    plot_command.plot()
+
+
 COMMANDS: dict[str, tuple[Callable[[list[str]], list[str]], Callable[[], None]]] = {
     "train": (_define_train, _train),
     "eval": (_define_eval, _eval),
     "decode": (_define_decode, _decode),
     "export": (_define_export, _export),
+    "plot": (_define_plot, _plot),
 }

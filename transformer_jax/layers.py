@@ -15,7 +15,7 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.ops import attention as attention_lib
 from transformer_jax.ops import positional
 from transformer_jax.ops.dropout import dropout
-from transformer_jax.ops.masks import make_segment_mask
+from transformer_jax.ops.masks import combine_masks, make_causal_mask, make_segment_mask
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
@@ -94,7 +94,11 @@ def project_heads(x: jax.Array, *projections: HeadProjection) -> list[jax.Array]
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention (section 3.2.2); `head_dim` is free of `d_model`."""
+    """Multi-head attention (section 3.2.2); `head_dim` is free of `d_model`.
+
+    Where the collection `intermediates` is mutable, `attend` leaves there what each head works with:
+    `queries` `[B, T, H, D]`, `keys` and `values` `[B, S, H, D]`, `weights` `[B, H, T, S]`.
+    """
 
     config: ModelConfig
 
@@ -141,6 +145,8 @@ class MultiHeadAttention(nn.Module):
     ) -> jax.Array:
         """Attention over `key` and `value`, projected back to `[B, T, M]`."""
         config = self.config
+        if self.is_mutable_collection("intermediates"):
+            self._show(query, key, value, **masking)
         use_dropout = config.attention_dropout_rate > 0.0 and not deterministic
         out = attention_lib.dot_product_attention(
             query,
@@ -152,6 +158,15 @@ class MultiHeadAttention(nn.Module):
             **masking,
         )
         return self.out(out)
+
+    def _show(self, query, key, value, causal=False, query_segment_ids=None, key_segment_ids=None):
+        mask = make_segment_mask(query_segment_ids, key_segment_ids)
+        if causal:
+            mask = combine_masks(mask, make_causal_mask(query.shape[1], key.shape[1]))
+        weights = attention_lib.attention_weights(query, key, mask=mask)
+        seen = {"queries": query, "keys": key, "values": value, "weights": weights}
+        for name, array in seen.items():
+            self.sow("intermediates", name, array)
 
 
 class FeedForward(nn.Module):
@@ -239,10 +254,6 @@ class DecoderLayer(_Layer):
         def attend_source(h):
             query = self.cross_attention.project_query(h)
             key, value = self.cross_attention.project_source(encoded)
-            if self.is_mutable_collection("intermediates"):
-                mask = make_segment_mask(segment_ids, source_segment_ids)
-                weights = attention_lib.attention_weights(query, key, mask=mask)
-                self.sow("intermediates", "cross_attention_weights", weights)
             return self.cross_attention.attend(
                 query,
                 key,

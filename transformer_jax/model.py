@@ -118,11 +118,7 @@ class Transformer(nn.Module):
         segment_ids=None,
         deterministic=True,
     ) -> jax.Array:
-        """Decoder output `[B, T, M]` before the projection to the vocabulary.
-
-        Where the collection `intermediates` is mutable, each decoder layer leaves its attention to
-        the source there, `[B, H, T, S]`, as `decoder_layers_N/cross_attention_weights`.
-        """
+        """Decoder output `[B, T, M]` before the projection to the vocabulary."""
         if positions is None:
             positions = jnp.arange(decoder_inputs.shape[1])[None]
         if segment_ids is None:

@@ -1,6 +1,7 @@
 """The command `train`: its flags; training, dry runs, checking that runs go on, replaying."""
 
 import dataclasses
+import importlib.util
 import json
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,9 @@ def define_flags(argv: list[str]) -> list[str]:
     flags.DEFINE_bool("verify_resume", False, "Check that a killed run goes on exactly.")
     flags.DEFINE_integer("verify_steps", 20, "Steps of each run of --verify_resume.", 4)
     flags.DEFINE_string("replay", None, "Look at a skipped step: a file of bad_batches/.")
+    flags.DEFINE_bool(
+        "report", True, "Write report.html at the end, where Matplotlib is installed."
+    )
     process_flags.define()
     flags.mark_flag_as_required("config")
     joined: list[str] = []
@@ -88,7 +92,28 @@ def train() -> None:
     process_flags.connect()
     from transformer_jax.training import loop
 
-    loop.train(FLAGS.config, epath.Path(FLAGS.workdir), FLAGS.stop_after)
+    finished = loop.train(FLAGS.config, epath.Path(FLAGS.workdir), FLAGS.stop_after)
+    if finished and FLAGS.report:
+        _report(epath.Path(FLAGS.workdir))
+
+
+def _report(workdir: epath.Path) -> None:
+    """Writes `report.html`; a run that is saved does not fail for want of it."""
+    from transformer_jax import processes
+
+    if not importlib.util.find_spec("matplotlib"):
+        return
+    if processes.count() > 1:
+        # One process alone cannot read a checkpoint: Orbax would wait for the others.
+        if processes.is_primary():
+            print(f"python -m transformer_jax.plotting report --workdir={workdir} writes a report")
+        return
+    from transformer_jax.plotting.report import write_report
+
+    try:
+        print(f"wrote {write_report(workdir)}", flush=True)
+    except (UserError, OSError) as error:
+        print(f"report.html could not be written: {error}", file=sys.stderr)
 
 
 def _dry_run() -> None:

@@ -149,7 +149,9 @@ def make_plan(selection: CorpusSelection, config: Config) -> BatchPlan:
     if data.batching == "pack":
         target_len = data.pack_len or data.max_len
         return PackPlan(selection, data.batch_tokens // target_len, target_len, config.seed)
-    return BucketPlan(selection, data.batch_tokens, data.num_buckets, config.seed)
+    return BucketPlan(
+        selection, data.batch_tokens, data.num_buckets, config.seed, data.batch_sentences
+    )
 
 
 def padding_report(plan: BatchPlan, selection: CorpusSelection) -> float:
@@ -312,6 +314,7 @@ class BucketPlan:
         batch_tokens: int,
         num_buckets: int,
         seed: int,
+        batch_sentences: int = 0,
     ):
         self._selection, self._seed = selection, seed
         classes = _Classes(selection)
@@ -321,7 +324,7 @@ class BucketPlan:
         self._shapes, self._members = [], []
         for bucket in buckets:
             target_len = int(classes.target_len[bucket].max())
-            rows = batch_tokens // target_len
+            rows = batch_sentences or batch_tokens // target_len
             # As many batches as full ones would take, but equally full: few rows stay empty.
             size = int(classes.sizes[bucket].sum())
             rows = -(-size // -(-size // rows))

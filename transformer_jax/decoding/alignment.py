@@ -16,6 +16,14 @@ def words_of(pieces: Sequence[str]) -> list[int]:
     return numbers
 
 
+def join_words(pieces: Sequence[str]) -> list[str]:
+    """The words that `words_of` counts, without their marks."""
+    words = [""] * (max(words_of(pieces), default=-1) + 1)
+    for word, piece in zip(words_of(pieces), pieces, strict=True):
+        words[word] += piece.removeprefix(WORD_START)
+    return words
+
+
 def word_attention(
     attention: np.ndarray, source_pieces: Sequence[str], target_pieces: Sequence[str]
 ) -> np.ndarray:

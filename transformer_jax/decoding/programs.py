@@ -247,6 +247,6 @@ def _attention(models, ids, placed, inputs, lengths, targets, target_lengths, *,
     ):
         by_layer = collected["intermediates"]
         number = layer % len(by_layer)
-        (weights,) = by_layer[f"decoder_layers_{number}"]["cross_attention_weights"]
+        (weights,) = by_layer[f"decoder_layers_{number}"]["cross_attention"]["weights"]
         found.append(jnp.mean(weights, axis=1) if head is None else weights[:, head])
     return sum(found) / len(found)

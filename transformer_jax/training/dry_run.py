@@ -96,7 +96,7 @@ def largest_shape(config: Config) -> BatchShape:
     """The batch of a plan whose corpus is not known: its longest rows on both sides."""
     data = config.data
     length = (data.pack_len or data.max_len) if data.batching == "pack" else data.max_len
-    return BatchShape(data.batch_tokens // length, length, length)
+    return BatchShape(data.batch_sentences or data.batch_tokens // length, length, length)
 
 
 def _devices(topology: str) -> tuple[list[Any], str]:

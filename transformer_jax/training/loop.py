@@ -41,18 +41,21 @@ class Progress:
     skipped_in_a_row: int = 0
 
 
-def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None) -> None:
+def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None) -> bool:
     """Trains in `workdir`, or goes on there, until `train.num_steps` or early stopping.
 
     On SIGTERM or a preemption notice, and behind step `stop_after`, it saves and returns; the next
     call goes on.
+
+    Returns:
+      Whether the run has come to its end.
 
     Raises:
       UserError: before any compilation, for whatever cannot work; later, where training cannot go
         on or its last checkpoint could not be written.
     """
     with StopRequest(stop_after) as stop, prepared(config, epath.Path(workdir)) as trainer:
-        trainer.run(stop)
+        return trainer.run(stop)
 
 
 @contextlib.contextmanager
@@ -136,12 +139,15 @@ class Trainer:
                     "the parameters; each device has all of those"
                 )
 
-    def run(self, stop: StopRequest) -> None:
-        """Steps until the end. Metrics are read one step late, so the device never waits."""
+    def run(self, stop: StopRequest) -> bool:
+        """Steps until the end; False where it stopped before.
+
+        Metrics are read one step late, so the device never waits.
+        """
         train = self.config.train
         if self.step >= train.num_steps or self._stops_early():
             self._reporter.say(f"nothing to do: the run stands at step {self.step}")
-            return
+            return True
         self.compile()
         batches = load_batches(self.batches(), self.step)
         self._window.resume()
@@ -150,7 +156,7 @@ class Trainer:
             if stop.reached(self.step + 1):
                 self._read(late)
                 self._stop_here()
-                return
+                return False
             self.state, metrics = self.runner.step(self.state, next(batches))
             self.step += 1
             self._read(late)
@@ -170,6 +176,7 @@ class Trainer:
         self._read(late)
         self._finish()
         self._reporter.say(f"finished at step {self.step}")
+        return True
 
     def compile(self) -> None:
         """Compiles the step for every batch shape, the largest first."""
@@ -247,17 +254,14 @@ class Trainer:
         params = self.runner.whole(state.params if state.ema is None else state.ema)
         scores, outputs = evaluation.evaluate(self._engine, params, self.data.validation, decode)
         self._engine.programs.release()
-        metrics = {
-            f"eval_{name}": float(value)
-            for name, value in dataclasses.asdict(scores).items()
-            if isinstance(value, float)
-        }
+        told = {f"eval_{name}": value for name, value in dataclasses.asdict(scores).items()}
+        metrics = {name: value for name, value in told.items() if isinstance(value, float)}
         pairs = list(zip(self.data.validation, outputs, strict=True))[:NUM_SAMPLES]
         samples = [
             {"source": source, "reference": reference, "hypothesis": output.text}
             for (source, reference), output in pairs
         ]
-        self._reporter.evaluation(self.step, metrics, samples)
+        self._reporter.evaluation(self.step, told, samples)
         self._note_quality(metrics)
         return metrics
 

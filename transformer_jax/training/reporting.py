@@ -73,8 +73,11 @@ class Reporter:
             print(f"step {step}/{self._num_steps}: {numbers}, {self._time_left(step)} left",
                   flush=True)  # fmt: skip
 
-    def evaluation(self, step: int, metrics: dict[str, float], samples: list[dict]) -> None:
-        """Scores on the validation set, and some of its sentences with their translations."""
+    def evaluation(self, step: int, metrics: dict[str, Any], samples: list[dict]) -> None:
+        """Scores on the validation set, and some of its sentences with their translations.
+
+        Signatures and the like, which are no floats, only go to `metrics.jsonl`.
+        """
         if not self._is_primary:
             return
         for sample in samples:
@@ -82,7 +85,11 @@ class Reporter:
         self._add(step, metrics)
         self.say(
             f"step {step}: validation "
-            + ", ".join(f"{k.removeprefix('eval_')} {v:.2f}" for k, v in metrics.items())
+            + ", ".join(
+                f"{name.removeprefix('eval_')} {value:.2f}"
+                for name, value in metrics.items()
+                if isinstance(value, float)
+            )
         )
 
     def flush(self) -> None:

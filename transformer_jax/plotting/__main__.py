@@ -1,0 +1,8 @@
+"""`python -m transformer_jax.plotting PICTURE --workdir=DIR`: the command `plot`."""
+
+import sys
+
+from transformer_jax.cli import run
+
+if __name__ == "__main__":
+    run("plot", ["python -m transformer_jax.plotting", *sys.argv[1:]])

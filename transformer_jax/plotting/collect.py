@@ -1,0 +1,181 @@
+"""What pictures show, out of a model or a work directory."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from transformer_jax import workdir as workdir_lib
+from transformer_jax.api import Translator
+from transformer_jax.config import Config, ModelConfig
+from transformer_jax.data import batch_plan, sources
+from transformer_jax.data.token_cache import tokenize_corpora
+from transformer_jax.decoding import batching
+from transformer_jax.errors import UserError
+from transformer_jax.model import Transformer
+
+
+@dataclasses.dataclass(frozen=True)
+class SentenceAttention:
+    """Attention weights of a sentence pair under a model, all layers and heads.
+
+    A row of `decoder` and `cross` is the position that writes a piece of `target`.
+    """
+
+    source: tuple[str, ...]  # S pieces, the end symbol included
+    target: tuple[str, ...]  # T pieces, the end symbol included
+    read: tuple[str, ...]  # T pieces that the decoder reads: the start symbol, then `target`
+    encoder: np.ndarray  # [L, H, S, S]
+    decoder: np.ndarray  # [L, H, T, T]
+    cross: np.ndarray  # [L, H, T, S]
+
+    def of(self, which: str) -> tuple[np.ndarray, tuple[str, ...], tuple[str, ...]]:
+        """Weights `[L, H, T, S]`, and the labels of rows and columns."""
+        rows, columns = {
+            "encoder": (self.source, self.source),
+            "decoder": (self.target, self.read),
+            "cross": (self.target, self.source),
+        }[which]
+        return getattr(self, which), rows, columns
+
+
+def sentence_attention(
+    translator: Translator, source: str, target: str | None = None, target_lang: str = ""
+) -> SentenceAttention:
+    """Attention while `target` is written for `source`, or the model's own translation.
+
+    Args:
+      translator: of an ensemble, the first model is looked at.
+      source: text.
+      target: text; None: what the model writes.
+      target_lang: of a multilingual model; "": the config's.
+
+    Raises:
+      UserError: where the source is empty, or a side is longer than the model reads.
+    """
+    engine, ids, tokenizers = translator.engine, translator.engine.ids, translator.tokenizers
+    (source_ids,) = engine.encoder(target_lang).source_ids([source])
+    if not source_ids:
+        raise UserError("There is no text whose attention could be looked at.")
+    if target is None:
+        (best,) = translator.translate([source], target_lang=target_lang)
+        target_ids = list(best.ids)
+    else:
+        target_ids = [*engine.prefixes(target_lang)[1], *tokenizers.target.encode(target)]
+    source_ids, target_ids = [*source_ids, ids.source_eos], [*target_ids, ids.target_eos]
+    longest = max(len(source_ids), len(target_ids))
+    if longest > engine.max_len:
+        raise UserError(f"{source[:40]!r}… takes {longest} pieces and the model reads "
+                        f"{engine.max_len}: give a shorter sentence.")  # fmt: skip
+    params = translator.params
+    inputs = [ids.decoder_start, *target_ids[:-1]]
+    encoder, decoder, cross = _weights(translator.config.model)(
+        params[0] if isinstance(params, tuple) else params,
+        *_padded(source_ids, ids.source_pad, engine.max_len),
+        *_padded(inputs, ids.target_pad, engine.max_len),
+    )
+    s, t = len(source_ids), len(target_ids)
+    return SentenceAttention(
+        tuple(tokenizers.source.pieces(source_ids)),
+        tuple(tokenizers.target.pieces(target_ids)),
+        tuple(tokenizers.target.pieces(inputs)),
+        np.asarray(encoder, np.float64)[..., :s, :s],
+        np.asarray(decoder, np.float64)[..., :t, :t],
+        np.asarray(cross, np.float64)[..., :t, :s],
+    )
+
+
+def _padded(tokens: list[int], pad: int, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and segment ids `[1, length]`, of one of few lengths, so that sentences share programs."""
+    size = min(-(-len(tokens) // 32) * 32, longest)
+    (row,), (length,) = batching.pad_rows([tokens], 1, size, pad)
+    return row[None], (np.arange(size) < length).astype(np.int32)[None]
+
+
+@functools.lru_cache(maxsize=4)
+def _weights(model: ModelConfig) -> Callable[..., tuple[jax.Array, ...]]:
+    """Compiled: parameters, source and decoder input with their segment ids to all weights."""
+    apply = Transformer(model).apply
+
+    @jax.jit
+    def weights(params, inputs, source_segments, decoder_inputs, target_segments):
+        def run(module):
+            encoded = module.encode(inputs, segment_ids=source_segments)
+            return module.decode(
+                encoded, decoder_inputs, source_segments, segment_ids=target_segments
+            )
+
+        _, state = apply({"params": params}, method=run, mutable=["intermediates"])
+        seen = state["intermediates"]
+
+        def stacked(layers: str, depth: int, part: str) -> jax.Array:
+            found = [seen[f"{layers}_layers_{n}"][part]["weights"][0][0] for n in range(depth)]
+            return jnp.stack(found)
+
+        return (
+            stacked("encoder", model.num_encoder_layers, "self_attention"),
+            stacked("decoder", model.num_decoder_layers, "self_attention"),
+            stacked("decoder", model.num_decoder_layers, "cross_attention"),
+        )
+
+    return weights
+
+
+def read_lines(path: epath.Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines; one that is cut short at the end is left out."""
+    found = []
+    for line in path.read_text().splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found
+
+
+def read_metrics(workdir: epath.PathLike) -> list[dict[str, Any]]:
+    """Lines of `metrics.jsonl`.
+
+    Raises:
+      UserError: where there are none.
+    """
+    path = epath.Path(workdir) / "metrics.jsonl"
+    lines = read_lines(path) if path.exists() else []
+    if not lines:
+        raise UserError(f"{workdir} has no curves: there is nothing in its metrics.jsonl.")
+    return lines
+
+
+def corpus_lengths(
+    config: Config, workdir: epath.PathLike, split: str = "train"
+) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
+    """Positions `[pairs]` of source and target as trained on, and padding by way of making batches.
+
+    Args:
+      config: of the run.
+      workdir: whose tokenizer is used.
+      split: train, validation or test.
+    """
+    tokenizers = workdir_lib.read_tokenizers(workdir)
+    corpora = sources.open_corpora(config.data, split)
+    corpus = tokenize_corpora(corpora, tokenizers, config.data)
+    selection = batch_plan.select_pairs(
+        corpus.source.lengths, corpus.target.lengths, config.data.max_len
+    )
+    ways: dict[str, dict[str, Any]] = {
+            "this run": {}, "packed": {"batching": "pack", "batch_sentences": 0},
+            "in buckets": {"batching": "bucket", "batch_sentences": 0}}  # fmt: skip
+    padding = {}
+    for name, changes in ways.items():
+        data = dataclasses.replace(config.data, **changes)
+        plan = batch_plan.make_plan(selection, dataclasses.replace(config, data=data))
+        padding[name] = batch_plan.padding_report(plan, selection)
+    source, target = selection.source_lengths, selection.target_lengths
+    longest = len(source) * (source.max() + target.max())
+    padding["all as the longest"] = 1.0 - float((source.sum() + target.sum()) / longest)
+    return source, target, padding
