@@ -1,7 +1,8 @@
 """The translator that page 8 of the guide (`docs/guide/8_translating.py`) sets out to build.
 
-Post-norm, two vocabularies, batches of 64 sentences of similar length, plain Adam at 1e-4: the job as
-introductions to the Transformer set it. `multi30k` is the recipe for the best scores. Files as there.
+Post-norm, two vocabularies, batches of 64 sentences of similar length, plain Adam at 1e-4: the job
+as introductions to the Transformer set it. `multi30k` is the recipe for the best scores, and tells
+which files are expected.
 
     python train.py --config=guide_multi30k --workdir=runs/guide
     python eval.py --workdir=runs/guide

@@ -96,7 +96,7 @@ def project_heads(x: jax.Array, *projections: HeadProjection) -> list[jax.Array]
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (section 3.2.2); `head_dim` is free of `d_model`.
 
-    Where the collection `intermediates` is mutable, `attend` leaves there what each head works with:
+    Where the collection `intermediates` is mutable, `attend` leaves there what heads work with:
     `queries` `[B, T, H, D]`, `keys` and `values` `[B, S, H, D]`, `weights` `[B, H, T, S]`.
     """
 

@@ -92,7 +92,7 @@ def sentence_attention(
 
 
 def _padded(tokens: list[int], pad: int, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and segment ids `[1, length]`, of one of few lengths, so that sentences share programs."""
+    """Ids and segment ids `[1, length]`; lengths are few, so that sentences share programs."""
     size = min(-(-len(tokens) // 32) * 32, longest)
     (row,), (length,) = batching.pad_rows([tokens], 1, size, pad)
     return row[None], (np.arange(size) < length).astype(np.int32)[None]

@@ -72,7 +72,7 @@ class Figure(MatplotlibFigure):
 
 
 def to_svg(figure: MatplotlibFigure) -> str:
-    """The figure as text of an SVG file, whose letters are text too; the same for the same figure."""
+    """The figure as an SVG file, whose letters are text; the same one for the same figure."""
     out = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "transformer_jax"}):
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})

@@ -42,12 +42,14 @@ body {{ font: 16px/1.5 system-ui, sans-serif; color: #1f2933; background: #fff;
 h1 {{ font-size: 1.5rem; margin: 0.5rem 0; }}
 h2 {{ font-size: 1.15rem; margin: 2rem 0 0.5rem; border-bottom: 1px solid #d5dbe1; }}
 p, dl {{ margin: 0.5rem 0; }}
-.facts {{ display: grid; gap: 0.5rem; grid-template-columns: repeat(auto-fill, minmax(10rem, 1fr)); }}
+.facts {{ display: grid; gap: 0.5rem;
+  grid-template-columns: repeat(auto-fill, minmax(10rem, 1fr)); }}
 .facts div {{ background: #f3f6f9; border-radius: 6px; padding: 0.4rem 0.7rem; }}
 dt {{ color: #52606d; font-size: 0.8rem; }}
 dd {{ margin: 0; }}
 .settings {{ grid-template-columns: repeat(auto-fill, minmax(14rem, 1fr)); }}
-.curves {{ display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); }}
+.curves {{ display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); }}
 .curves img {{ width: 100%; }}
 img {{ display: block; }}
 .wide {{ overflow-x: auto; }}
@@ -55,13 +57,14 @@ img {{ display: block; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
 th, td {{ text-align: right; padding: 0.2rem 0.8rem; border-bottom: 1px solid #e4e7eb;
   overflow-wrap: normal; vertical-align: bottom; }}
-@media (max-width: 40rem) {{ th, td {{ padding: 0.2rem 0.3rem; font-size: 0.8rem; }} }}
+@media (max-width: 40rem) {{ th, td {{ padding: 0.2rem; font-size: 0.72rem; }} }}
 th:first-child, td:first-child {{ text-align: left; padding-left: 0; }}
 .best td {{ font-weight: 600; }}
 .signature, .note {{ color: #52606d; font-size: 0.85rem; }}
 .sample {{ border-left: 3px solid #74a9d8; padding-left: 0.8rem; margin: 1rem 0; }}
 summary {{ cursor: pointer; color: #1864ab; }}
-pre {{ font-size: 0.8rem; overflow-x: auto; background: #f3f6f9; padding: 0.7rem; border-radius: 6px; }}
+pre {{ font-size: 0.8rem; overflow-x: auto; background: #f3f6f9; padding: 0.7rem;
+  border-radius: 6px; }}
 </style>
 </head>
 <body>
@@ -194,9 +197,11 @@ def _samples(samples: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _attention(translator: Translator, samples: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Each decoder layer's mean over its heads; the heads folded away."""
     last = max((sample["step"] for sample in samples), default=0)
-    yield ('<p class="note">A row is a piece of the last hypothesis, a column a piece of the source; '
-           "the darker, the more of it is read while that piece is written. First the mean of "
-           "each layer's heads.</p>")  # fmt: skip
+    yield (
+        '<p class="note">A row is a piece of the last hypothesis, a column a piece of the source; '
+        "the darker, the more of it is read while that piece is written. First the mean of each "
+        "layer's heads.</p>"
+    )
     for sample in [sample for sample in samples if sample["step"] == last][:NUM_SENTENCES]:
         yield f"<p>{_text(sample['source'])}</p>"
         try:

@@ -1,0 +1,107 @@
+# %% [markdown]
+# # 2. Heads
+#
+# One attention gives each position one mixture. Several heads look at the same sentence with
+# projections of their own, each finds its own mixture, and a last projection puts them
+# together.
+
+# %%
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax import plotting
+from transformer_jax.config import ModelConfig
+from transformer_jax.layers import MultiHeadAttention
+
+words = ["Today", "is", "sunday"]
+x = jnp.array(np.random.default_rng(1).normal(size=(1, 3, 4)), jnp.float32)  # [B, T, M]
+positions = jnp.arange(3)[None]
+everywhere = jnp.ones((1, 3), jnp.int32)  # one sentence, no padding
+
+# %% [markdown]
+# ## How wide is a head?
+#
+# As wide as one likes: `head_dim` need not be `d_model / num_heads`. Here are 8 heads, each as
+# wide as the whole model (4); their outputs stand side by side, 4·8 = 32 numbers, and a
+# projection brings them back to 4. The paper divides instead: the heads together are as wide as
+# the model, so that any number of them costs the same.
+
+# %%
+full = ModelConfig(d_model=4, num_heads=8, head_dim=4)
+divided = ModelConfig(d_model=4, num_heads=2)  # head_dim: 4 / 2
+
+
+def self_attention(module, x):
+    query, key, value = module.project_self(x, positions)
+    return module.attend(
+        query, key, value, query_segment_ids=everywhere, key_segment_ids=everywhere
+    )
+
+
+def init(config):
+    module = MultiHeadAttention(config)
+    return module, nn.meta.unbox(module.init(jax.random.key(0), x, method=self_attention))
+
+
+shapes = {}
+for name, config in (("full width", full), ("divided", divided)):
+    module, variables = init(config)
+    shapes[name] = {
+        part: tuple(leaves["kernel"].shape) for part, leaves in variables["params"].items()
+    }
+    count = sum(leaf.size for leaf in jax.tree.leaves(variables))
+    print(f"{name}: {count} parameters", shapes[name])
+
+# %% [markdown]
+# Kernels are `[M, H, D]`: the heads are an axis of their own from the projection on, so no
+# reshape can mix them up.
+#
+# ## Looking inside
+#
+# The module that the translator is made of leaves queries, keys, values and weights in the
+# collection `intermediates` when that is asked for. (The compiler drops whatever nobody reads.)
+
+# %%
+module, variables = init(full)
+output, seen = module.apply(variables, x, method=self_attention, mutable=["intermediates"])
+inside = {name: array for name, (array,) in seen["intermediates"].items()}
+for name, array in inside.items():
+    print(name, array.shape)
+
+plotting.attention_maps(inside["weights"][0], words, words)
+
+# %% [markdown]
+# Query, key and value of one head:
+
+# %%
+head = 3
+plotting.heat_maps(
+    {name: inside[name][0, :, head] for name in ("queries", "keys", "values")},
+    words,
+    signed=True,
+    per_row=3,
+)
+
+# %% [markdown]
+# ## By hand
+#
+# What the module gave is the sum, over heads, of each head's mixture under its own slice of the
+# output projection. "Concatenate, then project" is the same product written differently.
+
+# %%
+kernel, bias = (variables["params"]["out"][part] for part in ("kernel", "bias"))  # [H, D, M], [M]
+mixtures = jnp.einsum("hts,shd->thd", inside["weights"][0], inside["values"][0])
+by_head = jnp.einsum("thd,hdm->htm", mixtures, kernel)
+concatenated = mixtures.reshape(3, 32) @ kernel.reshape(32, 4) + bias
+print("sum over heads ", float(jnp.max(jnp.abs(by_head.sum(0) + bias - output[0]))))
+print("concatenated   ", float(jnp.max(jnp.abs(concatenated - output[0]))))
+
+# %% [markdown]
+# What each head adds to the word "is":
+
+# %%
+plotting.heat_map(
+    by_head[:, 1], [f"head {h}" for h in range(8)], title='added to "is"', signed=True
+)

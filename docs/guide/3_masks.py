@@ -1,0 +1,99 @@
+# %% [markdown]
+# # 3. Masks
+#
+# A mask says who may look at whom. Ours are boolean, `True` where a query may attend to a key,
+# and broadcast to `[B, H, T, S]`.
+
+# %%
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax import plotting
+from transformer_jax.config import ModelConfig
+from transformer_jax.layers import DecoderLayer
+from transformer_jax.ops.attention import attention_weights, dot_product_attention
+from transformer_jax.ops.masks import (
+    combine_masks,
+    make_causal_mask,
+    make_padding_mask,
+    make_segment_mask,
+)
+
+# %% [markdown]
+# ## Three reasons to hide something
+#
+# - **Padding**: sentences of a batch are filled up to one length, and nobody may read the
+#   filling.
+# - **Causal**: who writes a word must not see it, nor those after it.
+# - **Segments**: several sentences share a row (this project trains that way), and must not see
+#   each other. Segment 0 is padding.
+
+# %%
+lengths = jnp.array([4])
+segments = jnp.array([[1, 1, 1, 2, 2, 0]])
+masks = {
+    "padding, length 4": jnp.broadcast_to(make_padding_mask(lengths, 6), (1, 1, 6, 6)),
+    "causal": make_causal_mask(6, 6),
+    "segments 1 1 1 2 2 0": make_segment_mask(segments, segments),
+}
+masks["causal and segments"] = combine_masks(masks["causal"], masks["segments 1 1 1 2 2 0"])
+plotting.heat_maps({name: mask[0, 0] for name, mask in masks.items()}, per_row=4)
+
+# %% [markdown]
+# Dark is "may look". Rows are queries, columns keys: a causal mask is a *lower* triangle with
+# its diagonal, as position `t` reads what it was given at `t` itself.
+#
+# What is hidden gets weight 0 exactly, and the rest still sums to 1. The last row of the last
+# mask may read nothing at all; it gets zeros. (A softmax over nothing would be 0/0, and NaN
+# spreads.)
+
+# %%
+rng = np.random.default_rng(0)
+query, key, value = jnp.array(rng.normal(size=(3, 1, 6, 1, 8)), jnp.float32)  # [B, T, H, D] each
+hidden = masks["causal and segments"]
+weights = attention_weights(query, key, mask=hidden)[0, 0]
+nothing = dot_product_attention(query, key, value, mask=hidden)[0, 5, 0]
+print("sums of rows", weights.sum(axis=1), "\nlast row's output", nothing)
+plotting.heat_map(weights, title="weights under it")
+
+# %% [markdown]
+# ## No future token matters
+#
+# Looking at weights shows one layer. Whether a *model* can see the future is a question for
+# gradients: how much does the output at position `t` change with the input at position `s`? For
+# all `s > t` the answer must be 0. Not small: 0. Two decoder layers of this package, everything
+# in them included:
+
+# %%
+T, S, M = 6, 4, 16
+config = ModelConfig(d_model=M, num_heads=4, d_ff=32)
+target, source = (jnp.array(rng.normal(size=(1, n, M)), jnp.float32) for n in (T, S))
+layer = DecoderLayer(config)
+fixed = (jnp.arange(T)[None], jnp.ones((1, T), jnp.int32), jnp.ones((1, S), jnp.int32), True)
+params = [layer.init(jax.random.key(n), target, source, *fixed) for n in range(2)]
+
+
+def two_layers(target, source):
+    for own in params:
+        target = layer.apply(own, target, source, *fixed)
+    return target
+
+
+@jax.jit
+def sensitivity(target, source):
+    """Norm of d output[t] / d input[s], for the target [T, T] and the source [T, S]."""
+    by_target, by_source = jax.jacobian(two_layers, argnums=(0, 1))(target, source)
+    return [jnp.sqrt(jnp.sum(j[0, :, :, 0] ** 2, axis=(1, 3))) for j in (by_target, by_source)]
+
+
+to_target, to_source = sensitivity(target, source)
+above = np.triu(np.asarray(to_target), k=1)
+print("largest gradient from the future:", above.max())
+plotting.heat_map(to_target, title="|d output[t] / d target[s]|")
+
+# %% [markdown]
+# The source is there from the start, so every position depends on all of it:
+
+# %%
+plotting.heat_map(to_source, title="|d output[t] / d source[s]|")

@@ -1,0 +1,107 @@
+# %% [markdown]
+# # 6. Encoder, decoder, generation
+#
+# All parts together: a Transformer with three encoder and three decoder blocks, four heads, and
+# a vocabulary of ten. Its weights are random, so it says nothing sensible, but it says it in
+# exactly the way a trained one does.
+
+# %%
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax import incremental, plotting
+from transformer_jax.config import ModelConfig
+from transformer_jax.model import Transformer, init_params
+
+START, END = 1, 2
+config = ModelConfig(
+    num_encoder_layers=3,
+    num_decoder_layers=3,
+    d_model=32,
+    num_heads=4,
+    d_ff=64,
+    max_len=24,
+    source_vocab_size=10,
+    target_vocab_size=10,
+    decoder_start_id=START,
+)
+model = Transformer(config)
+params = init_params(config, jax.random.key(7))
+source = jnp.array([[4, 7, 3]])
+print(f"{sum(x.size for x in jax.tree.leaves(params)):,} parameters")
+
+# %% [markdown]
+# ## One word at a time
+#
+# The encoder reads the source once. The decoder is then asked again and again: given what has
+# been written so far, beginning with a start token, how likely is each of the ten tokens to
+# come next? One is drawn with these probabilities and appended, until the end token comes, or
+# 20 tokens are there.
+
+# %%
+encode = jax.jit(lambda source: model.apply({"params": params}, source, method="encode"))
+
+
+@jax.jit
+def next_distribution(encoded, written, position):
+    """Probabilities [V] of the token after `position`; what stands behind it does not matter."""
+    hidden = model.apply({"params": params}, encoded, written, method="decode")
+    logits = model.apply({"params": params}, hidden, method="logits")
+    return jax.nn.softmax(logits[0, position])
+
+
+def generate(source, seed, longest=20):
+    """Tokens drawn for a source, without start and end, and the distribution at each step."""
+    rng = np.random.default_rng(seed)
+    encoded = encode(source)
+    written = np.zeros((1, longest + 1), np.int32)
+    written[0, 0] = START
+    tokens, distributions = [], []
+    for position in range(longest):
+        probabilities = np.asarray(next_distribution(encoded, written, position), np.float64)
+        distributions.append(probabilities)
+        token = int(rng.choice(10, p=probabilities / probabilities.sum()))
+        if token == END:
+            break
+        tokens.append(token)
+        written[0, position + 1] = token
+    return tokens, np.array(distributions)
+
+
+for seed in range(4):
+    print(f"seed {seed}:", generate(source, seed)[0])
+
+# %% [markdown]
+# One of them step by step. Each row is a distribution over the ten tokens.
+
+# %%
+tokens, distributions = generate(source, seed=2)
+rows = [f"after {token}" for token in ["start", *tokens][: len(distributions)]]
+columns = ["pad", "start", "end", *map(str, range(3, 10))]
+plotting.heat_map(distributions, rows, columns, "probability of the next token")
+
+# %% [markdown]
+# ## Without doing everything again
+#
+# The loop above runs the whole decoder over the whole prefix for each new token. The keys and
+# values of earlier positions never change, as no position sees a later one, so they can be
+# kept: a *cache*. The translator decodes this way, with a function that takes a cache and a
+# token and returns logits and the new cache. The distributions are the same.
+
+# %%
+weights = incremental.prepare(config, params)
+step = jax.jit(lambda cache, token: incremental.decode_step(config, weights, cache, token))
+cache = incremental.init_cache(
+    config, weights, encode(source), jnp.ones((1, 3), bool), num_beams=1, size=21
+)
+cached = []
+for token in [START, *tokens][: len(distributions)]:
+    logits, cache = step(cache, jnp.array([token]))
+    cached.append(np.asarray(jax.nn.softmax(logits[:, 0])))
+print("largest difference", np.max(np.abs(np.array(cached) - distributions)))
+
+# %% [markdown]
+# Drawing is one way to choose. `decode.py` can also draw from the likeliest tokens only
+# (`--method=sample --top_p=0.9`), or search for a likely whole sentence, which is what a
+# translator does by default (`--beam_size`).

@@ -1,0 +1,52 @@
+"""Hooks of mkdocs: pages of the guide are run, and what stands beside `docs/` becomes pages too.
+
+The guide's pages are jupytext notebooks. They are run here and given to mkdocs as Markdown, so that
+they look, and are searched, as all other pages; an exception in one ends the build.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jupytext
+import nbclient
+import nbconvert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import get_plugin_logger
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+BESIDE = {"README.md": "index.md", "CONTRIBUTING.md": None, "CHANGELOG.md": None}
+log = get_plugin_logger("guide")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages."""
+    for name, page in BESIDE.items():
+        # From there, links lead through docs/; here it is the root.
+        text = (ROOT / name).read_text().replace("](docs/", "](").replace('src="docs/', 'src="')
+        files.append(File.generated(config, page or name, content=text))
+    for path in sorted((ROOT / "docs" / "guide").glob("*.py")):
+        for name, content in run(path):
+            files.append(File.generated(config, f"guide/{name}", content=content))
+    return files
+
+
+def run(path: Path) -> Iterator[tuple[str, str | bytes]]:
+    """Runs a page; yields its Markdown and its pictures, with their names."""
+    log.info(f"running {path.name}")
+    notebook = jupytext.read(path)
+    nbclient.NotebookClient(
+        notebook, timeout=None, resources={"metadata": {"path": str(ROOT)}}
+    ).execute()
+    # Bars and warnings are for who runs it.
+    for cell in notebook.cells:
+        outputs = cell.get("outputs", [])
+        cell["outputs"] = [out for out in outputs if out.get("name") != "stderr"]
+        if cell.cell_type != "code":
+            del cell["outputs"]
+    text, resources = nbconvert.MarkdownExporter().from_notebook_node(
+        notebook, {"output_files_dir": path.stem, "unique_key": path.stem}
+    )
+    source = f"\n\n---\n\nThis page is a program: [`docs/guide/{path.name}`]({path.name}).\n"
+    yield f"{path.stem}.md", text + source
+    yield from resources["outputs"].items()
