@@ -56,7 +56,7 @@ test-peers: $(BIN)/.installed-peers
 test-all: test test-slow test-peers
 
 docs: $(BIN)/.installed-docs
-	$(BIN)/python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: $(BIN)/.installed-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

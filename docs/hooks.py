@@ -10,6 +10,7 @@ from pathlib import Path
 import jupytext
 import nbclient
 import nbconvert
+import traitlets.config
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
@@ -36,7 +37,10 @@ def run(path: Path) -> Iterator[tuple[str, str | bytes]]:
     log.info(f"running {path.name}")
     notebook = jupytext.read(path)
     nbclient.NotebookClient(
-        notebook, timeout=None, resources={"metadata": {"path": str(ROOT)}}
+        notebook,
+        timeout=None,
+        resources={"metadata": {"path": str(ROOT)}},
+        config=traitlets.config.Config(KernelManager={"transport": "ipc"}),
     ).execute()
     # Bars and warnings are for who runs it.
     for cell in notebook.cells:

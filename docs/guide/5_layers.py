@@ -115,8 +115,8 @@ numbers = np.arange(1, depth + 1)
 plotting.curves(numbers, streams, "layer", "size of the stream, fresh weights", ylim=(0, None))
 
 # %% [markdown]
-# And so the gradients differ. Post-norm: the nearer to the output, the larger; the last layers
-# get several times what the first ones get, and would run away before those have learned
+# And so the gradients differ. Post-norm: the nearer to the output, the larger; late layers get
+# two to three times what the first ones get, and would run ahead before those have learned
 # anything. This is what warm-up is for. Pre-norm: the other way round, since what a late layer
 # adds is little beside what has already been added.
 

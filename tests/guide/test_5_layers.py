@@ -35,5 +35,5 @@ def test_post_norm_rescales_the_stream_and_pre_norm_lets_it_grow(found):
 def test_gradients_grow_towards_the_output_of_post_norm_and_the_input_of_pre_norm(found):
     first, last = slice(None, 8), slice(-8, None)
     post, pre = (np.asarray(found["gradients"][name]) for name in ("post", "pre"))
-    assert post[last].mean() > 2 * post[first].mean()
-    assert pre[first].mean() > 2 * pre[last].mean()
+    assert post[last].mean() > 1.5 * post[first].mean()
+    assert pre[first].mean() > 1.5 * pre[last].mean()
