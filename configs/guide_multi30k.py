@@ -5,9 +5,12 @@ as introductions to the Transformer set it. `multi30k` is the recipe for the bes
 which files are expected.
 
     python train.py --config=guide_multi30k --workdir=runs/guide
-    python eval.py --workdir=runs/guide
+    python eval.py --workdir=runs/guide --output=hypotheses.txt
+    sacrebleu multi30k/test_2016_flickr.de -lc -i hypotheses.txt
 
-RESULT
+Result, as it writes lower case: 25.1 lower-cased BLEU (13a; 3.9 against the cased references) and 38.4
+chrF on test_2016_flickr after 9,000 steps, and still rising; an hour on two CPU cores, other work
+beside it.
 """
 
 from transformer_jax.config import (
@@ -58,5 +61,5 @@ def get_config() -> Config:
             schedule="constant", learning_rate=1e-4, warmup_steps=1, b1=0.9, b2=0.98, eps=1e-9
         ),
         decode=DecodeConfig(beam_size=5, length_penalty=1.0, max_decode_len=100),
-        checkpoint=CheckpointConfig(),
+        checkpoint=CheckpointConfig(best_metric="eval_loss"),
     )

@@ -4,6 +4,7 @@ The guide's pages are jupytext notebooks. They are run here and given to mkdocs 
 they look, and are searched, as all other pages; an exception in one ends the build.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,13 +24,18 @@ log = get_plugin_logger("guide")
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages."""
     for name, page in BESIDE.items():
-        # From there, links lead through docs/; here it is the root.
+        # From there, links lead through docs/, which is the root here.
         text = (ROOT / name).read_text().replace("](docs/", "](").replace('src="docs/', 'src="')
         files.append(File.generated(config, page or name, content=text))
     for path in sorted((ROOT / "docs" / "guide").glob("*.py")):
         for name, content in run(path):
             files.append(File.generated(config, f"guide/{name}", content=content))
     return files
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Links to the guide's programs lead to their pages here."""
+    return re.sub(r"\]\((guide/\d_\w+)\.py\)", r"](\1.md)", markdown)
 
 
 def run(path: Path) -> Iterator[tuple[str, str | bytes]]:
@@ -39,6 +45,7 @@ def run(path: Path) -> Iterator[tuple[str, str | bytes]]:
     nbclient.NotebookClient(
         notebook,
         timeout=None,
+        coalesce_streams=True,
         resources={"metadata": {"path": str(ROOT)}},
         config=traitlets.config.Config(KernelManager={"transport": "ipc"}),
     ).execute()

@@ -16,7 +16,7 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.layers import MultiHeadAttention
 
 words = ["Today", "is", "sunday"]
-x = jnp.array(np.random.default_rng(1).normal(size=(1, 3, 4)), jnp.float32)  # [B, T, M]
+x = jnp.array(np.random.default_rng(1).normal(scale=2.0, size=(1, 3, 4)), jnp.float32)  # [B, T, M]
 positions = jnp.arange(3)[None]
 everywhere = jnp.ones((1, 3), jnp.int32)  # one sentence, no padding
 

@@ -14,6 +14,10 @@
 #
 #     python train.py --config=guide_multi30k --workdir=runs/guide
 #
+# After an hour on two CPU cores (9,000 steps) it has 25.1 BLEU on test_2016_flickr,
+# lower-cased; a small learning rate and few steps are what such texts choose. The recipe
+# `multi30k` has 38.75, cased.
+#
 # Two things are not as in those texts. Words there come from a word tokenizer, and rare ones
 # become "unknown"; here they are pieces (BPE), so nothing is unknown. And Multi30k has English,
 # German, French and Czech, but no Spanish: Spanish comes from the corpus that is built into
@@ -22,9 +26,9 @@
 
 # %%
 import dataclasses
+import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from transformer_jax.configs import guide_multi30k
@@ -68,7 +72,7 @@ def number_words(language):
 
 # %%
 spanish_run, german_run = Path("runs/guide/en_es"), Path("runs/guide/en_de")
-train(number_words("es"), spanish_run)
+assert train(number_words("es"), spanish_run)  # it has come to its end
 
 # %% [markdown]
 # Lengths, and what sorting them is good for: padding is work for nothing.
@@ -83,7 +87,7 @@ plotting.length_statistics(*collect.corpus_lengths(config, spanish_run))
 # Another language is another setting.
 
 # %%
-train(number_words("de"), german_run)
+assert train(number_words("de"), german_run)
 
 # %%
 runs = {"es": spanish_run, "de": german_run}
@@ -152,16 +156,16 @@ plotting.attention_maps(weights.mean(axis=1), rows, columns, [f"layer {n}" for n
 # package:
 
 # %%
-with tempfile.TemporaryDirectory() as folder:
-    exported = f"{folder}/exported"
-    commands = [
-        ["export.py", f"--workdir={spanish_run}", "--format=stablehlo", f"--output={exported}"],
-        ["examples/decode_stablehlo.py", exported],
-    ]
-    for command in commands:
-        done = subprocess.run(
-            [sys.executable, *command], input="\n".join(sentences), capture_output=True, text=True
-        )
-        print("$ python", *command, "\n" + (done.stdout or done.stderr))
+exported = Path("runs/guide/exported")
+shutil.rmtree(exported, ignore_errors=True)
+commands = [
+    ["export.py", f"--workdir={spanish_run}", "--format=stablehlo", f"--output={exported}"],
+    ["examples/decode_stablehlo.py", str(exported)],
+]
+for command in commands:
+    done = subprocess.run(
+        [sys.executable, *command], input="\n".join(sentences), capture_output=True, text=True
+    )
+    print("$ python", *command, "\n" + (done.stdout or done.stderr))
 deployed = done.stdout.splitlines()
 print("the same as before:", deployed == written["es"])

@@ -2,7 +2,7 @@
 # # 9. What from-scratch texts get wrong
 #
 # Most introductions build a Transformer from nothing, and most have a line that is wrong: the
-# model still trains, a little worse, and nobody notices. Here are seventeen such lines, each
+# model still trains, a little worse, and nobody notices. Here are eighteen such lines, each
 # beside the right one, with a check that the right one passes and the wrong one does not.
 # `tests/guide/` runs them too.
 

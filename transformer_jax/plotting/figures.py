@@ -107,29 +107,37 @@ def heat_maps(
     signed: bool = False,
     numbers: bool | None = None,
     per_row: int = 4,
+    largest: float | None = None,
 ) -> Figure:
-    """Matrices of one shape beside each other, by title; arguments as of `heat_map`."""
+    """Matrices of one shape beside each other, by title.
+
+    Args:
+      matrices: `[R, C]` each.
+      rows, columns, signed, numbers: as of `heat_map`.
+      per_row: so many beside each other.
+      largest: size of the value that is darkest; None: the largest there is.
+    """
     arrays = {title: np.asarray(matrix, np.float64) for title, matrix in matrices.items()}
     (height, width), *others = {array.shape for array in arrays.values()}
     if others:
         raise ValueError(f"matrices of one picture need one shape, not {(height, width)}, {others}")
     numbers = height * width <= 100 if numbers is None else numbers
-    cell = 0.5 if numbers else _CELL if max(height, width) <= 60 else 5.0 / max(height, width)
+    cell = 0.5 if numbers else _CELL if rows or columns else min(_CELL, 2.7 / max(height, width))
     left, below = (_LETTER * max(map(len, names or [""])) for names in (rows, columns))
     turned = columns is not None and max(map(len, columns)) * _LETTER > cell
     across = min(per_row, len(arrays))
     down = math.ceil(len(arrays) / across)
     size = (
         max(across * (width * cell + 0.2), 1.6) + left + 0.3,
-        down * (max(height * cell, 0.5) + 0.4 + (below if turned else 0.2)) + 0.15,
+        down * (max(height * cell, 0.5) + 0.4 + (below if turned else 0.3)) + 0.15,
     )
-    largest = max(float(np.max(np.abs(array), initial=0.0)) for array in arrays.values()) or 1.0
+    if largest is None:
+        largest = max(float(np.max(np.abs(array), initial=0.0)) for array in arrays.values())
     figure, axes = _axes(size, down, across)
     for number, (place, (title, array)) in enumerate(zip(axes, arrays.items(), strict=False)):
         place.imshow(
             array, cmap=SIGNED if signed else WEIGHTS, vmin=-largest if signed else 0.0,
-            vmax=largest, aspect="equal" if cell == _CELL or numbers else "auto",
-            interpolation="nearest",
+            vmax=largest, interpolation="nearest",
         )  # fmt: skip
         place.set_title(title)
         _label(
@@ -155,7 +163,10 @@ def attention_maps(
       names: titles; without them "head 0" and so on.
     """
     titles = names or [f"head {h}" for h in range(len(weights))]
-    return heat_maps(dict(zip(titles, weights, strict=True)), target, source, numbers=False)
+    # Even weights are pale, not all of them the darkest.
+    largest = max(float(np.max(weights)), min(1.0, 3.0 / len(source)))
+    named = dict(zip(titles, weights, strict=True))
+    return heat_maps(named, target, source, numbers=False, largest=largest)
 
 
 @_style()
@@ -236,8 +247,9 @@ def schedules(rates: Mapping[str, np.ndarray]) -> Figure:
 @_style()
 def positions(table: np.ndarray) -> Figure:
     """A table of position encodings `[P, M]`, and the dot products of positions by distance."""
-    figure, (left, right) = _axes((8.4, 3.2), 1, 2)
-    image = left.imshow(table, cmap=SIGNED, vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
+    figure = Figure(figsize=(9.0, 3.2), layout="constrained", dpi=150)
+    left, right = figure.subplots(1, 2, width_ratios=(5, 3))
+    image = left.imshow(table, cmap=SIGNED, vmin=-1, vmax=1, aspect="auto")
     left.set(xlabel="dimension", ylabel="position", title="encodings")
     figure.colorbar(image, ax=left)
     middle = len(table) // 2
