@@ -8,9 +8,9 @@ which files are expected.
     python eval.py --workdir=runs/guide --output=hypotheses.txt
     sacrebleu multi30k/test_2016_flickr.de -lc -i hypotheses.txt
 
-Result, as it writes lower case: 25.1 lower-cased BLEU (13a; 3.9 against the cased references) and 38.4
-chrF on test_2016_flickr after 9,000 steps, and still rising; an hour on two CPU cores, other work
-beside it.
+Result, as it writes lower case: 25.1 lower-cased BLEU (13a; 3.9 against the cased references) and
+38.4 chrF on test_2016_flickr after 9,000 steps, and still rising; an hour on two CPU cores, other
+work beside it.
 """
 
 from transformer_jax.config import (

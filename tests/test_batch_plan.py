@@ -168,6 +168,19 @@ def test_bucket_shapes_are_few_and_the_largest_comes_first():
     assert plan.shapes[0].target_len == max(s.target_len for s in plan.shapes)
 
 
+def test_batches_of_a_number_of_sentences():
+    """At most 64 of similar length each, whatever their length; those of a bucket are even."""
+    plan, selection = make("bucket", batch_sentences=64, num_buckets=5, batch_tokens=1)
+    np.testing.assert_array_equal(np.sort(pairs_of_epoch(plan, 0)), selection.pairs)
+    sizes = [len(plan.placement(t).pairs) for t in range(plan.batches_per_epoch)]
+    in_bucket = dict.fromkeys(plan.shapes, 0)
+    for t in range(plan.batches_per_epoch):
+        in_bucket[plan.placement(t).shape] += len(plan.placement(t).pairs)
+    assert len(sizes) == sum(-(-count // 64) for count in in_bucket.values())
+    assert max(sizes) <= 64
+    assert sum(size < plan.placement(t).shape.rows for t, size in enumerate(sizes)) <= 5
+
+
 def test_empty_and_long_pairs_are_left_out_and_counted():
     source, target = np.array([3, 0, 5, 9, 10, 2]), np.array([2, 4, 0, 9, 3, 9])
     selection = batch_plan.select_pairs(source, target, 10)

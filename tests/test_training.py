@@ -281,13 +281,14 @@ def test_terminal_and_files_tell_the_same_numbers(tmp_path, capsys):
                "padding": 0.0625, "batch_digest": "ab"}  # fmt: skip
     reporter = reporting.Reporter(epath.Path(tmp_path), 10, 100)
     reporter.training(20, metrics)
-    reporter.evaluation(20, {"eval_bleu": 33.25}, [{"source": "a"}])
+    evaluation = {"eval_bleu": 33.25, "eval_bleu_signature": "nrefs:1"}
+    reporter.evaluation(20, evaluation, [{"source": "a"}])
     reporter.close()
     out = capsys.readouterr().out
     assert "step 20/100: loss 2.500, lr 1.25e-01, 1,234 target tokens/s, padding 6.2%" in out
-    assert "bleu 33.25" in out
+    assert "bleu 33.25\n" in out
     written = lines(tmp_path / "metrics.jsonl")
-    assert written == [{"step": 20, **metrics}, {"step": 20, "eval_bleu": 33.25}]
+    assert written == [{"step": 20, **metrics}, {"step": 20, **evaluation}]
     numbers = {name: value for name, value in metrics.items() if name != "batch_digest"}
     want = {(name, 20): value for name, value in {**numbers, "eval_bleu": 33.25}.items()}
     assert board_values(tmp_path / "tensorboard") == want

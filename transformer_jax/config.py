@@ -86,7 +86,7 @@ class DataConfig:
     batch_tokens: int = 25_000  # target positions in one optimizer step, all devices together
     pack_len: int = 0  # target positions in one packed row; 0: data.max_len
     num_buckets: int = 20  # shapes that `bucket` may use
-    batch_sentences: int = 0  # of `bucket`: so many sentences a step, not batch_tokens; 0: off
+    batch_sentences: int = 0  # of `bucket`: at most so many a step, not batch_tokens; 0: off
 
 
 @dataclasses.dataclass(unsafe_hash=True)

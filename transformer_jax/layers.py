@@ -160,9 +160,10 @@ class MultiHeadAttention(nn.Module):
         return self.out(out)
 
     def _show(self, query, key, value, causal=False, query_segment_ids=None, key_segment_ids=None):
-        mask = make_segment_mask(query_segment_ids, key_segment_ids)
-        if causal:
-            mask = combine_masks(mask, make_causal_mask(query.shape[1], key.shape[1]))
+        mask = combine_masks(
+            make_segment_mask(query_segment_ids, key_segment_ids),
+            make_causal_mask(query.shape[1], key.shape[1]) if causal else None,
+        )
         weights = attention_lib.attention_weights(query, key, mask=mask)
         seen = {"queries": query, "keys": key, "values": value, "weights": weights}
         for name, array in seen.items():

@@ -12,6 +12,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from cycler import cycler
 from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
@@ -53,7 +54,7 @@ def _style() -> Iterator[None]:
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.linewidth": 0.6,
-        "axes.prop_cycle": matplotlib.cycler(color=_LINES),
+        "axes.prop_cycle": cycler(color=_LINES),
         "legend.fontsize": 7,
         "legend.frameon": False,
         "text.color": _INK,
@@ -273,7 +274,7 @@ def length_statistics(
     longest = int(max(source.max(), target.max()))
     edges = np.arange(0, longest + 2, max(1, longest // 40)) - 0.5
     for values, name in ((source, "source"), (target, "target")):
-        lengths.hist(values, edges, histtype="step", linewidth=1.4,
+        lengths.hist(values, list(edges), histtype="step", linewidth=1.4,
                      label=f"{name}: mean {values.mean():.1f}, most {values.max()}")  # fmt: skip
     lengths.set(xlabel="positions", ylabel="pairs", title="lengths")
     lengths.margins(y=0.3)  # room for the legend
