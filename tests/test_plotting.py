@@ -98,7 +98,7 @@ def test_positions_show_the_table_and_its_products():
 def test_the_same_figure_gives_the_same_file_whose_letters_are_text():
     one, other = (plotting.to_svg(plotting.heat_map(np.eye(2), ["größe", "b"])) for _ in range(2))
     assert one == other
-    assert "größe" in one
+    assert re.search(r"<text[^>]*>größe</text>", one)
 
 
 # --- Attention -----------------------------------------------------------------------------------
@@ -159,6 +159,9 @@ def test_a_sentences_attention_is_that_of_the_translation(translator):
     for weights in (seen.encoder, seen.decoder, seen.cross):
         np.testing.assert_allclose(weights.sum(axis=-1), 1.0, atol=1e-5)
     assert (np.triu(seen.decoder[0, 0], k=1) == 0).all()
+    assert seen.of("decoder")[1:] == (seen.target, seen.read)
+    assert seen.of("cross")[1:] == (seen.target, seen.source)
+    assert seen.of("encoder")[1:] == (seen.source, seen.source)
 
 
 def test_a_given_target_is_looked_at_as_it_is(translator):
@@ -236,7 +239,8 @@ def test_the_report_is_one_file_with_everything_in_it(workdir, tmp_path):
         assert sample["hypothesis"] in page.text
     for line in evaluated:
         assert f"{line['eval_chrf']:.2f}" in page.text
-    assert evaluated[-1]["eval_bleu_signature"] in page.text
+    # Of validation, and of the file.
+    assert page.text.count(evaluated[-1]["eval_bleu_signature"]) == 2
     assert "flickr" in page.text
     assert '"label_smoothing": 0.1' in page.text
 
