@@ -55,7 +55,9 @@ test-peers: $(BIN)/.installed-peers
 
 test-all: test test-slow test-peers
 
+# Page 8 of the guide trains in runs/guide; here from the beginning.
 docs: $(BIN)/.installed-docs
+	rm -rf runs/guide
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: $(BIN)/.installed-test

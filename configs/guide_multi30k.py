@@ -4,8 +4,8 @@ Post-norm, two vocabularies, batches of 64 sentences of similar length, plain Ad
 as introductions to the Transformer set it. `multi30k` is the recipe for the best scores, and tells
 which files are expected.
 
-    python train.py --config=guide_multi30k --workdir=runs/guide
-    python eval.py --workdir=runs/guide --output=hypotheses.txt
+    python train.py --config=guide_multi30k --workdir=runs/guide_multi30k
+    python eval.py --workdir=runs/guide_multi30k --output=hypotheses.txt
     sacrebleu multi30k/test_2016_flickr.de -lc -i hypotheses.txt
 
 Result, as it writes lower case: 25.1 lower-cased BLEU (13a; 3.9 against the cased references) and

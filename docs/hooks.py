@@ -34,8 +34,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Links to the guide's programs lead to their pages here."""
-    return re.sub(r"\]\((guide/\d_\w+)\.py\)", r"](\1.md)", markdown)
+    """Links to the guide's programs lead to their pages; those out of docs/ become plain text."""
+    markdown = re.sub(r"\]\((guide/\d_\w+)\.py\)", r"](\1.md)", markdown)
+    return re.sub(r"\[([^\]]+)\]\(\.\./[^)]+\)", r"\1", markdown)
 
 
 def run(path: Path) -> Iterator[tuple[str, str | bytes]]:
@@ -59,5 +60,6 @@ def run(path: Path) -> Iterator[tuple[str, str | bytes]]:
         notebook, {"output_files_dir": path.stem, "unique_key": path.stem}
     )
     source = f"\n\n---\n\nThis page is a program: [`docs/guide/{path.name}`]({path.name}).\n"
+    text = text.replace("![svg](", "![Drawn by the code above](")
     yield f"{path.stem}.md", text + source
     yield from resources["outputs"].items()

@@ -12,6 +12,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from transformer_jax import plotting
 from transformer_jax.errors import UserError
@@ -38,10 +39,23 @@ def test_maps_have_a_panel_a_head_and_their_labels():
     figure = plotting.attention_maps(weights, ["▁ein", "s"], ["▁one", "▁big", "</s>"])
     panels = [axes for axes in figure.axes if axes.get_visible()]
     assert [axes.get_title() for axes in panels] == [f"head {h}" for h in range(5)]
-    for axes, head in zip(panels, weights, strict=True):
+    for number, (axes, head) in enumerate(zip(panels, weights, strict=True)):
         np.testing.assert_array_equal(shown(axes)[0], head)
-        assert labels(axes.xaxis) == ["▁one", "▁big", "</s>"]
-    assert labels(panels[0].yaxis) == ["▁ein", "s"]
+        # The first of each row and the last of each column have labels.
+        assert labels(axes.xaxis) == (["▁one", "▁big", "</s>"] if number >= 1 else [])
+        assert labels(axes.yaxis) == (["▁ein", "s"] if number in (0, 4) else [])
+
+
+def test_text_is_drawn_as_it_is():
+    """Dollars make no formula, an underscore hides no entry."""
+    figure = plotting.attention_maps(np.ones((1, 1, 2)), ["$$"], ["$x_$", "a$b"], ["$5 and $6"])
+    svg = plotting.to_svg(figure)
+    for text in ("$$", "$x_$", "a$b", "$5 and $6"):
+        assert f">{text}</text>" in svg
+    runs = {name: [{"step": 1, "train_loss": 1.0}] for name in ("_a", "b$1$")}
+    svg = plotting.to_svg(plotting.learning_curves(runs))
+    assert "_a, training" in svg
+    assert "b$1$, training" in svg
 
 
 def test_a_small_matrix_has_its_numbers_written_into_it():
@@ -66,7 +80,9 @@ def test_curves_show_each_runs_own_points():
     (axes,) = [axes for axes in figure.axes if axes.get_visible()]
     lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
     assert lines == {
-        "a, training": [[10, 3], [20, 2]], "a, validation": [[20, 1.5]], "b, training": [[5, 4]],
+        "a, training, label smoothing included": [[10, 3], [20, 2]],
+        "a, validation": [[20, 1.5]],
+        "b, training, label smoothing included": [[5, 4]],
     }  # fmt: skip
     with pytest.raises(ValueError, match="metrics"):
         plotting.learning_curves({"c": [{"step": 1, "other": 2.0}]})
@@ -241,7 +257,7 @@ def test_the_report_is_one_file_with_everything_in_it(workdir, tmp_path):
         assert f"{line['eval_chrf']:.2f}" in page.text
     # Of validation, and of the file.
     assert page.text.count(evaluated[-1]["eval_bleu_signature"]) == 2
-    assert "flickr" in page.text
+    assert "flickr.json: 8 sentences" in page.text
     assert '"label_smoothing": 0.1' in page.text
 
 
@@ -258,6 +274,35 @@ def test_text_in_a_report_is_text(workdir):
     assert "script" not in page.tags
     assert "<script>one" in page.text
     assert "a & b" in page.text
+
+
+def test_a_run_that_was_never_evaluated_has_a_report(workdir, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(workdir, copy)
+    (copy / "samples.jsonl").unlink()
+    lines = [line for line in collect.read_metrics(workdir) if "eval_loss" not in line]
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = Page(write_report(copy).read_text()).text
+    assert "never evaluated" in text
+    assert "no sample that is short enough" in text
+
+
+def test_lines_end_where_json_does(tmp_path):
+    path = epath.Path(tmp_path / "lines.jsonl")
+    path.write_text('{"a": "x\u2028y"}\n{"a": 2}\n{"a"')
+    assert collect.read_lines(path) == [{"a": "x\u2028y"}, {"a": 2}]
+    path.write_text('{"a"\n{"a": 2}\n')
+    with pytest.raises(UserError, match="line 1 is damaged"):
+        collect.read_lines(path)
+
+
+def test_a_large_model_has_its_last_layers_drawn():
+    from transformer_jax.plotting import report
+
+    weights = np.ones((5, 16, 2, 2)) / 2
+    text = "".join(report._maps(weights, ["a", "b"], ["c", "d"]))
+    assert [f"layer {n}, each head" in text for n in range(5)] == [False, False, False, True, True]
+    assert all(f'alt="decoder layer {n}"' in text for n in range(5))
 
 
 def test_a_report_of_no_run_and_of_no_scores_is_refused(tmp_path, workdir):
@@ -319,6 +364,7 @@ def test_the_command_draws(workdir, tmp_path, arguments):
         (["curves", "--workdir=x", "--output=x.gif"], ["x.gif", ".svg"]),
         (["curves", "--workdir=x", "--source=a"], ["--source", "not for curves"]),
         (["curves", "--workdir=x", "--output=no/such/a.svg"], ["no folder no/such"]),
+        (["attention", "--workdir=x", "--source=a", "--part=encoder", "--target=b"], ["--target"]),
         (["lengths", "--workdir=nowhere"], ["nowhere", "config.json"]),
     ],
 )

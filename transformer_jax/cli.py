@@ -242,7 +242,11 @@ def _eval() -> None:
         scores, outputs = evaluation.evaluate(
             translator.engine, translator.params, pairs, translator.config.decode
         )
-        result = {**dataclasses.asdict(scores), "checkpoint_step": translator.checkpoint_step}
+        result = {
+            **dataclasses.asdict(scores),
+            "split": FLAGS.split,
+            "checkpoint_step": translator.checkpoint_step,
+        }
         if processes.is_primary():
             _print_scores(result, data)
         if "json" in outs:
@@ -252,13 +256,15 @@ def _eval() -> None:
 
 
 def _print_scores(result: dict[str, Any], data: DataConfig) -> None:
+    from transformer_jax.evaluation import NO_FOUR_WORDS
+
     print(
         f"{FLAGS.split}, {data.source_lang} -> {data.target_lang}, "
         f"{result['num_sentences']} sentences, checkpoint of step {result['checkpoint_step']}"
     )
     print(f"BLEU            {result['bleu']:.2f}  {result['bleu_signature']}")
     if not result["bleu"] and result["exact_match"]:
-        print("                (0 because no output shares four words in a row with its reference)")
+        print(f"                ({NO_FOUR_WORDS})")
     print(f"chrF            {result['chrf']:.2f}  {result['chrf_signature']}")
     print(f"exact match     {result['exact_match']:.2f}%")
     print(f"loss            {result['loss']:.4f} nats a token, "

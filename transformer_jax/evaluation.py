@@ -13,6 +13,8 @@ from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.job import Translation
 
+NO_FOUR_WORDS = "BLEU is 0 because no output shares four words in a row with its reference."
+
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:

@@ -22,6 +22,7 @@ def define_flags(argv: list[str]) -> list[str]:
     flags.DEFINE_string("source", None, "Of attention and alignment: a sentence.")
     flags.DEFINE_string("target", None, "Its translation; without it, the model's own.")
     flags.DEFINE_string("target_lang", "", "Of a multilingual model; else the config's.")
+    flags.DEFINE_string("source_lang", "", "Of a model that is told this too.")
     flags.DEFINE_enum("part", "cross", ["cross", "encoder", "decoder"], "Whose attention.")
     flags.DEFINE_integer("layer", -2, "Layer whose heads are drawn; -1 is the last.")
     flags.DEFINE_list("heads", None, "Heads to draw; else all.")
@@ -75,9 +76,11 @@ def _check_flags() -> None:
         "source": _SENTENCE, "target": _SENTENCE, "target_lang": _SENTENCE, "layer": _SENTENCE,
         "heads": _SENTENCE, "mean": ("attention",), "part": ("attention",),
         "words": ("alignment",), "metrics": ("curves",), "split": ("lengths",),
-        "scores": ("report",), "checkpoint": _SENTENCE,
+        "scores": ("report",), "checkpoint": _SENTENCE, "source_lang": _SENTENCE,
         "output": tuple(name for name in PICTURES if name != "report"),
     }  # fmt: skip
+    if FLAGS.part == "encoder" and FLAGS.target is not None:
+        raise UserError("--target is for --part=cross and decoder; the encoder reads the source.")
     for name, pictures in used.items():
         if FLAGS[name].present and FLAGS.picture not in pictures:
             raise UserError(f"--{name} is for {' and '.join(pictures)}, not for {FLAGS.picture}.")
@@ -116,7 +119,11 @@ def _weights(part: str):
     from transformer_jax.plotting import collect
 
     translator = Translator.load(FLAGS.workdir[0], FLAGS.checkpoint)
-    seen = collect.sentence_attention(translator, FLAGS.source, FLAGS.target, FLAGS.target_lang)
+    # The encoder does not know what will be written.
+    target = "" if part == "encoder" else FLAGS.target
+    seen = collect.sentence_attention(
+        translator, FLAGS.source, target, FLAGS.target_lang, FLAGS.source_lang
+    )
     weights, rows, columns = seen.of(part)
     depth, num_heads = weights.shape[:2]
     layer = max(FLAGS.layer, -depth) if not FLAGS["layer"].present else FLAGS.layer
@@ -136,7 +143,8 @@ def _curves():
     runs = dict(zip(_names(), map(collect.read_metrics, FLAGS.workdir), strict=True))
     if FLAGS.metrics is None:
         return plotting.learning_curves(runs)
-    present = sorted({name for lines in runs.values() for line in lines for name in line})
+    points = [point for lines in runs.values() for line in lines for point in line.items()]
+    present = sorted({name for name, value in points if isinstance(value, int | float)})
     for name in FLAGS.metrics:
         if name not in present:
             raise UserError(f"--metrics={name} is in none of these runs; there are "

@@ -112,8 +112,10 @@ def _report(workdir: epath.Path) -> None:
 
     try:
         print(f"wrote {write_report(workdir)}", flush=True)
-    except (UserError, OSError) as error:
-        print(f"report.html could not be written: {error}", file=sys.stderr)
+    except Exception as error:  # a device without room, a disk without, whatever it may be
+        print(f"report.html could not be written: {type(error).__name__}: {error}; "
+              f"python -m transformer_jax.plotting report --workdir={workdir} tries again",
+              file=sys.stderr)  # fmt: skip
 
 
 def _dry_run() -> None:

@@ -58,7 +58,7 @@ plotting.curves(
 # %% [markdown]
 # ## Four ways to be similar
 #
-# What is compared how is a choice. The first needs no parameters and equal widths; the second
+# There are several ways to compare. The first needs no parameters and equal widths; the second
 # keeps the spread of products from growing with the width; the third and fourth learn what
 # counts as similar, and let queries and keys have different widths.
 #
@@ -90,9 +90,9 @@ plotting.heat_maps(weights, rows, columns, per_row=2)
 # %% [markdown]
 # ## Why the scale
 #
-# The dot product of two vectors of D independent numbers of variance 1 has variance D. Without
-# the scale, softmax sees numbers that grow with √D: it turns into a choice of one key, whose
-# gradient is nearly 0. With it, the spread stays where it is.
+# The dot product of two vectors of D independent numbers of mean 0 and variance 1 has variance
+# D. Without the scale, softmax sees numbers that grow with √D: it turns into a choice of one
+# key, whose gradient is nearly 0. With it, the spread stays where it is.
 
 # %%
 widths = np.array([4, 16, 64, 256, 1024])

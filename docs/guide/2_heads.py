@@ -55,8 +55,8 @@ for name, config in (("full width", full), ("divided", divided)):
     print(f"{name}: {count} parameters", shapes[name])
 
 # %% [markdown]
-# Kernels are `[M, H, D]`: the heads are an axis of their own from the projection on, so no
-# reshape can mix them up.
+# Kernels of query, key and value are `[M, H, D]`, that of the output `[H, D, M]`: the heads are
+# an axis of their own from the projection on, so no reshape can mix them up.
 #
 # ## Looking inside
 #

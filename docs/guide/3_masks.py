@@ -41,8 +41,10 @@ masks["causal and segments"] = combine_masks(masks["causal"], masks["segments 1 
 plotting.heat_maps({name: mask[0, 0] for name, mask in masks.items()}, per_row=4)
 
 # %% [markdown]
-# Dark is "may look". Rows are queries, columns keys: a causal mask is a *lower* triangle with
-# its diagonal, as position `t` reads what it was given at `t` itself.
+# Dark is "may look". Rows are queries, columns keys. A causal mask is a *lower* triangle with
+# its diagonal: the decoder is given the target moved one place to the right, behind a start
+# token, so that at position `t` it reads word `t - 1` and writes word `t`. It may look at what
+# stands at `t`; the word it has to write is not there yet.
 #
 # What is hidden gets weight 0 exactly, and the rest still sums to 1. The last row of the last
 # mask may read nothing at all; it gets zeros. (A softmax over nothing would be 0/0, and NaN

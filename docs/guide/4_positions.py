@@ -42,9 +42,9 @@ print("largest difference between pairs of the same distance:", unequal)
 # %% [markdown]
 # ## Four words by hand
 #
-# "My Name is Mohit", M = 4. Two hands only: one turns by 1 a position, the other by 1/√base.
-# With the paper's base of 10,000 the second has hardly moved after four words; with 100 one
-# sees it turn.
+# "My Name is Mohit", M = 4. Two hands only: one turns by 1 radian a position, the other by
+# 1/√base. With the paper's base of 10,000 the second has hardly moved after four words; with
+# 100 one sees it turn.
 
 # %%
 words = ["My", "Name", "is", "Mohit"]
@@ -66,18 +66,20 @@ plotting.heat_maps(
 )
 
 # %% [markdown]
-# One number in it stands out: the 13 in "Name". Whatever position adds, between -1 and 1,
-# cannot be seen beside it. That is why embeddings and encodings should be of similar size, and
-# why the paper multiplies embeddings, which start small, by √M.
+# One of the embeddings stands out: the 13 in "Name", beside numbers below 1. What position adds
+# lies between -1 and 1 and cannot be seen beside it. Embeddings and encodings should be of
+# similar size. Where embeddings start small, with a spread of 1/√M, multiplying them by √M, as
+# the paper does, makes them so.
 #
 # ## Other layouts
 #
-# The same numbers stand in another order in other programs. For a model trained from scratch
-# that makes no difference; for a model that is carried over it makes all the difference.
+# Other programs put the numbers in another order, or let the hands turn a little differently.
+# For a model trained from scratch that makes no difference; for a model that is carried over it
+# makes all the difference.
 #
 # - `halves` (Hugging Face's Marian): all sines, then all cosines;
-# - `tensor2tensor`: the same, with the exponent i / (M/2 - 1), so that the slowest hand is
-#   exactly at 1/10000.
+# - `tensor2tensor`: in that order too, but with the exponent i / (M/2 - 1), so that the slowest
+#   hand is exactly at 1/10000.
 
 # %%
 layouts = {name: sinusoids(40, 32, name) for name in ("interleaved", "halves", "tensor2tensor")}

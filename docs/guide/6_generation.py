@@ -2,8 +2,8 @@
 # # 6. Encoder, decoder, generation
 #
 # All parts together: a Transformer with three encoder and three decoder blocks, four heads, and
-# a vocabulary of ten. Its weights are random, so it says nothing sensible, but it says it in
-# exactly the way a trained one does.
+# a vocabulary of ten. Its weights are random, so it says nothing sensible (start and padding
+# tokens among it), but it says it the way a trained one does.
 
 # %%
 import jax

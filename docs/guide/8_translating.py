@@ -12,7 +12,7 @@
 #
 # All of that is the recipe `configs/guide_multi30k.py`, which one command trains on Multi30k:
 #
-#     python train.py --config=guide_multi30k --workdir=runs/guide
+#     python train.py --config=guide_multi30k --workdir=runs/guide_multi30k
 #
 # After an hour on two CPU cores (9,000 steps) it has 25.1 BLEU on test_2016_flickr,
 # lower-cased; a small learning rate and few steps are what such texts choose. The recipe
@@ -68,7 +68,7 @@ def number_words(language):
 # ## English to Spanish
 #
 # Training reads the corpus, learns pieces, sorts sentences into batches of similar length,
-# compiles one program a batch shape, and goes. A run that is there already is gone on with.
+# compiles one program a batch shape, and goes. Where a run is there already, it goes on.
 
 # %%
 spanish_run, german_run = Path("runs/guide/en_es"), Path("runs/guide/en_de")
@@ -164,8 +164,9 @@ commands = [
 ]
 for command in commands:
     done = subprocess.run(
-        [sys.executable, *command], input="\n".join(sentences), capture_output=True, text=True
-    )
-    print("$ python", *command, "\n" + (done.stdout or done.stderr))
+        [sys.executable, *command],
+        input="\n".join(sentences), stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    print("$ python", *command, "\n" + done.stdout)
 deployed = done.stdout.splitlines()
-print("the same as before:", deployed == written["es"])
+assert deployed == written["es"]  # the same as before

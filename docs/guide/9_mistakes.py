@@ -1,23 +1,34 @@
 # %% [markdown]
 # # 9. What from-scratch texts get wrong
 #
-# Most introductions build a Transformer from nothing, and most have a line that is wrong: the
-# model still trains, a little worse, and nobody notices. Here are eighteen such lines, each
-# beside the right one, with a check that the right one passes and the wrong one does not.
-# `tests/guide/` runs them too.
+# Introductions build a Transformer from nothing, and these eighteen lines were found in such
+# texts. Some stop the program; most only make the model a little worse, which is harder to
+# notice. Each stands here beside the right one, this package's own function wherever it has
+# one, with a check that the right one passes and the wrong one does not. `tests/guide/` runs
+# them too.
 
 # %%
 import dataclasses
 import itertools
 from collections.abc import Callable
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 
 from transformer_jax import plotting
-from transformer_jax.ops.attention import additive, dot_product_attention, scaled_dot, soft_lookup
+from transformer_jax.config import ModelConfig
+from transformer_jax.layers import DecoderLayer, FeedForward, LayerNorm
+from transformer_jax.model import Transformer, init_params
+from transformer_jax.ops.attention import (
+    additive,
+    attention_weights,
+    dot_product_attention,
+    scaled_dot,
+    soft_lookup,
+)
 from transformer_jax.ops.losses import cross_entropy
 from transformer_jax.ops.masks import make_causal_mask
 from transformer_jax.ops.positional import sinusoids
@@ -56,6 +67,16 @@ def normal(*shape, seed=0):
     return jnp.array(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
+# A small model, for the mistakes that need one.
+config = ModelConfig(
+    num_encoder_layers=2, num_decoder_layers=1, d_model=8, num_heads=2, d_ff=16, dropout_rate=0.0,
+    norm_position="pre", max_len=8, source_vocab_size=10, target_vocab_size=10, decoder_start_id=1,
+)  # fmt: skip
+params = init_params(config, jax.random.key(0))
+source_words = jnp.array([[3, 1, 4, 1, 5]])
+positions, real = jnp.arange(5)[None], jnp.ones((1, 5), jnp.int32)
+
+
 # %% [markdown]
 # ## Positions twice too steep
 #
@@ -74,10 +95,10 @@ def steep(length, d_model):
 
 
 def check_rates(encode):
-    table = encode(8, 16)
+    found, want = encode(8, 16)[7, 6], np.sin(7 / 10_000 ** (2 * 3 / 16))
     expect(
-        np.isclose(table[7, 6], np.sin(7 / 10_000 ** (2 * 3 / 16)), atol=1e-6),
-        f"pair 3 at position 7 is {table[7, 6]:.4f}, not sin(7 / 10000^(6/16)) = 0.2194",
+        np.isclose(found, want, atol=1e-6),
+        f"pair 3 at position 7 is {found:.4f}, not sin(7 / 10000^(6/16)) = {want:.4f}",
     )
 
 
@@ -128,7 +149,8 @@ plotting.heat_maps(
 
 # %%
 def norm(x):
-    return (x - x.mean(axis=-1, keepdims=True)) / jnp.sqrt(x.var(axis=-1, keepdims=True) + 1e-6)
+    own = {"scale": jnp.ones(x.shape[-1]), "bias": jnp.zeros(x.shape[-1])}
+    return LayerNorm(epsilon=1e-6).apply({"params": {"norm": own}}, x)
 
 
 def norm_of_all(x):
@@ -156,21 +178,26 @@ plotting.heat_maps(
 
 
 # %%
-def encoder(x, blocks):
-    for block in blocks:
-        x = block(x)
-    return x
+def encoder(params):
+    return Transformer(config).apply({"params": params}, source_words, method="encode")
 
 
-def forgetful_encoder(x, blocks):
-    for block in blocks:
-        block(x)  # right: x = block(x)
-    return x
+def forgetful_encoder(params):
+    def encode(model):
+        x = model.embed_source(model.source_table, source_words, positions, True)
+        for layer in model.encoder_layers:
+            layer(x, positions, real, True)  # right: x = layer(…)
+        return model.encoder_norm(x)
+
+    return Transformer(config).apply({"params": params}, method=encode)
 
 
 def check_stack(encoder):
-    out = encoder(2.0, [lambda x: x + 3, lambda x: x * 10])
-    expect(out == 50, f"(2 + 3) · 10 is 50, not {out:g}")
+    for number in range(config.num_encoder_layers):
+        name = f"encoder_layers_{number}"
+        larger = params | {name: jax.tree.map(lambda weights: 2 * weights, params[name])}
+        change = float(jnp.max(jnp.abs(encoder(larger) - encoder(params))))
+        expect(change > 0.01, f"layer {number} with other weights changes nothing")
 
 
 compare("an encoder that returns its block's input", encoder, forgetful_encoder, check_stack)
@@ -179,21 +206,21 @@ compare("an encoder that returns its block's input", encoder, forgetful_encoder,
 # ## Softmax over the wrong axis
 #
 # Each *query* distributes its attention over the keys: rows sum to 1. Over the other axis each
-# key distributes itself over the queries, and a query may get nothing or three times as much.
-# Square scores hide the mistake; test with T ≠ S.
+# key distributes itself over the queries, and a query may get nothing, or three times as much.
+# All shapes are right, so look at the sums.
 
 
 # %%
-def over_keys(scores):
-    return jax.nn.softmax(scores, axis=-1)
+def over_keys(query, key):
+    return attention_weights(query[None, :, None], key[None, :, None])[0, 0]
 
 
-def over_queries(scores):
-    return jax.nn.softmax(scores, axis=-2)  # right: -1
+def over_queries(query, key):
+    return jax.nn.softmax(scaled_dot(query, key), axis=-2)  # right: -1
 
 
-def check_rows(softmax):
-    sums = softmax(normal(3, 5)).sum(axis=-1)
+def check_rows(weights):
+    sums = weights(normal(4, 8), normal(4, 8, seed=1)).sum(axis=-1)
     expect(jnp.allclose(sums, 1.0), f"weights of the queries sum to {np.round(sums, 2)}")
 
 
@@ -345,8 +372,13 @@ def swapped(target, source):
 
 
 def check_cross(attend):
-    shape = attend(normal(3, 8), normal(5, 8, seed=1)).shape
-    expect(shape == (3, 8), f"3 target words and 5 source words give {shape[0]} outputs")
+    target, word = normal(3, 8), normal(1, 8, seed=1)
+    source = jnp.repeat(word, 3, axis=0)  # as many words as the target, all the same
+    expect(
+        jnp.allclose(attend(target, source), word, atol=1e-5),
+        "a source of one word repeated is read as something else",
+    )
+    expect(attend(target, source[:2]).shape == (3, 8), "there is not one output a target word")
 
 
 compare("source and target swapped", cross_attention, swapped, check_cross)
@@ -427,19 +459,22 @@ compare("heads that are one wide product", two_heads, one_wide, check_heads)
 
 
 # %%
-up, down = normal(6, 24, seed=5), normal(24, 6, seed=6)
+block = FeedForward(config)
+own = nn.meta.unbox(block.init(jax.random.key(1), normal(1, 8), True))
 
 
 def feed_forward(x):
-    return jax.nn.relu(x @ up) @ down
+    return block.apply(own, x, True)
 
 
 def linear(x):
-    return x @ up @ down  # right: an activation between
+    for name in ("up", "down"):  # right: an activation between
+        x = x @ own["params"][name]["kernel"] + own["params"][name]["bias"]
+    return x
 
 
 def check_bent(layer):
-    a, b = normal(2, 1, 6)
+    a, b = normal(2, 1, 8)
     bend = float(jnp.max(jnp.abs(layer(a + b) - layer(a) - layer(b))))
     expect(bend > 0.1, "it is linear: f(a + b) = f(a) + f(b)")
 
@@ -455,22 +490,39 @@ compare("a feed-forward without its activation", feed_forward, linear, check_ben
 
 
 # %%
-def decoder_block(x, attend_self, attend_source):
-    x = x + attend_self(x)
-    return x + attend_source(x)
+def decoder_layer(layer_params, x, encoded):
+    return DecoderLayer(config).apply(
+        {"params": layer_params}, x, encoded, positions, real, real, True
+    )
 
 
-def decoder_block_of_input(x, attend_self, attend_source):
-    y = x + attend_self(x)
-    return x + attend_source(y)  # right: y + …
+def decoder_layer_of_input(layer_params, x, encoded):
+    def run(layer):
+        own, cross = layer.self_attention, layer.cross_attention
+        y = x + own.attend(
+            *own.project_self(layer.self_attention_norm(x), positions), causal=True,
+            query_segment_ids=real, key_segment_ids=real,
+        )  # fmt: skip
+        query = cross.project_query(layer.cross_attention_norm(y))
+        z = x + cross.attend(  # right: y + …
+            query, *cross.project_source(encoded), query_segment_ids=real, key_segment_ids=real
+        )
+        return z + layer.feed_forward(layer.feed_forward_norm(z), True)
+
+    return DecoderLayer(config).apply({"params": layer_params}, method=run)
 
 
-def check_residual(block):
-    out = block(1.0, lambda x: 10 * x, lambda x: 0 * x)
-    expect(out == 11, f"with nothing from the source, 1 + 10 · 1 should stay 11, not {out:g}")
+def check_residual(layer):
+    """With everything but self-attention silent, what it adds is there."""
+    silent = dict(params["decoder_layers_0"])
+    for name in ("cross_attention", "feed_forward"):
+        silent[name] = jax.tree.map(jnp.zeros_like, silent[name])
+    x, encoded = normal(2, 1, 5, 8)
+    added = float(jnp.max(jnp.abs(layer(silent, x, encoded) - x)))
+    expect(added > 0.01, "what self-attention adds is lost")
 
 
-compare("a residual of the wrong tensor", decoder_block, decoder_block_of_input, check_residual)
+compare("a residual of the wrong tensor", decoder_layer, decoder_layer_of_input, check_residual)
 
 # %% [markdown]
 # ## An additive similarity that is a vector
@@ -497,9 +549,10 @@ compare("an additive similarity that is a vector", additive(u, w, v), additive_v
 # ## BLEU of teacher-forced output
 #
 # Predicting each word *from the reference's words before it* is how a model is trained. Scored
-# with BLEU, it is no translation: here is a "translator" that has never seen the source and
-# only knows which word tends to follow which. Given the reference word by word it looks useful.
-# Left to itself it writes the same sentence every time.
+# with BLEU, it is no translation: here is a "translator" that never sees the source and only
+# knows which word tends to follow which, and that from the very sentences it is scored on.
+# Given the reference word by word it looks useful. Left to itself it writes the same sentence
+# every time.
 
 # %%
 texts = [
@@ -515,30 +568,30 @@ likeliest = {
 }
 
 
-def generated(reference):
+def generated(source, reference):
     words = ["<s>"]
     while words[-1] != "</s>" and len(words) < 12:
         words.append(likeliest[words[-1]])
     return words[1:]
 
 
-def teacher_forced(reference):
+def teacher_forced(source, reference):
     return [likeliest[word] for word in reference[:-1]]  # right: from its own words
 
 
 def check_generated(translate):
-    outputs = {" ".join(translate(reference)) for reference in references}
-    expect(len(outputs) == 1, "the output changes with the reference: it is read, not translated")
+    outputs = {" ".join(translate("ein Satz", reference)) for reference in references}
+    expect(len(outputs) == 1, "for one source, the output changes with the reference")
 
 
 def bleu(translate):
-    outputs = [" ".join(translate(words)).removesuffix(" </s>") for words in references]
+    outputs = [" ".join(translate("", words)).removesuffix(" </s>") for words in references]
     return BLEU(effective_order=True).corpus_score(outputs, [texts]).score
 
 
 compare("BLEU of teacher-forced output", generated, teacher_forced, check_generated)
 print(f"BLEU teacher-forced {bleu(teacher_forced):.1f}, generated {bleu(generated):.1f}")
-print("generated:", " ".join(generated(None)))
+print("generated:", " ".join(generated("", [])))
 
 # %%
 print(f"{len(MISTAKES)} mistakes, all caught")

@@ -46,7 +46,11 @@ class SentenceAttention:
 
 
 def sentence_attention(
-    translator: Translator, source: str, target: str | None = None, target_lang: str = ""
+    translator: Translator,
+    source: str,
+    target: str | None = None,
+    target_lang: str = "",
+    source_lang: str = "",
 ) -> SentenceAttention:
     """Attention while `target` is written for `source`, or the model's own translation.
 
@@ -55,24 +59,25 @@ def sentence_attention(
       source: text.
       target: text; None: what the model writes.
       target_lang: of a multilingual model; "": the config's.
+      source_lang: of a model that is told this too; "": the config's.
 
     Raises:
       UserError: where the source is empty, or a side is longer than the model reads.
     """
     engine, ids, tokenizers = translator.engine, translator.engine.ids, translator.tokenizers
-    (source_ids,) = engine.encoder(target_lang).source_ids([source])
+    (source_ids,) = engine.encoder(target_lang, source_lang).source_ids([source])
     if not source_ids:
         raise UserError("There is no text whose attention could be looked at.")
+    source_ids = [*source_ids, ids.source_eos]
+    _check_length(source, source_ids, engine.max_len)
     if target is None:
-        (best,) = translator.translate([source], target_lang=target_lang)
+        (best,) = translator.translate([source], target_lang=target_lang, source_lang=source_lang)
         target_ids = list(best.ids)
     else:
-        target_ids = [*engine.prefixes(target_lang)[1], *tokenizers.target.encode(target)]
-    source_ids, target_ids = [*source_ids, ids.source_eos], [*target_ids, ids.target_eos]
-    longest = max(len(source_ids), len(target_ids))
-    if longest > engine.max_len:
-        raise UserError(f"{source[:40]!r}… takes {longest} pieces and the model reads "
-                        f"{engine.max_len}: give a shorter sentence.")  # fmt: skip
+        before = engine.prefixes(target_lang, source_lang)[1]
+        target_ids = [*before, *tokenizers.target.encode(target)]
+    target_ids = [*target_ids, ids.target_eos]
+    _check_length(target or source, target_ids, engine.max_len)
     params = translator.params
     inputs = [ids.decoder_start, *target_ids[:-1]]
     encoder, decoder, cross = _weights(translator.config.model)(
@@ -89,6 +94,12 @@ def sentence_attention(
         np.asarray(decoder, np.float64)[..., :t, :t],
         np.asarray(cross, np.float64)[..., :t, :s],
     )
+
+
+def _check_length(text: str, ids: list[int], limit: int) -> None:
+    if len(ids) > limit:
+        raise UserError(f"{text[:40]!r}… takes {len(ids)} pieces and the model reads "
+                        f"{limit}: give a shorter sentence.")  # fmt: skip
 
 
 def _padded(tokens: list[int], pad: int, longest: int) -> tuple[np.ndarray, np.ndarray]:
@@ -128,13 +139,20 @@ def _weights(model: ModelConfig) -> Callable[..., tuple[jax.Array, ...]]:
 
 
 def read_lines(path: epath.Path) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines; one that is cut short at the end is left out."""
+    """The objects of a file of JSON lines; one that is cut short at the end is left out.
+
+    Raises:
+      UserError: where another line is damaged.
+    """
+    lines = path.read_text().split("\n")  # text may hold other ends of lines
     found = []
-    for line in path.read_text().splitlines():
+    for number, line in enumerate(lines, start=1):
         try:
-            found.append(json.loads(line))
-        except ValueError:
-            break
+            if line:
+                found.append(json.loads(line))
+        except ValueError as error:
+            if number < len(lines):
+                raise UserError(f"{path}: line {number} is damaged ({error}).") from error
     return found
 
 
@@ -170,9 +188,12 @@ def corpus_lengths(
     ways: dict[str, dict[str, Any]] = {
             "this run": {}, "packed": {"batching": "pack", "batch_sentences": 0},
             "in buckets": {"batching": "bucket", "batch_sentences": 0}}  # fmt: skip
+    # A packed row at least; with `batch_sentences` the number of tokens may be any.
+    row = max(config.data.pack_len, config.data.max_len)
+    tokens = max(config.data.batch_tokens, row)
     padding = {}
     for name, changes in ways.items():
-        data = dataclasses.replace(config.data, **changes)
+        data = dataclasses.replace(config.data, batch_tokens=tokens, **changes)
         plan = batch_plan.make_plan(selection, dataclasses.replace(config, data=data))
         padding[name] = batch_plan.padding_report(plan, selection)
     source, target = selection.source_lengths, selection.target_lengths

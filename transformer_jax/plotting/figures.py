@@ -32,7 +32,7 @@ _CELL, _LETTER = 0.24, 0.085  # inches of a cell of a map, and of a letter besid
 
 # Metrics that share a panel, and what each is called there.
 PANELS: dict[str, dict[str, str]] = {
-    "loss": {"train_loss": "training", "eval_loss": "validation"},
+    "loss": {"train_loss": "training, label smoothing included", "eval_loss": "validation"},
     "token accuracy (%)": {
         "train_token_accuracy": "training", "eval_token_accuracy": "validation"},
     "validation scores": {
@@ -130,7 +130,7 @@ def heat_maps(
     down = math.ceil(len(arrays) / across)
     size = (
         max(across * (width * cell + 0.2), 1.6) + left + 0.3,
-        down * (max(height * cell, 0.5) + 0.4 + (below if turned else 0.3)) + 0.15,
+        down * (max(height * cell, 0.5) + 0.4) + (below if turned else 0.3) + 0.15,
     )
     if largest is None:
         largest = max(float(np.max(np.abs(array), initial=0.0)) for array in arrays.values())
@@ -140,11 +140,10 @@ def heat_maps(
             array, cmap=SIGNED if signed else WEIGHTS, vmin=-largest if signed else 0.0,
             vmax=largest, interpolation="nearest",
         )  # fmt: skip
-        place.set_title(title)
-        _label(
-            place.yaxis, rows if number % across == 0 else None, height, shown=number % across == 0
-        )
-        _label(place.xaxis, columns, width, rotation=90 if turned else 0)
+        place.set_title(_plain(title))
+        _label(place.yaxis, rows, height, shown=number % across == 0)
+        at_bottom = number + across >= len(arrays)
+        _label(place.xaxis, columns, width, 90 if turned else 0, shown=at_bottom)
         if numbers:
             _write_numbers(place, array, largest)
     for place in axes[len(arrays) :]:
@@ -190,7 +189,7 @@ def alignment(weights: np.ndarray, target: Sequence[str], source: Sequence[str])
     axes.axis("off")
     for words, x, y in ((source, centres[0], 1.0), (target, centres[1], 0.0)):
         for word, at in zip(words, x, strict=True):
-            axes.text(at, y, word, ha="center", va="bottom" if y else "top")
+            axes.text(at, y, _plain(word), ha="center", va="bottom" if y else "top")
     for t, s in np.argwhere(weights >= 0.05):
         axes.plot(
             (centres[0][s], centres[1][t]), (0.95, 0.05), color=_BLUE, solid_capstyle="round",
@@ -225,7 +224,7 @@ def learning_curves(
     for place, (title, names) in zip(axes, shown.items(), strict=False):
         for number, (run, lines) in enumerate(runs.items()):
             _draw_run(place, run if len(runs) > 1 else "", lines, names, number)
-        place.set(title=title, xlabel="step", xlim=(0, None))
+        place.set(title=_plain(title), xlabel="step", xlim=(0, None))
         place.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         if len(place.lines) > 1:
             place.legend()
@@ -239,7 +238,7 @@ def schedules(rates: Mapping[str, np.ndarray]) -> Figure:
     """Learning rates, `[steps]` each, by name."""
     figure, (axes,) = _axes((5.0, 2.8))
     for name, values in rates.items():
-        axes.plot(np.arange(1, len(values) + 1), values, label=name)
+        axes.plot(np.arange(1, len(values) + 1), values, label=_plain(name))
     axes.set(xlabel="step", ylabel="learning rate", ylim=(0, None))
     axes.legend()
     return figure
@@ -284,7 +283,7 @@ def length_statistics(
     bars.barh(list(padding), [100 * share for share in padding.values()], color=_BLUE, height=0.55)
     for place, share in enumerate(padding.values()):
         bars.text(100 * share, place, f" {100 * share:.1f}%", va="center")
-    bars.set(title="padding (% of positions)", xlim=(0, 125 * max(padding.values())))
+    bars.set(title="padding (% of positions)", xlim=(0, max(1.0, 125 * max(padding.values()))))
     bars.invert_yaxis()
     return figure
 
@@ -296,8 +295,8 @@ def curves(
     """Lines over common `x`, by name; `axes` are properties of the axes, such as yscale."""
     figure, (place,) = _axes((5.0, 2.8))
     for name, values in lines.items():
-        place.plot(x, values, label=name)
-    place.set(xlabel=x_label, title=title, **axes)
+        place.plot(x, values, label=_plain(name))
+    place.set(xlabel=_plain(x_label), title=_plain(title), **axes)
     if len(lines) > 1:
         place.legend()
     return figure
@@ -311,14 +310,19 @@ def _axes(size: tuple[float, float], rows: int = 1, columns: int = 1) -> tuple[F
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
+def _plain(text: str) -> str:
+    """Text that Matplotlib takes as it is: no formula between dollars, no hidden legend entry."""
+    return ("\u200b" if text.startswith("_") else "") + text.replace("$", r"\$")
+
+
 def _label(
     axis: Any, names: Sequence[str] | None, size: int, rotation: int = 0, shown: bool = True
-):
-    if names is not None:
-        axis.set_ticks(range(size), labels=names, rotation=rotation)
-        axis.set_tick_params(length=0)
-    elif not shown or size <= 12:
+) -> None:
+    if not shown or (names is None and size <= 12):
         axis.set_ticks([])
+    elif names is not None:
+        axis.set_ticks(range(size), labels=map(_plain, names), rotation=rotation)
+        axis.set_tick_params(length=0)
     for spine in axis.axes.spines.values():
         spine.set(visible=True, edgecolor=_FAINT)
 
@@ -341,6 +345,6 @@ def _draw_run(
             axes.plot(
                 *np.array(points).T, ("-", "--", ":")[metric % 3] if run else "-",
                 color=_LINES[(number if run else metric) % len(_LINES)],
-                label=", ".join(filter(None, (run, label))),
+                label=_plain(", ".join(filter(None, (run, label)))),
                 marker="o" if len(points) < 12 else "", markersize=3, linewidth=1.2,
             )  # fmt: skip

@@ -16,12 +16,14 @@ from transformer_jax import workdir as workdir_lib
 from transformer_jax.api import Translator
 from transformer_jax.config import Config
 from transformer_jax.errors import UserError
-from transformer_jax.evaluation import Evaluation
+from transformer_jax.evaluation import NO_FOUR_WORDS, Evaluation
 from transformer_jax.plotting import collect, figures
 from transformer_jax.workdir import write_atomically
 
 NAME = "report.html"
-NUM_SENTENCES = 3  # whose attention is shown
+# Of attention: sentences, pieces of a sentence, and heads in all layers of one. A map of a hundred
+# pieces cannot be read, and hundreds of maps take minutes to draw.
+NUM_SENTENCES, MAX_PIECES, MAX_HEADS = 3, 40, 32
 
 _COLUMNS = {
     "loss": "loss", "perplexity": "perplexity", "token_accuracy": "token accuracy",
@@ -88,12 +90,14 @@ def write_report(workdir: epath.PathLike, scores: Sequence[epath.PathLike] = ())
       UserError: where something is missing.
     """
     workdir = epath.Path(workdir)
-    results = {epath.Path(path).stem: _read_scores(epath.Path(path)) for path in scores}
+    results = [(epath.Path(path).stem, _read_scores(epath.Path(path))) for path in scores]
     config = workdir_lib.read_config(workdir)
     lines = collect.read_metrics(workdir)
     path = workdir / "samples.jsonl"
     samples = collect.read_lines(path) if path.exists() else []
-    translator = Translator.load(workdir)
+    # Without an evaluation none is best.
+    evaluated = any("eval_loss" in line for line in lines)
+    translator = Translator.load(workdir, "best" if evaluated else "latest")
     direction = f"{config.data.source_lang} → {config.data.target_lang}"
     title = f"{workdir.name}: {direction}"
     body = "\n".join(
@@ -153,16 +157,17 @@ def _evaluations(config: Config, lines: Sequence[figures.Metrics]) -> Iterator[s
     count = f"{best['eval_num_sentences']:,} " if "eval_num_sentences" in best else ""
     yield f"<p>{count}validation sentences, decoded {search}; best by {metric}:</p>"
     yield from _table("step", _COLUMNS.values(), rows, f"{best['step']:,}")
-    yield from _signatures({k.removeprefix("eval_"): v for k, v in best.items()})
+    yield from _notes({k.removeprefix("eval_"): v for k, v in best.items()})
 
 
-def _results(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    for name, result in results.items():
-        yield (f"<p>{_text(name)}: {result['num_sentences']:,} sentences, checkpoint of step "
-               f"{result.get('checkpoint_step', 0):,}</p>")  # fmt: skip
+def _results(results: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
+    for name, result in results:
+        split = f"{result['split']}, " if "split" in result else ""
+        yield (f"<p>{_text(name)}.json: {_text(split)}{result['num_sentences']:,} sentences, "
+               f"checkpoint of step {result.get('checkpoint_step', 0):,}</p>")  # fmt: skip
         row = {name: [result[column] for column in _COLUMNS]}
         yield from _table("", _COLUMNS.values(), row)
-        yield from _signatures(result)
+        yield from _notes(result)
 
 
 def _curves(lines: Sequence[figures.Metrics]) -> Iterator[str]:
@@ -198,27 +203,39 @@ def _attention(translator: Translator, samples: Sequence[Mapping[str, Any]]) -> 
     """Each decoder layer's mean over its heads; the heads folded away."""
     last = max((sample["step"] for sample in samples), default=0)
     yield (
-        '<p class="note">A row is a piece of the last hypothesis, a column a piece of the source; '
-        "the darker, the more of it is read while that piece is written. First the mean of each "
-        "layer's heads.</p>"
+        f'<p class="note">A row is a piece of the hypothesis of step {last:,}, a column a piece of '
+        "the source; the darker, the more of it is read while that piece is written, by the "
+        f"checkpoint of step {translator.checkpoint_step:,}. First the mean of each layer's "
+        f"heads. Sentences of more than {MAX_PIECES} pieces are left out.</p>"
     )
-    for sample in [sample for sample in samples if sample["step"] == last][:NUM_SENTENCES]:
-        yield f"<p>{_text(sample['source'])}</p>"
+    shown = 0
+    for sample in samples:
+        if sample["step"] != last or shown == NUM_SENTENCES:
+            continue
         try:
             seen = collect.sentence_attention(translator, sample["source"], sample["hypothesis"])
-        except UserError as error:
-            yield f'<p class="note">{_text(error)}</p>'
+        except UserError:  # empty, or longer than the model reads
             continue
-        weights, rows, columns = seen.of("cross")
-        names = [f"decoder layer {number}" for number in range(len(weights))]
-        means = [
-            _image(figures.attention_maps(heads.mean(axis=0)[None], rows, columns, [name]), name)
-            for name, heads in zip(names, weights, strict=True)
-        ]
-        yield f'<div class="maps">{"".join(means)}</div>'
-        for name, heads in zip(names, weights, strict=True):
-            picture = _image(figures.attention_maps(heads, rows, columns), f"{name}, each head")
-            yield f"<details><summary>{name}, each head</summary>{picture}</details>"
+        if max(len(seen.source), len(seen.target)) <= MAX_PIECES:
+            shown += 1
+            yield f"<p>{_text(sample['source'])}</p>"
+            yield from _maps(*seen.of("cross"))
+    if not shown:
+        yield "<p>There is none: the run has no sample that is short enough.</p>"
+
+
+def _maps(weights: Any, rows: Sequence[str], columns: Sequence[str]) -> Iterator[str]:
+    names = [f"decoder layer {number}" for number in range(len(weights))]
+    means = [
+        _image(figures.attention_maps(heads.mean(axis=0)[None], rows, columns, [name]), name)
+        for name, heads in zip(names, weights, strict=True)
+    ]
+    yield f'<div class="maps">{"".join(means)}</div>'
+    # Where there are too many heads for all, the last layers.
+    first = max(0, len(weights) - max(1, MAX_HEADS // weights.shape[1]))
+    for name, heads in zip(names[first:], weights[first:], strict=True):
+        picture = _image(figures.attention_maps(heads, rows, columns), f"{name}, each head")
+        yield f"<details><summary>{name}, each head</summary>{picture}</details>"
 
 
 def _configuration(config: Config) -> Iterator[str]:
@@ -265,7 +282,10 @@ def _table(
     yield "</table></div>"
 
 
-def _signatures(scores: Mapping[str, Any]) -> Iterator[str]:
+def _notes(scores: Mapping[str, Any]) -> Iterator[str]:
+    """Signatures, and what would look like a fault."""
+    if not scores["bleu"] and scores["exact_match"]:
+        yield f'<p class="signature">{_text(NO_FOUR_WORDS)}</p>'
     for name, key in (("BLEU", "bleu_signature"), ("chrF", "chrf_signature")):
         if key in scores:
             yield f'<p class="signature">{name}: {_text(scores[key])}</p>'

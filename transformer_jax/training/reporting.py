@@ -249,7 +249,7 @@ def _drop_after(path: epath.Path, step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text().split("\n"):  # text may hold other ends of lines
         try:
             if json.loads(line)["step"] <= step:
                 kept.append(line + "\n")
