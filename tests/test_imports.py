@@ -50,7 +50,7 @@ def test_every_room_is_in_the_order():
 
 @pytest.mark.parametrize(
     "module",
-    ["transformer_jax", "transformer_jax.cli", "transformer_jax.api",
+    ["transformer_jax", "transformer_jax.cli", "transformer_jax.api", "transformer_jax.plotting",
      "transformer_jax.training.loop", "transformer_jax.data.number_words"],
 )  # fmt: skip
 def test_an_import_loads_no_other_framework(module):

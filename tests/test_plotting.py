@@ -376,6 +376,20 @@ def test_what_cannot_be_drawn_is_one_sentence(arguments, words):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("picture", ["curves", "report"])
+def test_without_matplotlib_it_says_what_to_install(workdir, picture):
+    code = (
+        "import runpy, sys; sys.modules['matplotlib'] = None; "
+        f"sys.argv = ['plot', {picture!r}, {f'--workdir={workdir}'!r}]; "
+        "runpy.run_module('transformer_jax.plotting', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert ".[plot]" in done.stderr
+
+
+@pytest.mark.slow
 def test_training_ends_with_a_report(tiny_run, tmp_path):
     """Of a run that is at its end; not where it is not asked for."""
     _, finished = tiny_run

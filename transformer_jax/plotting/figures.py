@@ -10,14 +10,22 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
-from cycler import cycler
-from matplotlib import font_manager
-from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, LogNorm
-from matplotlib.figure import Figure as MatplotlibFigure
-from matplotlib.ticker import MaxNLocator
+
+from transformer_jax.errors import UserError
+
+try:
+    import matplotlib
+    from cycler import cycler
+    from matplotlib import font_manager
+    from matplotlib.axes import Axes
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm
+    from matplotlib.figure import Figure as MatplotlibFigure
+    from matplotlib.ticker import MaxNLocator
+except ModuleNotFoundError as error:
+    raise UserError(
+        f"Pictures need Matplotlib ({error}): pip install -c constraints.txt -e '.[plot]'."
+    ) from error
 
 Metrics = Mapping[str, Any]  # a line of metrics.jsonl
 
