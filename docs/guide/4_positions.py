@@ -17,7 +17,7 @@ from transformer_jax.ops.positional import apply_rotary, sinusoids
 # ## The paper's encoding
 #
 # Position `p` gets M numbers, in pairs. Pair `i` is a hand of a clock that turns by
-# 1/10000^(2i/M) with each position; the pair holds its sine and cosine:
+# 1/10000^(2i/M) radians with each position; the pair holds its sine and cosine:
 #
 #     PE[p, 2i]     = sin(p / 10000^(2i/M))
 #     PE[p, 2i + 1] = cos(p / 10000^(2i/M))

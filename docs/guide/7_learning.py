@@ -18,9 +18,9 @@ NUM_BLOCKS, HEADS, WIDTH = 2, 3, 2
 # %% [markdown]
 # ## Weights
 #
-# Everything is drawn from -1 to 1 by NumPy's generator with seed 27: the embedding (4×2); for
-# each block query, key and value (6×2, three heads of two) and output (2×6); then the output
-# layer (4×2).
+# Everything is drawn from -1 to 1 by NumPy's `RandomState` with seed 27: the embedding (4×2);
+# for each block query, key and value (6×2, three heads of two) and output (2×6); then the
+# output layer (4×2).
 
 # %%
 
