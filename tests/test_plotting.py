@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from etils import epath
 
+from tests.conftest import tiny_config
 from transformer_jax import plotting
 from transformer_jax.errors import UserError
 from transformer_jax.layers import MultiHeadAttention
@@ -276,13 +277,12 @@ def test_text_in_a_report_is_text(workdir):
     assert "a & b" in page.text
 
 
-def test_a_run_that_was_never_evaluated_has_a_report(workdir, tmp_path):
-    copy = tmp_path / "run"
-    shutil.copytree(workdir, copy)
-    (copy / "samples.jsonl").unlink()
-    lines = [line for line in collect.read_metrics(workdir) if "eval_loss" not in line]
-    (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    text = Page(write_report(copy).read_text()).text
+@pytest.mark.slow
+def test_a_run_that_was_never_evaluated_has_a_report(tiny_run, tmp_path):
+    from transformer_jax.training.loop import train
+
+    train(tiny_config(tiny_run[0], num_steps=10, eval_every_steps=0), tmp_path / "run")
+    text = Page(write_report(tmp_path / "run").read_text()).text
     assert "never evaluated" in text
     assert "no sample that is short enough" in text
 
