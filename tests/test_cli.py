@@ -52,7 +52,7 @@ def test_eval_prints_and_writes_the_contracts_fields(tiny_run, tmp_path):
     scores = json.loads(out.read_text())
     assert list(scores) == ["loss", "perplexity", "token_accuracy", "exact_match", "bleu",
                             "bleu_signature", "chrf", "chrf_signature", "num_sentences",
-                            "checkpoint_step"]  # fmt: skip
+                            "checkpoint_step", "split"]  # fmt: skip
     assert scores["num_sentences"] == 12
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 12
 

@@ -244,8 +244,8 @@ def _eval() -> None:
         )
         result = {
             **dataclasses.asdict(scores),
-            "split": FLAGS.split,
             "checkpoint_step": translator.checkpoint_step,
+            "split": FLAGS.split,
         }
         if processes.is_primary():
             _print_scores(result, data)
