@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.conftest import tiny_config
-from transformer_jax.config import Config, ParallelConfig
+from transformer_jax.config import Config, DataConfig, ParallelConfig
 from transformer_jax.data import batch_plan, loader
 from transformer_jax.errors import UserError
 from transformer_jax.training import dry_run, hlo, partition
@@ -146,6 +146,14 @@ def test_a_dry_run_tells_of_the_real_step(tmp_path):
         dry_run.dry_run(config, "cpu:many", print)
     with pytest.raises(UserError, match="v99:2x4 is not known"):
         dry_run.dry_run(config, "v99:2x4", print)
+
+
+@pytest.mark.parametrize(("sentences", "rows"), [(0, 24), (64, 64)])
+def test_a_dry_runs_batch_is_that_of_the_setting(sentences, rows):
+    """1,024 tokens hold 24 rows of 41; a number of sentences is a number of rows."""
+    data = DataConfig(batching="bucket", max_len=41, batch_tokens=1024, batch_sentences=sentences)
+    want = batch_plan.BatchShape(rows, 41, 41)
+    assert dry_run.largest_shape(Config(data=data)) == want
 
 
 def test_model_flops_are_those_of_the_products(tmp_path):
