@@ -17,6 +17,7 @@ from absl import app, flags
 
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.data import batch_plan, loader
+from transformer_jax.data.segmentation import Segmentation
 from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
 
 _JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")
@@ -48,7 +49,7 @@ def loading_rate(batching: str) -> float:
     config = Config(data=DataConfig(batching=batching, batch_tokens=4096))
     selection = batch_plan.select_pairs(corpus.source.lengths, corpus.target.lengths, 256)
     plan = batch_plan.make_plan(selection, config)
-    source = loader.BatchSource(corpus, plan, loader.SpecialIds(0, 2, 0, 2, 1), 300)
+    source = loader.BatchSource(Segmentation(corpus, plan), loader.SpecialIds(0, 2, 0, 2, 1), 300)
     rates = []
     for _ in range(REPEATS):
         started = time.perf_counter()

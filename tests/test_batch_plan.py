@@ -13,6 +13,7 @@ from tests.conftest import digit_pairs, write_pairs
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.data import batch_plan, loader, sources, token_cache
 from transformer_jax.data.permutation import make_key, permute
+from transformer_jax.data.segmentation import Segmentation
 from transformer_jax.errors import UserError
 
 # --- Permutation --------------------------------------------------------------------------------
@@ -305,7 +306,7 @@ def test_the_loader_gives_the_plans_batches_from_any_step(small_corpus):
     _, _, corpus = small_corpus
     selection = batch_plan.select_pairs(corpus.source.lengths, corpus.target.lengths, 40)
     plan, _ = make("pack", selection=selection, max_len=40, batch_tokens=160)
-    source = loader.BatchSource(corpus, plan, IDS, num_steps=9)
+    source = loader.BatchSource(Segmentation(corpus, plan), IDS, num_steps=9)
     straight = list(loader.load_batches(source, 0))
     assert len(straight) == 9
     later = list(loader.load_batches(source, 4))

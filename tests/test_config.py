@@ -45,6 +45,10 @@ def test_json_keeps_tuples_and_none():
         ({"model": {"max_len": 100}}, ["model.max_len=100", "data.max_len=256"]),
         ({"data": {"batch_tokens": 200}}, ["batch_tokens=200", "256"]),
         ({"data": {"batch_sentences": 64}}, ["batch_sentences=64", "bucket"]),
+        (
+            {"data": {"batching": "bucket", "subword_sampling": 0.1}},
+            ["subword_sampling=0.1", "batching=pack"],
+        ),
         ({"data": {"pack_len": 100}}, ["pack_len=100", "max_len=256"]),
         ({"train": {"accumulate_steps": 200}}, ["25000", "200 accumulated"]),
         ({"model": {"activation": "gelu_tan"}}, ["gelu_tan", "did you mean gelu_tanh?"]),

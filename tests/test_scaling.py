@@ -15,6 +15,7 @@ import yaml
 from tests.conftest import tiny_config
 from transformer_jax.config import Config, DataConfig, ParallelConfig
 from transformer_jax.data import batch_plan, loader
+from transformer_jax.data.segmentation import Segmentation
 from transformer_jax.errors import UserError
 from transformer_jax.training import dry_run, hlo, partition
 from transformer_jax.validation import validate
@@ -68,11 +69,11 @@ def test_processes_rows_are_the_batch(monkeypatch):
     corpus = loader.TokenizedCorpus(side, side, (40,), "")
     selection = batch_plan.select_pairs(lengths, lengths, 8)
     plan = batch_plan.PackPlan(selection, 6, 16, 0)
-    ids = loader.SpecialIds(0, 2, 0, 2, 1)
-    whole = loader.BatchSource(corpus, plan, ids, 3, 4)[1]
+    ids, segmentation = loader.SpecialIds(0, 2, 0, 2, 1), Segmentation(corpus, plan)
+    whole = loader.BatchSource(segmentation, ids, 3, 4)[1]
     assert len(whole["inputs"]) == 8
     parts = [
-        loader.BatchSource(corpus, plan, ids, 3, 4, lambda n, p=p: np.arange(n)[p::2])[1]
+        loader.BatchSource(segmentation, ids, 3, 4, lambda n, p=p: np.arange(n)[p::2])[1]
         for p in range(2)
     ]
     for name, array in whole.items():

@@ -80,6 +80,8 @@ class DataConfig:
     shared_vocab: bool = True
     lowercase: bool = False
     byte_fallback: bool = True
+    # Each epoch cuts words anew. bpe: chance that a merge is left out; unigram: smoothing alpha
+    subword_sampling: float = 0.0  # 0: off
     character_coverage: float = 1.0
     max_len: int = 256  # longest training sentence in pieces, its end symbol included
     batching: str = "pack"

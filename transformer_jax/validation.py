@@ -41,6 +41,7 @@ RANGES: dict[str, tuple[float, bool, float]] = {
     "data.vocab_size": (8, True, float("inf")),
     "data.max_len": (2, True, float("inf")),
     "data.character_coverage": (0, False, 1.0000001),
+    "data.subword_sampling": (0, True, 1),
     "data.num_buckets": (1, True, float("inf")),
     "data.pack_len": (0, True, float("inf")),
     "data.batch_sentences": (0, True, float("inf")),
@@ -171,13 +172,17 @@ def _batch_conflicts(config: Config):
             "a packed row must hold the longest sentence."
         )
     row_len = (data.pack_len or data.max_len) if data.batching == "pack" else data.max_len
-    if data.batch_sentences:
-        if data.batching == "pack":
-            yield (
-                f"config.data.batch_sentences={data.batch_sentences} needs "
-                "config.data.batching=bucket; packed rows hold several sentences each."
-            )
-    elif data.batch_tokens < row_len * config.train.accumulate_steps:
+    if data.batch_sentences and data.batching == "pack":
+        yield (
+            f"config.data.batch_sentences={data.batch_sentences} needs "
+            "config.data.batching=bucket; packed rows hold several sentences each."
+        )
+    if data.subword_sampling and data.batching != "pack":
+        yield (
+            f"config.data.subword_sampling={data.subword_sampling:g} needs "
+            f"config.data.batching=pack: the shapes of {data.batching} depend on how words are cut."
+        )
+    if not data.batch_sentences and data.batch_tokens < row_len * config.train.accumulate_steps:
         yield (
             f"config.data.batch_tokens={data.batch_tokens} holds less than one row of {row_len} "
             f"target positions for each of {config.train.accumulate_steps} accumulated parts."

@@ -138,17 +138,27 @@ def select_pairs(
     )
 
 
-def make_plan(selection: CorpusSelection, config: Config) -> BatchPlan:
+def make_plan(
+    selection: CorpusSelection, config: Config, like: BatchPlan | None = None
+) -> BatchPlan:
     """The plan that `config.data.batching` names; it knows no devices.
 
     Args:
       selection: from `select_pairs`.
       config: the run's, validated.
+      like: a packed plan whose shape this one shall have.
     """
     data = config.data
     if data.batching == "pack":
         target_len = data.pack_len or data.max_len
-        return PackPlan(selection, data.batch_tokens // target_len, target_len, config.seed)
+        if like is not None:
+            source_len = like.shapes[0].source_len
+        else:
+            source_len = _balanced_source_len(selection, target_len)
+            if data.subword_sampling:  # a later epoch may have longer sentences
+                source_len = max(source_len, data.max_len)
+        rows = data.batch_tokens // target_len
+        return PackPlan(selection, rows, target_len, config.seed, source_len)
     return BucketPlan(
         selection, data.batch_tokens, data.num_buckets, config.seed, data.batch_sentences
     )
@@ -227,6 +237,12 @@ def pack_classes(
         templates.append((ids[picked], repeats))
 
 
+def _balanced_source_len(selection: CorpusSelection, target_len: int) -> int:
+    """As many source positions in a row as keep both sides equally full."""
+    ratio = selection.source_lengths.sum() / selection.target_lengths.sum()
+    return max(round(target_len * ratio), int(selection.source_lengths.max()))
+
+
 class PackPlan:
     """Several sentences a row, with segment ids and restarted positions.
 
@@ -234,12 +250,18 @@ class PackPlan:
     the end of one epoch and the start of the next, and no row is ever empty.
     """
 
-    def __init__(self, selection: CorpusSelection, rows: int, target_len: int, seed: int):
+    def __init__(
+        self,
+        selection: CorpusSelection,
+        rows: int,
+        target_len: int,
+        seed: int,
+        source_len: int | None = None,  # None: as keeps both sides equally full
+    ):
         self._selection, self._seed = selection, seed
         classes = self._classes = _Classes(selection)
-        # As many source positions as keep both sides equally full.
-        ratio = selection.source_lengths.sum() / selection.target_lengths.sum()
-        source_len = max(round(target_len * ratio), int(selection.source_lengths.max()))
+        if source_len is None:
+            source_len = _balanced_source_len(selection, target_len)
         self._shape = BatchShape(rows, source_len, target_len)
         templates = pack_classes(
             classes.source_len, classes.target_len, classes.sizes, (source_len, target_len)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import grain
 import numpy as np
 
-from transformer_jax.data.batch_plan import BatchPlan, Placement
+from transformer_jax.data.batch_plan import Placement
+from transformer_jax.data.segmentation import Segmentations
 from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
 
 Batch = dict[str, np.ndarray]
@@ -100,8 +101,7 @@ class BatchSource:
     """Random access to batch `t`, as Grain wants it: the rows of this process.
 
     Args:
-      corpus: tokenised.
-      plan: which pairs stand where.
+      segmentations: the corpus, and which of its pairs stand where.
       ids: special ids.
       num_steps: of the run.
       row_multiple: empty rows make the number of rows a multiple of it.
@@ -110,14 +110,13 @@ class BatchSource:
 
     def __init__(
         self,
-        corpus: TokenizedCorpus,
-        plan: BatchPlan,
+        segmentations: Segmentations,
         ids: SpecialIds,
         num_steps: int,
         row_multiple: int = 1,
         local_rows: Callable[[int], np.ndarray] | None = None,
     ):
-        self._corpus, self._plan, self._ids = corpus, plan, ids
+        self._segmentations, self._ids = segmentations, ids
         self._num_steps, self._row_multiple = num_steps, row_multiple
         self._local_rows = local_rows
 
@@ -125,24 +124,28 @@ class BatchSource:
         return self._num_steps
 
     def __getitem__(self, t: int) -> Batch:
-        placement = self._plan.placement(int(t))
+        segmentation, within = self._segmentations.at(int(t))
+        placement = segmentation.plan.placement(within)
         shape = placement.shape.padded(self._row_multiple)
         placement = dataclasses.replace(placement, shape=shape)
         if self._local_rows is not None:
             placement = placement.only(self._local_rows(shape.rows))
-        return make_batch(self._corpus, placement, self._ids)
+        return make_batch(segmentation.corpus, placement, self._ids)
 
     def __repr__(self) -> str:
         return f"BatchSource({self._num_steps} steps)"
 
     def pairs(self, t: int) -> np.ndarray:
         """Numbers in the corpus of all pairs of batch `t`, row by row."""
-        return self._plan.placement(t).pairs
+        segmentation, within = self._segmentations.at(t)
+        return segmentation.plan.placement(within).pairs
 
     def digest(self, t: int) -> str:
         """A digest of batch `t` that does not depend on devices and processes."""
         digest = hashlib.blake2b(digest_size=8)
-        for name, array in make_batch(self._corpus, self._plan.placement(t), self._ids).items():
+        segmentation, within = self._segmentations.at(t)
+        placement = segmentation.plan.placement(within)
+        for name, array in make_batch(segmentation.corpus, placement, self._ids).items():
             digest.update(f"{name} {array.shape}".encode())
             digest.update(array.tobytes())
         return digest.hexdigest()

@@ -1,4 +1,7 @@
-"""A corpus as piece ids in flat memory-mapped arrays, made once for each corpus and tokenizer."""
+"""A corpus as piece ids in flat memory-mapped arrays, made once for each corpus and tokenizer.
+
+With subword sampling, once for each seed too.
+"""
 
 import dataclasses
 import hashlib
@@ -13,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from transformer_jax.config import DataConfig
+from transformer_jax.data.permutation import make_key
 from transformer_jax.data.sources import Corpus, cache_folder
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 
@@ -50,23 +54,27 @@ class TokenizedCorpus:
 
 
 def tokenize_corpora(
-    corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: DataConfig
+    corpora: Sequence[Corpus],
+    tokenizers: TokenizerPair,
+    config: DataConfig,
+    seed: int | None = None,
 ) -> TokenizedCorpus:
-    """The corpora as piece ids, from the cache if the same was tokenised before."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in (FORMAT, tokenizers.fingerprint, str(config.target_language_tags)):
-        digest.update(part.encode())
-    for corpus in corpora:
-        digest.update(f"{corpus.fingerprint} {corpus.source_lang} {corpus.target_lang}".encode())
-    key = digest.hexdigest()
-    root = Path(config.cache_dir).expanduser() if config.cache_dir else Path(cache_folder())
-    folder = root / "tokens" / key
+    """The corpora as piece ids, from the cache if the same was tokenised before.
+
+    Args:
+      corpora: what to tokenise.
+      tokenizers: of both sides.
+      config: where the cache is, and whether languages are tagged.
+      seed: of subword sampling; None: each word as the tokenizer cuts it best. A sentence that
+        sampling makes longer than `config.max_len` stays as that would be.
+    """
+    folder = _folder(corpora, tokenizers, config, seed)
     if not folder.exists():
         # Made aside, then renamed, so that a half-written or concurrent cache is never read.
         aside = folder.with_name(f"incomplete.{uuid.uuid4().hex}")
         aside.mkdir(parents=True)
         try:
-            _write(aside, corpora, tokenizers, config)
+            _write(aside, corpora, tokenizers, config, seed)
             try:
                 os.rename(aside, folder)
             except OSError:
@@ -79,7 +87,28 @@ def tokenize_corpora(
         TokenizedSide(_map(folder / f"{side}_tokens.npy"), np.load(folder / f"{side}_offsets.npy"))
         for side in ("source", "target")
     ]
-    return TokenizedCorpus(sides[0], sides[1], tuple(int(n) for n in sizes), key)
+    return TokenizedCorpus(sides[0], sides[1], tuple(int(n) for n in sizes), folder.name)
+
+
+def forget(
+    corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: DataConfig, seed: int
+) -> None:
+    """Removes what sampling with `seed` gave from the cache; who reads it now can go on."""
+    shutil.rmtree(_folder(corpora, tokenizers, config, seed), ignore_errors=True)
+
+
+def _folder(
+    corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: DataConfig, seed: int | None
+) -> Path:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (FORMAT, tokenizers.fingerprint, str(config.target_language_tags)):
+        digest.update(part.encode())
+    if seed is not None:
+        digest.update(f"{config.subword_sampling} {config.max_len} {seed}".encode())
+    for corpus in corpora:
+        digest.update(f"{corpus.fingerprint} {corpus.source_lang} {corpus.target_lang}".encode())
+    root = Path(config.cache_dir).expanduser() if config.cache_dir else Path(cache_folder())
+    return root / "tokens" / digest.hexdigest()
 
 
 def _map(path: Path) -> np.ndarray:
@@ -87,11 +116,16 @@ def _map(path: Path) -> np.ndarray:
 
 
 def _write(
-    folder: Path, corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: DataConfig
+    folder: Path,
+    corpora: Sequence[Corpus],
+    tokenizers: TokenizerPair,
+    config: DataConfig,
+    seed: int | None,
 ) -> None:
     writers = [_SideWriter(folder, "source", tokenizers.source.vocab_size),
                _SideWriter(folder, "target", tokenizers.target.vocab_size)]  # fmt: skip
     sizes = []
+    chunks_seen = itertools.count()
     for corpus in corpora:
         logging.info("tokenising %s", corpus.name)
         before: tuple[list[int], list[int]] = ([], [])
@@ -99,11 +133,17 @@ def _write(
             before = tokenizers.prefixes(corpus.source_lang, corpus.target_lang)
         count = 0
         for chunk in _chunks(corpus.read()):
+            number = next(chunks_seen)
             for side, texts in enumerate(zip(*chunk, strict=True)):
                 tokenizer = (tokenizers.source, tokenizers.target)[side]
+                ids = tokenizer.encode_batch(texts)
+                if seed is not None:
+                    longest = config.max_len - 1 - len(before[side])
+                    own_seed = int(make_key(seed, number, side) >> np.uint64(32))
+                    sampled = tokenizer.sample_batch(texts, config.subword_sampling, own_seed)
+                    ids = [s if len(s) <= longest else b for s, b in zip(sampled, ids, strict=True)]
                 # A tag alone would make an empty sentence look like one with content.
-                ids = [before[side] + ids if ids else ids for ids in tokenizer.encode_batch(texts)]
-                writers[side].add(ids)
+                writers[side].add([before[side] + i if i else i for i in ids])
             count += len(chunk)
         sizes.append(count)
     for writer in writers:

@@ -4,12 +4,15 @@ What decoding gives back is the text after SentencePiece's `nmt_nfkc` normalisat
 runs of white space as one space), lower-cased first where `lowercase` says so.
 """
 
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sentencepiece
 
 from transformer_jax.errors import UserError
+
+_SAMPLING = threading.Lock()
 
 
 class Tokenizer:
@@ -53,6 +56,37 @@ class Tokenizer:
         if self.lowercase:
             texts = [text.lower() for text in texts]
         return self._processor.encode(list(texts), num_threads=-1) if texts else []
+
+    def sample_batch(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
+        """As `encode_batch`, but each text cut in one of its ways, drawn at random.
+
+        Of a BPE model each merge is left out with probability `rate` (BPE-dropout, Provilkov et al.
+        2020); of a unigram model a segmentation is drawn with its probability to the power `rate`
+        (Kudo 2018).
+
+        Args:
+          texts: what to cut.
+          rate: in 0 .. 1.
+          seed: 0 .. 2^32 - 1; the same texts, rate and seed give the same pieces.
+        """
+        if self.lowercase:
+            texts = [text.lower() for text in texts]
+        drawn: list[list[list[int]]] = []
+
+        def draw() -> None:
+            drawn.append(
+                self._processor.encode(
+                    list(texts), enable_sampling=True, alpha=rate, nbest_size=-1, num_threads=1
+                )
+            )
+
+        # Each thread has a generator of its own, seeded from a global when first used.
+        with _SAMPLING:
+            sentencepiece.set_random_generator_seed(seed)
+            thread = threading.Thread(target=draw)
+            thread.start()
+            thread.join()
+        return drawn[0]
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]

@@ -71,8 +71,9 @@ def write_bad_batch(
         "grad_norm": float(metrics["grad_norm"]),
         "digest": source.digest(step - 1),
     }
-    sides = ((data.tokenizers.source, data.corpus.source),
-             (data.tokenizers.target, data.corpus.target))  # fmt: skip
+    corpus = data.segmentations.at(step - 1)[0].corpus
+    sides = ((data.tokenizers.source, corpus.source),
+             (data.tokenizers.target, corpus.target))  # fmt: skip
     texts = [
         [
             tokenizer.decode(side.tokens[side.offsets[i] : side.offsets[i + 1]].tolist())

@@ -180,7 +180,7 @@ class Trainer:
 
     def compile(self) -> None:
         """Compiles the step for every batch shape, the largest first."""
-        shapes = [shape.padded(self.row_multiple) for shape in self.data.plan.shapes]
+        shapes = [shape.padded(self.row_multiple) for shape in self.data.shapes]
         started = time.monotonic()
         for shape in shapes:
             self.runner.compile(shape, self.state)

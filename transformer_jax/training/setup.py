@@ -14,7 +14,7 @@ from transformer_jax import workdir as workdir_lib
 from transformer_jax.config import Config
 from transformer_jax.data import batch_plan, sources
 from transformer_jax.data.loader import BatchSource
-from transformer_jax.data.token_cache import TokenizedCorpus, tokenize_corpora
+from transformer_jax.data.segmentation import Segmentations, segment
 from transformer_jax.data.tokenizer_pair import TokenizerPair, make_tokenizers
 from transformer_jax.decoding.engine import special_ids
 from transformer_jax.errors import UserError
@@ -26,11 +26,10 @@ Say = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class TrainingData:
-    """Tokenised corpus, its plan, and the validation pairs."""
+    """Tokenised corpus with its plan, and the validation pairs."""
 
     tokenizers: TokenizerPair
-    corpus: TokenizedCorpus
-    plan: batch_plan.BatchPlan
+    segmentations: Segmentations
     padding: float  # share of all positions, 0 .. 1
     validation: list[tuple[str, str]]
     initial_params: Any = None  # of train.init_from; None: fresh ones, or those of a checkpoint
@@ -39,8 +38,13 @@ class TrainingData:
         """The batches of the run; arguments as of `BatchSource`."""
         ids = special_ids(self.tokenizers, config.model)
         return BatchSource(
-            self.corpus, self.plan, ids, config.train.num_steps, row_multiple, local_rows
+            self.segmentations, ids, config.train.num_steps, row_multiple, local_rows
         )
+
+    @property
+    def shapes(self) -> list[batch_plan.BatchShape]:
+        """Every shape of a batch, the largest first."""
+        return self.segmentations.first.plan.shapes
 
 
 def prepare_everywhere(
@@ -93,15 +97,8 @@ def prepare(
         tokenizers = make_tokenizers(config.data, corpora)
     config = resolve(config, tokenizers)
     workdir_lib.check_resumable(workdir, config)
-    tokenized = tokenize_corpora(corpora, tokenizers, config.data)
-    selection = batch_plan.select_pairs(
-        tokenized.source.lengths,
-        tokenized.target.lengths,
-        config.data.max_len,
-        tokenized.corpus_sizes,
-        config.data.train_weights,
-    )
-    plan = batch_plan.make_plan(selection, config)
+    segmentations, selection = segment(corpora, tokenizers, config)
+    plan = segmentations.first.plan
     padding = batch_plan.padding_report(plan, selection)
     new_tokenizer = initial_params is not None or not (folder / "tokenizer.json").exists()
     if writes and processes.is_primary() and new_tokenizer:
@@ -112,7 +109,7 @@ def prepare(
     if writes and processes.is_primary():
         workdir_lib.write_config(workdir, config)
     _describe(config, corpora, tokenizers, selection, plan, padding, say)
-    return config, TrainingData(tokenizers, tokenized, plan, padding, validation, initial_params)
+    return config, TrainingData(tokenizers, segmentations, padding, validation, initial_params)
 
 
 def _fingerprint(corpora: Sequence[sources.Corpus]) -> str:

@@ -1,0 +1,173 @@
+"""Subword sampling: words cut anew each epoch, and batches that are still found by their number."""
+
+import dataclasses
+import io
+import threading
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from tests.conftest import digit_pairs, tiny_config, write_pairs
+from transformer_jax.data import loader, segmentation, sources, token_cache
+from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
+from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.errors import UserError
+
+IDS = loader.SpecialIds(0, 2, 0, 2, 1)
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    model = io.BytesIO()
+    texts = [text for pair in digit_pairs(300) for text in pair]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=model, vocab_size=80, model_type="bpe",
+        pad_id=0, bos_id=1, eos_id=2, unk_id=3, minloglevel=2,
+    )  # fmt: skip
+    return Tokenizer(model.getvalue())
+
+
+@pytest.fixture
+def run(tmp_path, bpe):
+    """Config, corpora and tokenizers of a run over 400 pairs, in epochs of few batches."""
+    config = tiny_config(tmp_path, num_steps=60)
+    data = dataclasses.replace(config.data, subword_sampling=0.3, max_len=40, batch_tokens=640)
+    config = dataclasses.replace(config, data=data)
+    return config, sources.open_corpora(data, "train"), TokenizerPair(bpe, bpe)
+
+
+def test_a_merge_left_out_always_gives_letters_and_never_the_best_cut(bpe):
+    texts = ["seven three", "acht", ""]
+    letters = [[p for p in text.replace(" ", "▁")] for text in ("▁seven▁three", "▁acht", "")]
+    assert [bpe.pieces(ids) for ids in bpe.sample_batch(texts, 0.999999, 0)] == letters
+    assert bpe.sample_batch(texts, 1e-9, 0) == bpe.encode_batch(texts)
+
+
+def test_merges_are_left_out_as_often_as_the_rate_says():
+    """A word of two letters has one merge: cut where it is left out."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["ab"] * 20), model_writer=model, vocab_size=7, model_type="bpe",
+        add_dummy_prefix=False, pad_id=0, bos_id=1, eos_id=2, unk_id=3, minloglevel=2,
+    )  # fmt: skip
+    tokenizer = Tokenizer(model.getvalue())
+    drawn = [len(ids) for ids in tokenizer.sample_batch(["ab"] * 4000, 0.3, 5)]
+    assert np.mean(np.asarray(drawn) == 2) == pytest.approx(0.3, abs=0.03)  # 4 deviations
+
+
+def test_what_is_drawn_depends_on_the_seed_alone(bpe):
+    texts = [source for source, _ in digit_pairs(200)]
+    drawn: dict[int, list] = {}
+    threads = [
+        threading.Thread(target=lambda i=i: drawn.update({i: bpe.sample_batch(texts, 0.3, i % 2)}))
+        for i in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert drawn[0] == drawn[2] == drawn[4] != drawn[1] == drawn[3] == drawn[5]
+    assert [bpe.decode(ids) for ids in drawn[0]] == texts
+
+
+def test_each_epoch_has_all_pairs_in_other_pieces_and_the_same_shape(run):
+    made, _ = segmentation.segment(*reordered(run))
+    period = int(np.ceil(made.first.plan.batches_per_epoch))
+    corpora, tokenizers = run[1], run[2].source
+    texts = list(corpora[0].read())
+    pieces = []
+    for epoch in range(4):
+        pairs = []
+        for t in range(epoch * period, (epoch + 1) * period):
+            part, within = made.at(t)
+            placement = part.plan.placement(within)
+            assert placement.shape == made.first.plan.shapes[0]
+            pairs.extend(placement.pairs.tolist())
+        assert len(set(pairs)) >= 0.9 * len(texts)  # a batch is a tenth of this small epoch
+        for i in set(pairs):
+            assert tokenizers.decode(part.corpus.source[i]) == texts[i][0]
+            assert tokenizers.decode(part.corpus.target[i]) == texts[i][1]
+        pieces.append(part.corpus.target.tokens)
+    for earlier, later in zip(pieces, pieces[1:], strict=False):
+        assert not np.array_equal(earlier, later)
+
+
+def reordered(run):
+    config, corpora, tokenizers = run
+    return corpora, tokenizers, config
+
+
+def test_a_batch_is_found_without_those_before_it(run):
+    straight = loader.BatchSource(segmentation.segment(*reordered(run))[0], IDS, 60)
+    digests = [straight.digest(t) for t in range(60)]
+    assert len(set(digests)) == 60
+    for t in (59, 23, 24, 0):
+        fresh = loader.BatchSource(segmentation.segment(*reordered(run))[0], IDS, 60)
+        assert fresh.digest(t) == digests[t]
+        np.testing.assert_array_equal(fresh.pairs(t), straight.pairs(t))
+
+
+def test_the_seed_of_the_run_makes_other_pieces(run):
+    config, corpora, tokenizers = run
+    other = dataclasses.replace(config, seed=1)
+    one, two = (segmentation.segment(corpora, tokenizers, c)[0] for c in (config, other))
+    assert not np.array_equal(one.first.corpus.source.tokens, two.first.corpus.source.tokens)
+
+
+def test_no_more_than_three_epochs_lie_in_the_cache_besides_the_first(run, tmp_path):
+    made, _ = segmentation.segment(*reordered(run))
+    period = int(np.ceil(made.first.plan.batches_per_epoch))
+    last = (60 - 1) // period
+    assert last >= 5
+    for number in range(last + 1):
+        made.at(number * period)
+    assert made.at(59)[0].corpus.fingerprint
+    folders = [p.name for p in (tmp_path / "cache" / "tokens").iterdir()]
+    assert made.first.corpus.fingerprint in folders
+    assert len(folders) <= 1 + segmentation.KEPT
+
+
+def test_what_sampling_would_make_too_long_keeps_its_best_cut(tmp_path, bpe):
+    pairs = [("seven " * 5 + "seven", "eins"), ("one", "zwei")]
+    config = tiny_config(tmp_path)
+    longest = len(bpe.encode(pairs[0][0])) + 1
+    data = dataclasses.replace(
+        config.data, train=write_pairs(tmp_path, "long", pairs), subword_sampling=0.9,
+        max_len=longest,
+    )  # fmt: skip
+    corpora = sources.open_corpora(data, "train")
+    corpus = token_cache.tokenize_corpora(corpora, TokenizerPair(bpe, bpe), data, seed=3)
+    assert list(corpus.source[0]) == bpe.encode(pairs[0][0])
+    assert len(corpus.source[1]) > len(bpe.encode("one"))
+
+
+def test_what_goes_wrong_while_an_epoch_is_made_ends_the_run(run):
+    made, _ = segmentation.segment(*reordered(run))
+
+    def fail(number):
+        raise UserError(f"epoch {number} is damaged")
+
+    broken = segmentation.SampledSegmentations(made.first, fail, fail, 60)
+    source = loader.BatchSource(broken, IDS, 60)
+    with pytest.raises(UserError, match="epoch 1 is damaged"):
+        list(loader.load_batches(source, 0))
+
+
+def test_nothing_is_made_for_after_the_end(run):
+    made, _ = segmentation.segment(*reordered(run))
+    asked = []
+    period = int(np.ceil(made.first.plan.batches_per_epoch))
+    late = segmentation.SampledSegmentations(made.first, asked.append, asked.append, period)
+    assert late.at(period - 1) == (made.first, period - 1)
+    assert not asked
+
+
+def test_an_imported_tokenizer_is_refused(run):
+    config, corpora, tokenizers = run
+    vocabulary = {piece: i for i, piece in enumerate(["</s>", "<unk>", "<pad>", "▁one"])}
+    special = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
+    foreign = VocabularyTokenizer(tokenizers.source.model, vocabulary, special, 4)
+    with pytest.raises(UserError, match="cannot sample"):
+        segmentation.segment(corpora, TokenizerPair(foreign, foreign), config)
