@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import threading
 
 import numpy as np
@@ -40,7 +41,7 @@ def run(tmp_path, bpe):
 
 def test_a_merge_left_out_always_gives_letters_and_never_the_best_cut(bpe):
     texts = ["seven three", "acht", ""]
-    letters = [[p for p in text.replace(" ", "▁")] for text in ("▁seven▁three", "▁acht", "")]
+    letters = [list(text.replace(" ", "▁")) for text in ("▁seven▁three", "▁acht", "")]
     assert [bpe.pieces(ids) for ids in bpe.sample_batch(texts, 0.999999, 0)] == letters
     assert bpe.sample_batch(texts, 1e-9, 0) == bpe.encode_batch(texts)
 
@@ -90,7 +91,7 @@ def test_each_epoch_has_all_pairs_in_other_pieces_and_the_same_shape(run):
             assert tokenizers.decode(part.corpus.source[i]) == texts[i][0]
             assert tokenizers.decode(part.corpus.target[i]) == texts[i][1]
         pieces.append(part.corpus.target.tokens)
-    for earlier, later in zip(pieces, pieces[1:], strict=False):
+    for earlier, later in itertools.pairwise(pieces):
         assert not np.array_equal(earlier, later)
 
 
