@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from transformer_jax.config import ModelConfig
 from transformer_jax.ops import attention as attention_lib
 from transformer_jax.ops import positional
+from transformer_jax.ops.dense import dense, dense_general
 from transformer_jax.ops.dropout import dropout
 from transformer_jax.ops.masks import combine_masks, make_causal_mask, make_segment_mask
 
@@ -86,11 +87,11 @@ class HeadProjection(nn.Module):
 
 def project_heads(x: jax.Array, *projections: HeadProjection) -> list[jax.Array]:
     """`x` `[B, T, M]` under each projection, `[B, T, H, D]`, by one matrix product for all."""
-    # Stacked in front of the heads, which may be parted over devices.
-    kernel = jnp.stack([p.kernel for p in projections], axis=1)  # --> [M, n, H, D]
-    bias = jnp.stack([p.bias for p in projections])
-    out = jnp.einsum("btm,mnhd->btnhd", x, kernel.astype(x.dtype)) + bias.astype(x.dtype)
-    return [out[:, :, i] for i in range(len(projections))]
+    # Stacked behind the heads, which may be parted over devices.
+    kernel = jnp.stack([p.kernel for p in projections], axis=2)  # --> [M, H, n, D]
+    bias = jnp.stack([p.bias for p in projections], axis=1)
+    out = dense(x, kernel.astype(x.dtype)) + bias.astype(x.dtype)
+    return [out[..., i, :] for i in range(len(projections))]
 
 
 class MultiHeadAttention(nn.Module):
@@ -110,6 +111,7 @@ class MultiHeadAttention(nn.Module):
             self.config.d_model,
             axis=(-2, -1),
             dtype=compute_dtype(self.config),
+            dot_general=dense_general,
             kernel_init=with_axes(nn.initializers.xavier_uniform(), "heads", "kv", "embed"),
             bias_init=with_axes(nn.initializers.zeros, "embed"),
         )
@@ -179,16 +181,16 @@ class FeedForward(nn.Module):
     def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
         config, dtype = self.config, compute_dtype(self.config)
 
-        def dense(size: int, name: str, *axes: str) -> nn.Dense:
+        def layer(size: int, name: str, *axes: str) -> nn.Dense:
             return nn.Dense(
-                size, dtype=dtype, name=name,
+                size, dtype=dtype, name=name, dot_general=dense_general,
                 kernel_init=with_axes(nn.initializers.xavier_uniform(), *axes),
                 bias_init=with_axes(nn.initializers.zeros, axes[-1]),
             )  # fmt: skip
 
-        x = ACTIVATIONS[config.activation](dense(config.d_ff, "up", "embed", "mlp")(x))
+        x = ACTIVATIONS[config.activation](layer(config.d_ff, "up", "embed", "mlp")(x))
         x = Dropout(config.activation_dropout_rate)(x, deterministic)
-        return dense(config.d_model, "down", "mlp", "embed")(x)
+        return layer(config.d_model, "down", "mlp", "embed")(x)
 
 
 class _Layer(nn.Module):

@@ -33,18 +33,31 @@ def cross_entropy(
     """
     logits = logits.astype(jnp.float32)
     weights = weights.astype(jnp.float32)
-    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    classes = jnp.arange(logits.shape[-1])
+    return _sums(
+        normalizer=jax.nn.logsumexp(logits, axis=-1),
+        at_target=_pick(logits, classes == targets[..., None]),
+        largest=jnp.max(logits, axis=-1),
+        mean=jnp.mean(logits, axis=-1),
+        weights=weights,
+        label_smoothing=label_smoothing,
+    )
+
+
+def _pick(logits, chosen):
     # A masked sum and no gather, which would need all classes on one device.
-    chosen = jnp.arange(logits.shape[-1]) == targets[..., None]
-    at_target = jnp.sum(jnp.where(chosen, logits, 0.0), axis=-1)
+    return jnp.sum(jnp.where(chosen, logits, 0.0), axis=-1)
+
+
+def _sums(normalizer, at_target, largest, mean, weights, label_smoothing) -> LossSums:
+    """From what is known of each position's logits: logsumexp, the target's, maximum, mean."""
     nll = normalizer - at_target
-    smooth = normalizer - jnp.mean(logits, axis=-1)
+    smooth = normalizer - mean
     loss = (1.0 - label_smoothing) * nll + label_smoothing * smooth
-    correct = at_target >= jnp.max(logits, axis=-1)
     return LossSums(
         loss=jnp.sum(loss * weights),
         nll=jnp.sum(nll * weights),
-        correct=jnp.sum(correct * weights),
+        correct=jnp.sum((at_target >= largest) * weights),
         tokens=jnp.sum(weights),
     )
 
@@ -55,7 +68,7 @@ def projected_cross_entropy(
     targets: jax.Array,
     weights: jax.Array,
     label_smoothing: float = 0.0,
-    chunk_size: int = 1024,
+    chunk_size: int = 512,
     bias: jax.Array | None = None,
 ) -> LossSums:
     """`cross_entropy(hidden @ table.T + bias, …)` in memory `[chunk_size, V]`.
@@ -108,16 +121,29 @@ def _chunked_sums(hidden, table, bias, targets, weights, label_smoothing):
 def _forward(hidden, table, bias, targets, weights, label_smoothing):
     cast = table.astype(hidden.dtype)
     classes = jnp.arange(table.shape[0], dtype=targets.dtype)
+    # The mean of a position's logits is one more logit, of the mean class.
+    mean_row = jnp.mean(cast.astype(jnp.float32), axis=0)
+    mean_bias = 0.0 if bias is None else jnp.mean(bias)
 
     def add(carry, chunk):
         sums, table_grad, bias_grad = carry
         h, t, w = chunk
         logits = _logits(h, cast, bias)
-        new = cross_entropy(logits, t, w, label_smoothing)
+        largest = jnp.max(logits, axis=-1)
+        powers = jnp.exp(logits - largest[:, None])
+        total = jnp.sum(powers, axis=-1)
+        chosen = classes == t[:, None]
+        new = _sums(
+            normalizer=largest + jnp.log(total),
+            at_target=_pick(logits, chosen),
+            largest=largest,
+            mean=h.astype(jnp.float32) @ mean_row + mean_bias,
+            weights=w,
+            label_smoothing=label_smoothing,
+        )
         # d loss / d logits = softmax - (1 - ε) [class = target] - ε / V, times the weight.
-        grad = jax.nn.softmax(logits, axis=-1) - label_smoothing / table.shape[0]
-        grad = grad - (1.0 - label_smoothing) * (classes[None, :] == t[:, None])
-        grad = grad * w[:, None]
+        wanted = label_smoothing / len(classes) + jnp.where(chosen, 1.0 - label_smoothing, 0.0)
+        grad = powers * (w / total)[:, None] - wanted * w[:, None]
         bias_grad = jax.tree.map(lambda total: total + jnp.sum(grad, axis=0), bias_grad)
         grad = grad.astype(h.dtype)
         hidden_grad = jnp.einsum("nv,vm->nm", grad, cast)

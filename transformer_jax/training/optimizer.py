@@ -1,5 +1,6 @@
 """Learning-rate schedules and the Optax optimizer."""
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -36,24 +37,78 @@ def make_schedule(config: OptimizerConfig, d_model: int, num_steps: int) -> opta
 
 def make_optimizer(
     config: OptimizerConfig, schedule: optax.Schedule
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Adam, AdamW or Adafactor under `schedule`, after clipping by global norm where it is set.
+
+    `update` takes one argument more than Optax's, `good`: a boolean scalar, False where the step is
+    to change nothing; updates are then 0 and the state stays.
 
     `b1`, `b2` and `eps` are those of Adam and AdamW; Adafactor keeps its own constants. Weight
     decay is decoupled: the learning rate times `weight_decay` of each parameter, each step.
     """
     if config.name == "adafactor":
-        core = optax.chain(
-            optax.adafactor(learning_rate=None),  # the negative of its scaled gradient
-            optax.add_decayed_weights(-config.weight_decay),
-            optax.scale_by_schedule(schedule),
-        )
-    elif config.name == "adamw":
-        core = optax.adamw(
-            schedule, config.b1, config.b2, config.eps, weight_decay=config.weight_decay
+        core = _unless_bad(
+            optax.chain(
+                optax.adafactor(learning_rate=None),  # the negative of its scaled gradient
+                optax.add_decayed_weights(-config.weight_decay),
+                optax.scale_by_schedule(schedule),
+            )
         )
     else:
-        core = optax.adam(schedule, config.b1, config.b2, config.eps)
+        core = _adam(config, schedule)
     if config.clip_norm:
         return optax.chain(optax.clip_by_global_norm(config.clip_norm), core)
     return core
+
+
+def _adam(
+    config: OptimizerConfig, schedule: optax.Schedule
+) -> optax.GradientTransformationExtraArgs:
+    """Optax's `adam` or `adamw`, with its state, so that XLA writes moments where they lie.
+
+    Optax's, whose new moments and parameters all come from the old moments, makes XLA copy those.
+    """
+    b1, b2 = config.b1, config.b2
+    if config.name == "adamw":
+        like = optax.adamw(schedule, b1, b2, config.eps, weight_decay=config.weight_decay)
+    else:
+        like = optax.adam(schedule, b1, b2, config.eps)
+
+    def update(grads, state, params, *, good, **_):
+        adam, *middle, scheduled = state
+        count = adam.count + 1
+
+        def advance(m, g, decay):
+            return jnp.where(good, decay * m + (1.0 - decay) * g, m)
+
+        mu = jax.tree.map(lambda m, g: advance(m, g, b1), adam.mu, grads)
+        nu = jax.tree.map(lambda v, g: advance(v, g * g, b2), adam.nu, grads)
+        rate = jnp.where(good, schedule(scheduled.count), 0.0)
+        to_mean, to_variance = (1.0 / (1.0 - d ** count.astype(jnp.float32)) for d in (b1, b2))
+
+        def change(m, v, p):
+            m, v = jax.lax.optimization_barrier((m, v))
+            step = to_mean * m / (jnp.sqrt(to_variance * v) + config.eps)
+            if config.weight_decay:
+                step += config.weight_decay * p
+            return jnp.where(good, -rate * step, 0.0)
+
+        def counted(old):
+            return jnp.where(good, optax.safe_increment(old), old)
+
+        state = (
+            adam._replace(count=counted(adam.count), mu=mu, nu=nu), *middle,
+            scheduled._replace(count=counted(scheduled.count)),
+        )  # fmt: skip
+        return jax.tree.map(change, mu, nu, params), state
+
+    return optax.GradientTransformationExtraArgs(like.init, update)
+
+
+def _unless_bad(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    def update(grads, state, params, *, good, **_):
+        updates, new = tx.update(grads, state, params)
+        updates = jax.tree.map(lambda u: jnp.where(good, u, 0.0), updates)
+        return updates, jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)

@@ -113,8 +113,7 @@ class TrainStep:
         if state.usual_norm is not None:
             limit = self.config.train.skip_spikes * state.usual_norm
             good &= (num_updates < SPIKE_WARMUP) | (grad_norm <= limit)
-        new = self._update(state, grads, grad_norm, num_updates)
-        new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)
+        new: Any = self._update(state, grads, grad_norm, num_updates, good)
         metrics = {
             "loss_sum": sums.losses.loss,
             "correct_sum": sums.losses.correct,
@@ -125,18 +124,20 @@ class TrainStep:
         }
         return new.replace(step=state.step + 1), metrics
 
-    def _update(self, state, grads, grad_norm, num_updates) -> TrainState:
-        updates, opt_state = self.tx.update(grads, state.opt_state, state.params)
+    def _update(self, state, grads, grad_norm, num_updates, good) -> TrainState:
+        updates, opt_state = self.tx.update(grads, state.opt_state, state.params, good=good)
         params = optax.apply_updates(state.params, updates)
         count = num_updates.astype(jnp.float32)
         ema, usual_norm = state.ema, state.usual_norm
         if ema is not None:
             # Early on the average forgets faster, so that it does not remember the initialisation.
             decay = jnp.minimum(self.config.train.ema_decay, (1.0 + count) / (10.0 + count))
-            ema = jax.tree.map(lambda e, p: e + (1.0 - decay) * (p - e), ema, params)
+            forgotten = jnp.where(good, 1.0 - decay, 0.0)
+            ema = jax.tree.map(lambda e, p: e + forgotten * (p - e), ema, params)
         if usual_norm is not None:
             decay = jnp.minimum(SPIKE_DECAY, count / (1.0 + count))  # at first the plain mean
-            usual_norm = decay * usual_norm + (1.0 - decay) * grad_norm
+            new_norm = decay * usual_norm + (1.0 - decay) * grad_norm
+            usual_norm = jnp.where(good, new_norm, usual_norm)
         return TrainState(state.step, params, opt_state, ema, usual_norm)
 
 
