@@ -296,6 +296,82 @@ class FlaxExample(_Jax):
         return float(self.last["loss"][0] / self.last["denominator"][0])
 
 
+class OursOnCorpus(_Jax):
+    """A run's steps on its own batches, one after the other."""
+
+    def __init__(self, config: Config):
+        import tempfile
+
+        import jax
+        from etils import epath
+
+        from transformer_jax.data.loader import load_batches
+        from transformer_jax.training import setup
+        from transformer_jax.training.runners import make_runner
+
+        with tempfile.TemporaryDirectory() as folder:
+            config, data = setup.prepare(config, epath.Path(folder), lambda _: None)
+        self._runner = make_runner(config, jax.devices()[:1])
+        self._state = self._runner.init(0)
+        started = time.perf_counter()
+        self._runner.compile(data.shapes[0], self._state)
+        self.compile_seconds = time.perf_counter() - started
+        source = data.batches(config)
+        counts = [int(source[t]["loss_mask"].sum()) for t in range(50)]
+        self._useful = sum(counts) / len(counts)
+        self._batches = load_batches(source, 0)
+
+    def step(self) -> None:
+        self._state, self.last = self._runner.step(self._state, next(self._batches))
+
+    def useful_tokens(self) -> float:
+        """Target tokens of a step that are not padding, mean."""
+        return self._useful
+
+
+class FlaxOnCorpus(FlaxExample):
+    """Flax's example on a corpus that is packed as its pipeline packs: one after the other."""
+
+    def __init__(self, config: Config, folder: str, length: int):
+        import tempfile
+
+        from etils import epath
+
+        from transformer_jax.training import setup
+
+        with tempfile.TemporaryDirectory() as name:
+            config, data = setup.prepare(config, epath.Path(name), lambda _: None)
+        rows = config.data.batch_tokens // length
+        batch = packed_in_order(data.segmentations.first.corpus, rows, length)
+        self._useful = float((batch["targets"] > 0).sum())
+        super().__init__(Task(config.model, rows, length, length), folder, batch)
+
+    def useful_tokens(self) -> float:
+        return self._useful
+
+
+def packed_in_order(corpus: Any, rows: int, length: int) -> dict[str, np.ndarray]:
+    """A batch of rows that each take sentences, in a random order, until one does not fit."""
+    sides = {"inputs": corpus.source, "targets": corpus.target}
+    batch = {f"{side}{part}": np.zeros((rows, length), np.int32)
+             for side in sides for part in ("", "_position", "_segmentation")}  # fmt: skip
+    row, used, number = 0, dict.fromkeys(sides, 0), 0
+    for i in np.random.default_rng(0).permutation(len(corpus)):
+        ids = {side: np.append(tokens[i], 2)[:length] for side, tokens in sides.items()}
+        if any(used[side] + len(ids[side]) > length for side in sides):
+            row, used, number = row + 1, dict.fromkeys(sides, 0), 0
+            if row == rows:
+                return batch
+        number += 1
+        for side, own in ids.items():
+            place = slice(used[side], used[side] + len(own))
+            batch[side][row, place] = own
+            batch[f"{side}_position"][row, place] = np.arange(len(own))
+            batch[f"{side}_segmentation"][row, place] = number
+            used[side] += len(own)
+    raise ValueError(f"the corpus does not fill {rows} rows of {length}")
+
+
 def _import_example(folder: str) -> tuple[Any, Any]:
     """`train.py` and `models.py` there; what else `train.py` imports is not needed for its step."""
     importlib.import_module("flax.training.checkpoints")  # looks for the real TensorFlow

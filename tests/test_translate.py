@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import digit_pairs
-from transformer_jax import evaluation
+from transformer_jax import corpus_metrics, evaluation
 from transformer_jax.decoding import batching
 from transformer_jax.decoding.job import Job
 from transformer_jax.errors import UserError
@@ -184,7 +184,7 @@ def test_evaluation_counts_every_sentence(translator):
 
 def test_corpus_scores_are_sacrebleus_with_signatures():
     references = ["The cat sat on the mat today.", "A dog runs."]
-    scores = evaluation.corpus_scores(references, references)
+    scores = corpus_metrics.corpus_scores(references, references)
     assert scores["bleu"] == pytest.approx(100)
     assert scores["chrf"] == pytest.approx(100)
     assert scores["exact_match"] == 100
@@ -192,8 +192,8 @@ def test_corpus_scores_are_sacrebleus_with_signatures():
     assert "tok:13a" in scores["bleu_signature"]
     assert "nc:6" in scores["chrf_signature"]
     # By hand: 5 of 6 words, 3 of 5 pairs, 2 of 4 triples and 1 of 3 quadruples match.
-    worse = evaluation.corpus_scores(["the cat sat on a mat"], ["the cat sat on the mat"])
+    worse = corpus_metrics.corpus_scores(["the cat sat on a mat"], ["the cat sat on the mat"])
     assert worse["bleu"] == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
     assert worse["exact_match"] == 0
-    cased = evaluation.corpus_scores([r.lower() for r in references], references)
+    cased = corpus_metrics.corpus_scores([r.lower() for r in references], references)
     assert cased["bleu"] < 100

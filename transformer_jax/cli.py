@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import difflib
 import itertools
-import json
 import logging
 import os
 import sys
@@ -19,7 +18,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from transformer_jax import process_flags
-from transformer_jax.config import Config, DataConfig
+from transformer_jax.config import Config
 from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
@@ -217,59 +216,18 @@ def _load_translator(ensemble: Sequence[tuple[str, str]] = ()) -> Any:
 
 
 def _define_eval(argv: list[str]) -> list[str]:
+    from transformer_jax import eval_command
+
     _define_reading(argv)
-    flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "Which data to score.")
-    flags.DEFINE_string("json", None, "Also write the scores to this file.")
-    flags.DEFINE_string("output", None, "Also write the translations to this file, one a line.")
-    process_flags.define()
+    eval_command.define_flags()
     return argv
 
 
 def _eval() -> None:
-    from transformer_jax import evaluation, processes
-    from transformer_jax.data import sources
-    from transformer_jax.decode_command import as_line, writing
+    from transformer_jax import eval_command
 
     process_flags.connect(saves=False)
-    with contextlib.ExitStack() as files:
-        # Opened first: a path that cannot be written should not cost an evaluation.
-        outs = {name: files.enter_context(writing(FLAGS[name].value))
-                for name in ("json", "output")
-                if FLAGS[name].value and processes.is_primary()}  # fmt: skip
-        translator = _load_translator()
-        data = translator.config.data
-        pairs = [p for corpus in sources.open_corpora(data, FLAGS.split) for p in corpus.read()]
-        scores, outputs = evaluation.evaluate(
-            translator.engine, translator.params, pairs, translator.config.decode
-        )
-        result = {
-            **dataclasses.asdict(scores),
-            "checkpoint_step": translator.checkpoint_step,
-            "split": FLAGS.split,
-        }
-        if processes.is_primary():
-            _print_scores(result, data)
-        if "json" in outs:
-            outs["json"].write(json.dumps(result, indent=2) + "\n")
-        if "output" in outs:
-            outs["output"].writelines(as_line(output.text) for output in outputs)
-
-
-def _print_scores(result: dict[str, Any], data: DataConfig) -> None:
-    from transformer_jax.evaluation import NO_FOUR_WORDS
-
-    print(
-        f"{FLAGS.split}, {data.source_lang} -> {data.target_lang}, "
-        f"{result['num_sentences']} sentences, checkpoint of step {result['checkpoint_step']}"
-    )
-    print(f"BLEU            {result['bleu']:.2f}  {result['bleu_signature']}")
-    if not result["bleu"] and result["exact_match"]:
-        print(f"                ({NO_FOUR_WORDS})")
-    print(f"chrF            {result['chrf']:.2f}  {result['chrf_signature']}")
-    print(f"exact match     {result['exact_match']:.2f}%")
-    print(f"loss            {result['loss']:.4f} nats a token, "
-          f"perplexity {result['perplexity']:.3f}")  # fmt: skip
-    print(f"token accuracy  {result['token_accuracy']:.2f}%")
+    eval_command.evaluate(_load_translator())
 
 
 def _define_decode(argv: list[str]) -> list[str]:

@@ -79,6 +79,7 @@ class DataConfig:
     tokenizer_model: str = ""  # an existing SentencePiece model, or "SOURCE,TARGET"
     shared_vocab: bool = True
     lowercase: bool = False
+    pretokenized: bool = False  # words are set apart already: BLEU takes them as they stand
     byte_fallback: bool = True
     # Each epoch cuts words anew. bpe: chance that a merge is left out; unigram: smoothing alpha
     subword_sampling: float = 0.0  # 0: off

@@ -1,19 +1,15 @@
-"""Corpus scores by sacreBLEU, with signatures, and the evaluation of a model on sentence pairs."""
+"""The evaluation of a model on sentence pairs."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
-
 from transformer_jax import processes
 from transformer_jax.config import DecodeConfig
+from transformer_jax.corpus_metrics import corpus_scores
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.job import Translation
-
-NO_FOUR_WORDS = "BLEU is 0 because no output shares four words in a row with its reference."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,29 +25,6 @@ class Evaluation:
     chrf: float
     chrf_signature: str
     num_sentences: int
-
-
-def corpus_scores(
-    hypotheses: Sequence[str], references: Sequence[str], target_lang: str = ""
-) -> dict[str, float | str]:
-    """BLEU (cased, 13a; `zh` for Chinese) and chrF on untouched references, and exact match.
-
-    Returns:
-      bleu, bleu_signature, chrf, chrf_signature, exact_match (percent).
-    """
-    bleu = BLEU(trg_lang=target_lang if target_lang == "zh" else "")
-    chrf = CHRF()
-    hypotheses, references = list(hypotheses), list(references)
-    equal = sum(h == r for h, r in zip(hypotheses, references, strict=True))
-    scores: dict[str, float | str] = {
-        "bleu": bleu.corpus_score(hypotheses, [references]).score,
-        "chrf": chrf.corpus_score(hypotheses, [references]).score,
-        "exact_match": 100.0 * equal / max(len(references), 1),
-    }
-    # A metric knows its signature only after it has scored.
-    scores["bleu_signature"] = str(bleu.get_signature())
-    scores["chrf_signature"] = str(chrf.get_signature())
-    return scores
 
 
 def evaluate(
@@ -77,8 +50,9 @@ def evaluate(
     tokens = sum(pair.num_tokens for pair in scored)
     loss = -sum(pair.log_prob for pair in scored) / tokens
     outputs = processes.unite([best[0] for best in engine.translate(params, sources, decode)])
+    data = engine.config.data
     scores: dict[str, Any] = corpus_scores(
-        [output.text for output in outputs], references, engine.config.data.target_lang
+        [output.text for output in outputs], references, data.target_lang, data.pretokenized
     )
     evaluation = Evaluation(
         loss=loss,

@@ -15,8 +15,9 @@ import transformer_jax
 from transformer_jax import workdir as workdir_lib
 from transformer_jax.api import Translator
 from transformer_jax.config import Config
+from transformer_jax.corpus_metrics import NO_FOUR_WORDS
 from transformer_jax.errors import UserError
-from transformer_jax.evaluation import NO_FOUR_WORDS, Evaluation
+from transformer_jax.evaluation import Evaluation
 from transformer_jax.plotting import collect, figures
 from transformer_jax.workdir import write_atomically
 

@@ -1,0 +1,224 @@
+"""Times the training step beside Hugging Face's Marian in torch and Flax's `examples/wmt`.
+
+    pip install 'torch==2.13.0' transformers
+    pip download --no-deps --no-binary :all: flax==0.12.8 && tar xf flax-0.12.8.tar.gz
+    python benchmarks/train_step.py --peers=transformers,flax \
+        --flax_example=flax-0.12.8/examples/wmt --json=docs/benchmarks/train_step_cpu.json
+    python benchmarks/train_step.py --peers=transformers --sizes=base,big --vocab_size=32000 \
+        --batch_tokens=25000,100000 --length=64 --dtype=bfloat16 \
+        --json=docs/benchmarks/train_step_gpu.json                             # on a GPU
+    python benchmarks/train_step.py --peers=flax --flax_example=… --corpus=multi30k/train
+
+Every engine has the same sizes, tokens, dropout and label smoothing, a process of its own, and its
+turn in every round; times are medians over the rounds. All sentences are equally long, nothing is
+padding. With `--corpus` batches are real ones: ours come through the loader, those of Flax's
+example are packed as its pipeline packs, ahead of time; only tokens that are not padding count.
+"""
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import train_step_workers as workers_lib
+from absl import app, flags
+from processes import Worker
+
+from transformer_jax.config import Config, ModelConfig
+from transformer_jax.data.batch_plan import BatchShape
+from transformer_jax.training.dry_run import model_flops
+
+FLAGS = flags.FLAGS
+PEERS = ("transformers", "flax")
+
+
+def model(size: str, vocab_size: int) -> ModelConfig:
+    """Sizes by name; `small` is that of Multi30k's recipes, with a wider feed-forward block."""
+    fields: dict[str, dict[str, int]] = {
+        "base": {},
+        "big": {"d_model": 1024, "num_heads": 16, "d_ff": 4096},
+        "small": {"num_encoder_layers": 4, "num_decoder_layers": 4, "d_model": 128, "d_ff": 512},
+        "tiny": {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 16, "d_ff": 32,
+                 "num_heads": 2},
+    }  # fmt: skip
+    return ModelConfig(
+        source_vocab_size=vocab_size, target_vocab_size=vocab_size, decoder_start_id=1,
+        **fields[size],  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def start(task: workers_lib.Task) -> dict[str, Worker]:
+    """A worker for each engine; each has run its first steps."""
+    found = {
+        "ours": Worker(workers_lib.Ours, task),
+        "ours, data loading included": Worker(
+            workers_lib.Ours, dataclasses.replace(task, loading=True)
+        ),
+    }
+    if "transformers" in FLAGS.peers:
+        found["torch"] = Worker(workers_lib.Torch, task)
+        found["torch.compile"] = Worker(workers_lib.Torch, task, True)
+    if "flax" in FLAGS.peers:
+        found["flax example"] = Worker(workers_lib.FlaxExample, task, FLAGS.flax_example)
+    return found
+
+
+def measure(workers: dict[str, Worker], tokens: float, flops: float, dtype: str) -> list[dict]:
+    """One row an engine.
+
+    Args:
+      workers: engines that are ready.
+      tokens: target tokens of a step that are not padding.
+      flops: of the model, a step.
+      dtype: of the products whose rate is measured beside them.
+    """
+    times: dict[str, list[float]] = {name: [] for name in workers}
+    rates: list[float] = []
+    meters = [w for name, w in workers.items() if name in ("ours", "torch")]
+    for worker in workers.values():
+        worker.call("run", 2)
+    for _ in range(FLAGS.rounds):
+        rates.append(max(meter.call("matmul_rate", dtype) for meter in meters))
+        for name, worker in workers.items():
+            times[name].append(worker.call("run", FLAGS.steps))
+    rate = statistics.median(rates)
+    rows = []
+    for name, worker in workers.items():
+        seconds = statistics.median(times[name])
+        rows.append({
+            "engine": name, "target_tokens_per_second": tokens / seconds,
+            "step_seconds": times[name], "share_of_matmul_rate": flops / seconds / rate,
+            "matmul_flops_per_second": rate, "loss": worker.call("loss"), **worker.call("about"),
+        })  # fmt: skip
+    return rows
+
+
+def print_rows(rows: list[dict]) -> None:
+    ours = rows[0]["target_tokens_per_second"]
+    for row in rows:
+        speed = row["target_tokens_per_second"]
+        print(
+            f"  {row['engine']:<28} {speed:10,.0f} target tokens/s   ours is {ours / speed:4.2f} "
+            f"times as fast   {100 * row['share_of_matmul_rate']:3.0f}% of "
+            f"{row['matmul_flops_per_second'] / 1e9:,.0f} GFLOP/s   "
+            f"{row['peak_bytes'] / 2**20:7,.0f} MiB   first step {row['compile_seconds']:.0f} s",
+            flush=True,
+        )
+
+
+def compare_equal_lengths(size: str, vocab_size: int, rows: int) -> dict[str, Any]:
+    """Engines on sentences of `--length` pieces each side."""
+    task = workers_lib.Task(
+        model(size, vocab_size), rows, FLAGS.length, FLAGS.length, FLAGS.dtype,
+    )  # fmt: skip
+    print(f"{size}, {vocab_size:,} pieces, {rows} x ({FLAGS.length} + {FLAGS.length}), "
+          f"{FLAGS.dtype}", flush=True)  # fmt: skip
+    workers = start(task)
+    shape = BatchShape(rows, FLAGS.length, FLAGS.length)
+    flops = model_flops(workers_lib.ours(task), shape)
+    found = measure(workers, task.target_tokens, flops, FLAGS.dtype)
+    for worker in workers.values():
+        worker.close()
+    print_rows(found)
+    return {"size": size, "vocab_size": vocab_size, "shape": dataclasses.astuple(shape),
+            "dtype": FLAGS.dtype, "engines": found}  # fmt: skip
+
+
+def compare_on_corpus(size: str, vocab_size: int, prefix: str) -> dict[str, Any]:
+    """Ours, packed and loaded as a run would, and Flax's example, packed as it packs."""
+    config = corpus_config(size, vocab_size, prefix)
+    tokens = config.data.batch_tokens
+    print(f"{size}, {vocab_size:,} pieces, {prefix}, {tokens} target positions a step", flush=True)
+    workers = {"ours, data loading included": Worker(workers_lib.OursOnCorpus, config)}
+    for length in (256, config.data.max_len) if "flax" in FLAGS.peers else ():
+        workers[f"flax example, rows of {length}"] = Worker(
+            workers_lib.FlaxOnCorpus, config, FLAGS.flax_example, length
+        )
+    times: dict[str, list[float]] = {name: [] for name in workers}
+    useful = {name: worker.call("useful_tokens") for name, worker in workers.items()}
+    for worker in workers.values():
+        worker.call("run", 2)
+    for _ in range(FLAGS.rounds):
+        for name, worker in workers.items():
+            times[name].append(worker.call("run", FLAGS.steps))
+    found = []
+    for name, worker in workers.items():
+        speed = useful[name] / statistics.median(times[name])
+        found.append({"engine": name, "useful_tokens_a_step": useful[name],
+                      "useful_target_tokens_per_second": speed, "step_seconds": times[name],
+                      **worker.call("about")})  # fmt: skip
+        ours = found[0]["useful_target_tokens_per_second"]
+        print(f"  {name:<28} {speed:10,.0f} useful target tokens/s   ours is {ours / speed:.2f} "
+              f"times as fast   {useful[name]:,.0f} a step", flush=True)  # fmt: skip
+        worker.close()
+    return {"size": size, "vocab_size": vocab_size, "corpus": Path(prefix).name, "engines": found}
+
+
+def corpus_config(size: str, vocab_size: int, prefix: str) -> Config:
+    config = Config()
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(
+            model(size, 0), dtype=FLAGS.dtype, max_len=128, decoder_start_id=-1
+        ),
+        data=dataclasses.replace(
+            config.data, source="files", train=prefix, vocab_size=vocab_size, tokenizer="bpe",
+            max_len=64, batch_tokens=4096,
+        ),
+        train=dataclasses.replace(config.train, eval_every_steps=0),
+    )  # fmt: skip
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # as the commands set it
+    if unknown := set(FLAGS.peers) - set(PEERS):
+        raise app.UsageError(f"--peers={','.join(unknown)}: there are {', '.join(PEERS)}.")
+    if "transformers" in FLAGS.peers and not importlib.util.find_spec("transformers"):
+        raise app.UsageError("transformers is not installed (--peers).")
+    if "flax" in FLAGS.peers and not (Path(FLAGS.flax_example) / "models.py").exists():
+        raise app.UsageError("--peers=flax needs --flax_example: a copy of Flax's examples/wmt.")
+    result: dict[str, Any] = {
+        "command": " ".join(["python", *sys.argv]), "python": platform.python_version(),
+        "machine": platform.machine(), "cpu": cpu_name(), "cpus": os.cpu_count(),
+        "versions": {name: importlib.metadata.version(name) for name in
+                     ("jax", "flax", "torch", "transformers") if importlib.util.find_spec(name)},
+        "rounds": FLAGS.rounds, "steps": FLAGS.steps, "tables": [],
+    }  # fmt: skip
+    for size in FLAGS.sizes:
+        vocab_size = FLAGS.vocab_size or {"small": 8_000}.get(size, 16_000)
+        if FLAGS.corpus:
+            result["tables"].append(compare_on_corpus(size, vocab_size, FLAGS.corpus))
+            continue
+        for tokens in map(int, FLAGS.batch_tokens):
+            rows = tokens // FLAGS.length
+            result["tables"].append(compare_equal_lengths(size, vocab_size, rows))
+    if FLAGS.json:
+        Path(FLAGS.json).write_text(json.dumps(result, indent=1) + "\n")
+
+
+def cpu_name() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), "")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_list("peers", ["transformers"], f"Which to compare with: {', '.join(PEERS)}.")
+    flags.DEFINE_string("flax_example", "", "A copy of Flax's examples/wmt.")
+    flags.DEFINE_list("sizes", ["base", "small"], "base, big, small, tiny.")
+    flags.DEFINE_integer("vocab_size", 0, "Pieces; 0: 16,000, of small 8,000.")
+    flags.DEFINE_list("batch_tokens", ["2048"], "Target tokens of a step.")
+    flags.DEFINE_integer("length", 32, "Pieces of every source and target sentence.")
+    flags.DEFINE_string("dtype", "float32", "Of the computation: float32 or bfloat16.")
+    flags.DEFINE_string("corpus", "", "Prefix of parallel text, for batches of real lengths.")
+    flags.DEFINE_integer("rounds", 7, "Turns of every engine.")
+    flags.DEFINE_integer("steps", 4, "Steps of a turn.")
+    flags.DEFINE_string("json", "", "Also write the result to this file.")
+    app.run(main)

@@ -1,0 +1,162 @@
+"""Scores of translations as text, by sacreBLEU, each with its signature."""
+
+import dataclasses
+import importlib.util
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.significance import PairedTest
+
+from transformer_jax.errors import UserError
+
+NO_FOUR_WORDS = "BLEU is 0 because no output shares four words in a row with its reference."
+BOOTSTRAP_SAMPLES = 1000
+MIN_SENTENCES = 100  # below, resampling tells nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class ConventionScore:
+    """BLEU of the same translations under one convention; None where it cannot be computed."""
+
+    name: str
+    bleu: float | None
+    signature: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Two systems on the same sentences, by paired bootstrap resampling (Koehn 2004).
+
+    `interval` is half of the 95% confidence interval; `p_value` the chance of a difference as large
+    where the systems are equally good.
+    """
+
+    metric: str
+    score: float
+    interval: float
+    other_score: float
+    other_interval: float
+    p_value: float
+    signature: str
+
+
+def corpus_scores(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    target_lang: str = "",
+    tokenized: bool = False,
+) -> dict[str, float | str]:
+    """BLEU and chrF on untouched references, cased, and exact match.
+
+    BLEU takes words by `13a`, for Chinese by `zh`, and as they stand where the text is tokenised.
+
+    Returns:
+      bleu, bleu_signature, chrf, chrf_signature, exact_match (percent).
+    """
+    bleu, chrf = _bleu(target_lang, tokenized), CHRF()
+    hypotheses, references = list(hypotheses), list(references)
+    equal = sum(h == r for h, r in zip(hypotheses, references, strict=True))
+    scores: dict[str, float | str] = {
+        "bleu": bleu.corpus_score(hypotheses, [references]).score,
+        "chrf": chrf.corpus_score(hypotheses, [references]).score,
+        "exact_match": 100.0 * equal / max(len(references), 1),
+    }
+    # A metric knows its signature only after it has scored.
+    scores["bleu_signature"] = str(bleu.get_signature())
+    scores["chrf_signature"] = str(chrf.get_signature())
+    return scores
+
+
+def _bleu(target_lang: str, tokenized: bool) -> BLEU:
+    if tokenized:
+        return BLEU(tokenize="none", force=True)  # which says that the text looks tokenised
+    return BLEU(trg_lang=target_lang if target_lang == "zh" else "")
+
+
+def conventions(
+    hypotheses: Sequence[str], references: Sequence[str], target_lang: str, tokenized: bool = False
+) -> list[ConventionScore]:
+    """BLEU of the same translations in every convention that papers use.
+
+    Text that is not tokenised yet becomes so by Moses' rules, punctuation normalised first: both
+    hypotheses and references, for the conventions that are about tokenised text.
+
+    Args:
+      hypotheses, references: in the same order.
+      target_lang: code of their language.
+      tokenized: they are tokenised already.
+    """
+    pair = [list(hypotheses), list(references)]
+    found = [
+        _score("13a, cased", pair, tokenize="13a", force=tokenized),
+        _score("intl, cased", pair, tokenize="intl", force=tokenized),
+        _score("intl, lower-cased", pair, tokenize="intl", lowercase=True, force=tokenized),
+    ]
+    names = ("tokenised, cased", "tokenised, lower-cased", "tokenised, compounds split")
+    if not tokenized and not importlib.util.find_spec("sacremoses"):
+        why = "needs sacremoses (pip install sacremoses)"
+        return found + [ConventionScore(name, None, why) for name in names]
+    split = _moses(target_lang) if not tokenized else str
+    cased = [[split(text) for text in texts] for texts in pair]
+    # Lower-cased before, as abbreviations are told by it: so Multi30k's published form was made.
+    lower = [[split(text.lower()) for text in texts] for texts in pair]
+    apart = [[split_compounds(text) for text in texts] for texts in cased]
+    for name, texts in zip(names, (cased, lower, apart), strict=True):
+        found.append(_score(name, texts, tokenize="none", force=True))
+    return found
+
+
+def _score(name: str, pair: list[list[str]], **settings: Any) -> ConventionScore:
+    metric = BLEU(**settings)
+    score = metric.corpus_score(pair[0], [pair[1]]).score
+    return ConventionScore(name, score, str(metric.get_signature()))
+
+
+def _moses(language: str) -> Callable[[str], str]:
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
+    normalizer, tokenizer = MosesPunctNormalizer(language), MosesTokenizer(language)
+    return lambda text: tokenizer.tokenize(normalizer.normalize(text), return_str=True)
+
+
+def split_compounds(text: str) -> str:
+    """Hyphens within words as words of their own, as tensor2tensor's `get_ende_bleu.sh` has it."""
+    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", text)
+
+
+def compare(
+    hypotheses: Sequence[str],
+    others: Sequence[str],
+    references: Sequence[str],
+    target_lang: str = "",
+    tokenized: bool = False,
+) -> list[Comparison]:
+    """Whether one system's BLEU and chrF differ from another's by more than chance.
+
+    Raises:
+      UserError: where there are too few sentences for it.
+    """
+    if len(references) < MIN_SENTENCES:
+        raise UserError(
+            f"--compare needs at least {MIN_SENTENCES} sentences, here are {len(references)}: "
+            "what is resampled from fewer tells nothing."
+        )
+    metrics: Mapping = {"BLEU": _bleu(target_lang, tokenized), "chrF": CHRF()}
+    # The test takes its first system as what the others are compared with.
+    systems: list[tuple[str, Sequence[str]]] = [("other", list(others)), ("this", list(hypotheses))]
+    test = PairedTest(
+        systems, metrics, [list(references)], test_type="bs", n_samples=BOOTSTRAP_SAMPLES, n_jobs=1
+    )
+    signatures, scores = test()
+    rows: dict[str, Any] = {name: row for name, row in scores.items() if name in signatures}
+    return [
+        Comparison(
+            name,
+            *map(float, (this.score, this.ci, other.score, other.ci, this.p_value)),
+            str(signatures[name]),
+        )
+        for name, (other, this) in rows.items()
+    ]
