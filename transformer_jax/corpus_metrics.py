@@ -154,9 +154,13 @@ def compare(
     rows: dict[str, Any] = {name: row for name, row in scores.items() if name in signatures}
     return [
         Comparison(
-            name,
-            *map(float, (this.score, this.ci, other.score, other.ci, this.p_value)),
-            str(signatures[name]),
+            metric=name,
+            score=float(this.score),
+            interval=float(this.ci),
+            other_score=float(other.score),
+            other_interval=float(other.ci),
+            p_value=float(this.p_value),
+            signature=str(signatures[name]),
         )
         for name, (other, this) in rows.items()
     ]
