@@ -41,6 +41,7 @@ def get_config() -> Config:
             vocab_size=10_000,
             tokenizer="bpe",
             byte_fallback=False,
+            pretokenized=True,
             max_len=64,
             batch_tokens=4096,
         ),
