@@ -93,6 +93,49 @@ def test_adam_and_clipping_by_hand():
     np.testing.assert_allclose(params, want, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+@pytest.mark.parametrize("clip_norm", [0.0, 0.5])
+def test_adam_is_optaxs_and_keeps_its_state(name, clip_norm):
+    config = OptimizerConfig(name=name, schedule="linear", learning_rate=0.1, warmup_steps=2,
+                             weight_decay=0.3 if name == "adamw" else 0.0,
+                             clip_norm=clip_norm)  # fmt: skip
+    schedule = make_schedule(config, 8, 10)
+    theirs = getattr(optax, name)(
+        schedule, config.b1, config.b2, config.eps,
+        **({"weight_decay": 0.3} if name == "adamw" else {}),
+    )  # fmt: skip
+    if clip_norm:
+        theirs = optax.chain(optax.clip_by_global_norm(clip_norm), theirs)
+    ours = make_optimizer(config, schedule)
+    params = {"a": jnp.arange(3.0), "b": jnp.ones((2, 2))}
+    want, got = params, params
+    their_state, our_state = theirs.init(params), ours.init(params)
+    for step in range(4):
+        grads = jax.tree.map(lambda p, s=step: jnp.cos(p * (s + 1)) * 3.0, want)
+        updates, their_state = theirs.update(grads, their_state, want)
+        want = optax.apply_updates(want, updates)
+        updates, our_state = ours.update(grads, our_state, got, good=jnp.bool_(True))
+        got = optax.apply_updates(got, updates)
+        for a, b in zip(jax.tree.leaves((got, our_state)), jax.tree.leaves((want, their_state)),
+                        strict=True):  # fmt: skip
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    assert jax.tree.structure(our_state) == jax.tree.structure(their_state)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "adafactor"])
+def test_a_bad_step_changes_nothing(name):
+    decay = 0.0 if name == "adam" else 0.1
+    config = OptimizerConfig(name=name, schedule="constant", warmup_steps=1, weight_decay=decay,
+                             clip_norm=1.0)  # fmt: skip
+    tx = make_optimizer(config, make_schedule(config, 8, 10))
+    params = {"a": jnp.arange(3.0)}
+    _, state = tx.update({"a": jnp.ones(3)}, tx.init(params), params, good=jnp.bool_(True))
+    bad = {"a": jnp.array([jnp.nan, jnp.inf, 1.0])}
+    updates, after = tx.update(bad, state, params, good=jnp.bool_(False))
+    np.testing.assert_array_equal(updates["a"], 0.0)
+    jax.tree.map(np.testing.assert_array_equal, after, state)
+
+
 # --- Whole runs ----------------------------------------------------------------------------------
 
 

@@ -40,8 +40,8 @@ def make_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Adam, AdamW or Adafactor under `schedule`, after clipping by global norm where it is set.
 
-    `update` takes one argument more than Optax's, `good`: a boolean scalar, False where the step is
-    to change nothing; updates are then 0 and the state stays.
+    `update` needs the parameters, and takes one argument more than Optax's: `good`, a boolean
+    scalar, False where the step is to change nothing; updates are then 0 and the state stays.
 
     `b1`, `b2` and `eps` are those of Adam and AdamW; Adafactor keeps its own constants. Weight
     decay is decoupled: the learning rate times `weight_decay` of each parameter, each step.
@@ -74,7 +74,7 @@ def _adam(
     else:
         like = optax.adam(schedule, b1, b2, config.eps)
 
-    def update(grads, state, params, *, good, **_):
+    def update(grads, state, params, *, good=True, **_):
         adam, *middle, scheduled = state
         count = adam.count + 1
 
@@ -106,7 +106,7 @@ def _adam(
 
 
 def _unless_bad(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    def update(grads, state, params, *, good, **_):
+    def update(grads, state, params, *, good=True, **_):
         updates, new = tx.update(grads, state, params)
         updates = jax.tree.map(lambda u: jnp.where(good, u, 0.0), updates)
         return updates, jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)
