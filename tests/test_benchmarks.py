@@ -1,10 +1,14 @@
-"""What the attention benchmark counts, and the table it makes of what it measured."""
+"""What benchmarks count and compare, and the tables they make of what they measured."""
 
 import attention_report
 import attention_workers
 import numpy as np
 import pytest
+import train_step_workers
 from attention_workers import Problem
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
 
 
 def problem(case, which="forward", batch=2, length=96):
@@ -61,3 +65,42 @@ def test_the_report_says_how_many_times_the_peers_speed():
     text = attention_report.table({"rows": rows, "memory": []})
     assert "2.000 ms (1.50x)" in text
     assert "3.000 ms (" not in text
+
+
+def test_flaxs_example_gets_its_rows_packed_in_order():
+    lengths = np.array([2, 3, 1, 4, 2, 2, 3, 1])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    tokens = np.arange(10, 10 + offsets[-1])
+    side = TokenizedSide(tokens, offsets)
+    corpus = TokenizedCorpus(side, side, (len(lengths),), "")
+    batch = train_step_workers.packed_in_order(corpus, 2, 8)
+    order = np.random.default_rng(0).permutation(len(lengths))
+    rows, row = [], []
+    for i in order:
+        sentence = [*corpus.source[i], 2]
+        if len(row) + len(sentence) > 8:
+            rows.append(row)
+            row = []
+        row = row + sentence
+    for got, want in zip(batch["inputs"], rows, strict=False):
+        np.testing.assert_array_equal(got, want + [0] * (8 - len(want)))
+    np.testing.assert_array_equal(batch["inputs"], batch["targets"])
+    ends = batch["inputs"] == 2
+    numbers = np.cumsum(ends, axis=1) - ends + 1
+    np.testing.assert_array_equal(
+        batch["inputs_segmentation"], np.where(batch["inputs"], numbers, 0)
+    )
+    # A position restarts behind each end symbol.
+    starts = batch["inputs_position"] == 0
+    np.testing.assert_array_equal(starts[:, 1:], ends[:, :-1] | (batch["inputs"][:, 1:] == 0))
+
+
+def test_steps_are_timed_with_batches_without_padding():
+    model = ModelConfig(num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=8, num_heads=2,
+                        source_vocab_size=20, target_vocab_size=20, decoder_start_id=1)  # fmt: skip
+    task = train_step_workers.Task(model, rows=3, source_len=7, target_len=5)
+    batch = next(train_step_workers._loaded(train_step_workers.ours(task), task))
+    assert batch["inputs"].shape == (3, 7)
+    assert batch["targets"].shape == (3, 5)
+    assert batch["loss_mask"].all()
+    assert batch["inputs_segment_ids"].all()
