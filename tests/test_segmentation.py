@@ -110,6 +110,17 @@ def test_a_batch_is_found_without_those_before_it(run):
         np.testing.assert_array_equal(fresh.pairs(t), straight.pairs(t))
 
 
+def test_epochs_differ_in_order_where_their_pieces_do_not(run):
+    config, corpora, tokenizers = run
+    data = dataclasses.replace(config.data, subword_sampling=1e-9)
+    config = dataclasses.replace(config, data=data)
+    made, _ = segmentation.segment(corpora, tokenizers, config)
+    period = int(np.ceil(made.first.plan.batches_per_epoch))
+    source = loader.BatchSource(made, IDS, 60)
+    first, second = source.pairs(0), source.pairs(period)
+    assert len(np.intersect1d(first, second)) < 0.5 * len(first)
+
+
 def test_the_seed_of_the_run_makes_other_pieces(run):
     config, corpora, tokenizers = run
     other = dataclasses.replace(config, seed=1)

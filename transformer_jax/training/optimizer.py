@@ -91,7 +91,7 @@ def _adam(
             step = to_mean * m / (jnp.sqrt(to_variance * v) + config.eps)
             if config.weight_decay:
                 step += config.weight_decay * p
-            return jnp.where(good, -rate * step, 0.0)
+            return -rate * step
 
         def counted(old):
             return jnp.where(good, optax.safe_increment(old), old)
