@@ -17,6 +17,7 @@ from absl import app, flags
 
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.data import batch_plan, loader
+from transformer_jax.data.pair_selection import select_pairs
 from transformer_jax.data.segmentation import Segmentation
 from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
 
@@ -47,7 +48,7 @@ def loading_rate(batching: str) -> float:
     """Target tokens a second through plan, arrays and Grain; median of `REPEATS`."""
     corpus = synthetic_corpus(100_000)
     config = Config(data=DataConfig(batching=batching, batch_tokens=4096))
-    selection = batch_plan.select_pairs(corpus.source.lengths, corpus.target.lengths, 256)
+    selection = select_pairs(corpus.source.lengths, corpus.target.lengths, 256)
     plan = batch_plan.make_plan(selection, config)
     source = loader.BatchSource(Segmentation(corpus, plan), loader.SpecialIds(0, 2, 0, 2, 1), 300)
     rates = []
@@ -63,7 +64,7 @@ def main(argv: list[str]) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     lengths = synthetic_lengths(_PAIRS.value)
     started = time.perf_counter()
-    selection = batch_plan.select_pairs(*lengths, 256)
+    selection = select_pairs(*lengths, 256)
     plan = batch_plan.make_plan(selection, Config())
     seconds = time.perf_counter() - started
     megabytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024

@@ -31,7 +31,7 @@ from absl import app, flags
 from processes import Worker
 
 from transformer_jax.config import Config, ModelConfig
-from transformer_jax.data.batch_plan import BatchShape
+from transformer_jax.data.placement import BatchShape
 from transformer_jax.training.dry_run import model_flops
 
 FLAGS = flags.FLAGS

@@ -113,7 +113,7 @@ class Ours(_Jax):
     def __init__(self, task: Task):
         import jax
 
-        from transformer_jax.data.batch_plan import BatchShape
+        from transformer_jax.data.placement import BatchShape
         from transformer_jax.training.runners import make_runner
 
         self._config = ours(task)
@@ -151,6 +151,7 @@ def ours(task: Task) -> Config:
 def _loaded(config: Config, task: Task) -> Iterator[Any]:
     """Batches of a made-up corpus, through plan, arrays and Grain."""
     from transformer_jax.data import batch_plan, loader
+    from transformer_jax.data.pair_selection import select_pairs
     from transformer_jax.data.segmentation import Segmentation
     from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
 
@@ -161,7 +162,7 @@ def _loaded(config: Config, task: Task) -> Iterator[Any]:
         sides.append(TokenizedSide(tokens.astype(np.int32), np.arange(count + 1) * length))
     corpus = TokenizedCorpus(sides[0], sides[1], (count,), "made up")
     longest = max(task.source_len, task.target_len)
-    selection = batch_plan.select_pairs(corpus.source.lengths, corpus.target.lengths, longest)
+    selection = select_pairs(corpus.source.lengths, corpus.target.lengths, longest)
     plan = batch_plan.make_plan(selection, config)
     ids = loader.SpecialIds(0, 2, 0, 2, 1)
     return loader.load_batches(loader.BatchSource(Segmentation(corpus, plan), ids, 10**6), 0)

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from tests.conftest import digit_pairs, write_pairs
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.data import batch_plan, loader, sources, token_cache
+from transformer_jax.data.bucketing import BucketPlan
+from transformer_jax.data.pair_selection import select_pairs
 from transformer_jax.data.permutation import make_key, permute
+from transformer_jax.data.placement import BatchShape, Placement
 from transformer_jax.data.segmentation import Segmentation
 from transformer_jax.errors import UserError
 
@@ -64,13 +67,13 @@ def make(batching, seed=0, max_len=41, batch_tokens=1024, selection=None, **data
         seed=seed,
         data=DataConfig(max_len=max_len, batching=batching, batch_tokens=batch_tokens, **data),
     )
-    selection = selection or batch_plan.select_pairs(*lengths(), max_len)
+    selection = selection or select_pairs(*lengths(), max_len)
     return batch_plan.make_plan(selection, config), selection
 
 
 def pairs_of_epoch(plan, epoch):
     """Pairs of an epoch; a packed stream is cut at its rows, not at its batches."""
-    if isinstance(plan, batch_plan.BucketPlan):
+    if isinstance(plan, BucketPlan):
         first = epoch * plan.batches_per_epoch
         parts = [plan.placement(t).pairs for t in range(first, first + plan.batches_per_epoch)]
         return np.concatenate(parts)
@@ -152,7 +155,7 @@ def test_sentences_fit_their_rows_without_overlap(batching):
 
 @pytest.mark.parametrize(("batching", "limit"), [("pack", 0.05), ("bucket", 0.15)])
 def test_padding_stays_low_and_is_reported_truly(batching, limit):
-    plan, selection = make(batching, selection=batch_plan.select_pairs(*lengths(30_000), 64),
+    plan, selection = make(batching, selection=select_pairs(*lengths(30_000), 64),
                            max_len=64, batch_tokens=4096)  # fmt: skip
     reported = batch_plan.padding_report(plan, selection)
     real = (selection.source_lengths + selection.target_lengths).sum()
@@ -184,17 +187,17 @@ def test_batches_of_a_number_of_sentences():
 
 def test_empty_and_long_pairs_are_left_out_and_counted():
     source, target = np.array([3, 0, 5, 9, 10, 2]), np.array([2, 4, 0, 9, 3, 9])
-    selection = batch_plan.select_pairs(source, target, 10)
+    selection = select_pairs(source, target, 10)
     np.testing.assert_array_equal(selection.pairs, [0, 3, 5])
     np.testing.assert_array_equal(selection.source_lengths, [4, 10, 3])
     assert (selection.num_pairs, selection.num_empty, selection.num_too_long) == (6, 2, 1)
     with pytest.raises(UserError, match="6, 2 have an empty side and 4 exceed"):
-        batch_plan.select_pairs(source, target, 2)
+        select_pairs(source, target, 2)
 
 
 def test_weights_set_the_shares_and_leave_no_pair_out():
     source, target = lengths(1200)
-    selection = batch_plan.select_pairs(source, target, 41, (1000, 200), (1.0, 2.0))
+    selection = select_pairs(source, target, 41, (1000, 200), (1.0, 2.0))
     counts = np.bincount(selection.pairs, minlength=1200)
     assert counts.min() == 1
     assert counts[1000:].sum() / counts[:1000].sum() == pytest.approx(2.0, rel=0.01)
@@ -208,7 +211,7 @@ def test_weights_set_the_shares_and_leave_no_pair_out():
 def test_any_lengths_pack(pairs):
     source, target = np.array(pairs).T
     for batching in ("pack", "bucket"):
-        selection = batch_plan.select_pairs(source, target, 13)
+        selection = select_pairs(source, target, 13)
         plan, _ = make(batching, max_len=13, batch_tokens=64, selection=selection)
         np.testing.assert_array_equal(np.sort(pairs_of_epoch(plan, 2)), selection.pairs)
 
@@ -229,8 +232,8 @@ def test_arrays_of_a_packed_batch_by_hand():
     corpus = token_cache.TokenizedCorpus(
         side([[1, 2], [3], [4, 5, 6]]), side([[11], [12, 13], [14]]), (3,), ""
     )
-    placement = batch_plan.Placement(
-        shape=batch_plan.BatchShape(2, 6, 6),
+    placement = Placement(
+        shape=BatchShape(2, 6, 6),
         pairs=np.array([2, 1, 0]),
         rows=np.array([0, 0, 1]),
         source_starts=np.array([0, 4, 0]),
@@ -256,13 +259,13 @@ def test_arrays_of_a_packed_batch_by_hand():
 def test_devices_get_empty_rows_and_the_same_sentences():
     """The plan knows no devices: with 8 of them the same batch only has rows of padding more."""
     corpus = token_cache.TokenizedCorpus(side([[1, 2], [3]]), side([[11], [12]]), (2,), "")
-    shape = batch_plan.BatchShape(2, 4, 4)
+    shape = BatchShape(2, 4, 4)
     zeros, rows = np.zeros(2, int), np.arange(2)
-    placement = batch_plan.Placement(shape, rows, rows, zeros, zeros, zeros + 1)
+    placement = Placement(shape, rows, rows, zeros, zeros, zeros + 1)
     one = loader.make_batch(corpus, placement, IDS)
     roomy = dataclasses.replace(placement, shape=placement.shape.padded(8))
     eight = loader.make_batch(corpus, roomy, IDS)
-    assert shape.padded(8) == batch_plan.BatchShape(8, 4, 4)
+    assert shape.padded(8) == BatchShape(8, 4, 4)
     for name, array in one.items():
         np.testing.assert_array_equal(eight[name][:2], array)
     assert not eight["loss_mask"][2:].any()
@@ -304,7 +307,7 @@ def test_tags_stand_before_the_text(tmp_path, tokenizers, monkeypatch):
 
 def test_the_loader_gives_the_plans_batches_from_any_step(small_corpus):
     _, _, corpus = small_corpus
-    selection = batch_plan.select_pairs(corpus.source.lengths, corpus.target.lengths, 40)
+    selection = select_pairs(corpus.source.lengths, corpus.target.lengths, 40)
     plan, _ = make("pack", selection=selection, max_len=40, batch_tokens=160)
     source = loader.BatchSource(Segmentation(corpus, plan), IDS, num_steps=9)
     straight = list(loader.load_batches(source, 0))

@@ -14,7 +14,10 @@ import yaml
 
 from tests.conftest import tiny_config
 from transformer_jax.config import Config, DataConfig, ParallelConfig
-from transformer_jax.data import batch_plan, loader
+from transformer_jax.data import loader
+from transformer_jax.data.packing import PackPlan
+from transformer_jax.data.pair_selection import select_pairs
+from transformer_jax.data.placement import BatchShape
 from transformer_jax.data.segmentation import Segmentation
 from transformer_jax.errors import UserError
 from transformer_jax.training import dry_run, hlo, partition
@@ -67,8 +70,8 @@ def test_processes_rows_are_the_batch(monkeypatch):
         np.arange(lengths.sum(), dtype=np.int32) + 10, np.concatenate([[0], np.cumsum(lengths)])
     )
     corpus = loader.TokenizedCorpus(side, side, (40,), "")
-    selection = batch_plan.select_pairs(lengths, lengths, 8)
-    plan = batch_plan.PackPlan(selection, 6, 16, 0)
+    selection = select_pairs(lengths, lengths, 8)
+    plan = PackPlan(selection, 6, 16, 0)
     ids, segmentation = loader.SpecialIds(0, 2, 0, 2, 1), Segmentation(corpus, plan)
     whole = loader.BatchSource(segmentation, ids, 3, 4)[1]
     assert len(whole["inputs"]) == 8
@@ -153,7 +156,7 @@ def test_a_dry_run_tells_of_the_real_step(tmp_path):
 def test_a_dry_runs_batch_is_that_of_the_setting(sentences, rows):
     """1,024 tokens hold 24 rows of 41; a number of sentences is a number of rows."""
     data = DataConfig(batching="bucket", max_len=41, batch_tokens=1024, batch_sentences=sentences)
-    want = batch_plan.BatchShape(rows, 41, 41)
+    want = BatchShape(rows, 41, 41)
     assert dry_run.largest_shape(Config(data=data)) == want
 
 
@@ -166,7 +169,7 @@ def test_model_flops_are_those_of_the_products(tmp_path):
         decoder_start_id=1, max_len=64, attention="xla",
     )  # fmt: skip
     config = dataclasses.replace(config, model=model)
-    shape = batch_plan.BatchShape(rows=8, source_len=40, target_len=64)
+    shape = BatchShape(rows=8, source_len=40, target_len=64)
     from transformer_jax.model import Transformer, init_params
     from transformer_jax.training.runners import batch_struct
 

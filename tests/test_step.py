@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.data.batch_plan import BatchShape
+from transformer_jax.data.placement import BatchShape
 from transformer_jax.model import Transformer
 from transformer_jax.ops import losses
 from transformer_jax.training import hlo, partition, runners

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import grain
 import numpy as np
 
-from transformer_jax.data.batch_plan import Placement
+from transformer_jax.data.placement import Placement
 from transformer_jax.data.segmentation import Segmentations
 from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
 

@@ -15,7 +15,9 @@ from typing import Protocol
 
 from transformer_jax.config import Config
 from transformer_jax.data import batch_plan, token_cache
+from transformer_jax.data.pair_selection import CorpusSelection, select_pairs
 from transformer_jax.data.permutation import make_key
+from transformer_jax.data.placement import BatchPlan
 from transformer_jax.data.sources import Corpus
 from transformer_jax.data.token_cache import TokenizedCorpus
 from transformer_jax.data.tokenizer import Tokenizer
@@ -30,7 +32,7 @@ class Segmentation:
     """A corpus as pieces, and its batches."""
 
     corpus: TokenizedCorpus
-    plan: batch_plan.BatchPlan
+    plan: BatchPlan
 
     @property
     def first(self) -> "Segmentation":
@@ -110,7 +112,7 @@ class SampledSegmentations:
 
 def segment(
     corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: Config
-) -> tuple[Segmentations, batch_plan.CorpusSelection]:
+) -> tuple[Segmentations, CorpusSelection]:
     """The segmentations of a run, and which pairs are trained on (in the first of them).
 
     Raises:
@@ -118,9 +120,9 @@ def segment(
     """
     data = config.data
 
-    def tokenize(seed: int | None) -> tuple[TokenizedCorpus, batch_plan.CorpusSelection]:
+    def tokenize(seed: int | None) -> tuple[TokenizedCorpus, CorpusSelection]:
         corpus = token_cache.tokenize_corpora(corpora, tokenizers, data, seed)
-        selection = batch_plan.select_pairs(
+        selection = select_pairs(
             corpus.source.lengths, corpus.target.lengths, data.max_len, corpus.corpus_sizes,
             data.train_weights,
         )  # fmt: skip

@@ -15,6 +15,7 @@ from transformer_jax import workdir as workdir_lib
 from transformer_jax.api import Translator
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data import batch_plan, sources
+from transformer_jax.data.pair_selection import select_pairs
 from transformer_jax.data.token_cache import tokenize_corpora
 from transformer_jax.decoding import batching
 from transformer_jax.errors import UserError
@@ -182,9 +183,7 @@ def corpus_lengths(
     tokenizers = workdir_lib.read_tokenizers(workdir)
     corpora = sources.open_corpora(config.data, split)
     corpus = tokenize_corpora(corpora, tokenizers, config.data)
-    selection = batch_plan.select_pairs(
-        corpus.source.lengths, corpus.target.lengths, config.data.max_len
-    )
+    selection = select_pairs(corpus.source.lengths, corpus.target.lengths, config.data.max_len)
     ways: dict[str, dict[str, Any]] = {
             "this run": {}, "packed": {"batching": "pack", "batch_sentences": 0},
             "in buckets": {"batching": "bucket", "batch_sentences": 0}}  # fmt: skip

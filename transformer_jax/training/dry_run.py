@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import Config
-from transformer_jax.data.batch_plan import BatchShape
+from transformer_jax.data.placement import BatchShape
 from transformer_jax.errors import UserError
 from transformer_jax.training import hlo, partition
 from transformer_jax.training.runners import make_runner

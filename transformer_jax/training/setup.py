@@ -14,6 +14,7 @@ from transformer_jax import workdir as workdir_lib
 from transformer_jax.config import Config
 from transformer_jax.data import batch_plan, sources
 from transformer_jax.data.loader import BatchSource
+from transformer_jax.data.placement import BatchShape
 from transformer_jax.data.segmentation import Segmentations, segment
 from transformer_jax.data.tokenizer_pair import TokenizerPair, make_tokenizers
 from transformer_jax.decoding.engine import special_ids
@@ -42,7 +43,7 @@ class TrainingData:
         )
 
     @property
-    def shapes(self) -> list[batch_plan.BatchShape]:
+    def shapes(self) -> list[BatchShape]:
         """Every shape of a batch, the largest first."""
         return self.segmentations.first.plan.shapes
 

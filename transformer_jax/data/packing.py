@@ -1,0 +1,150 @@
+"""Several sentences a row: *classes* of equal (source, target) length packed into row templates.
+
+That is done once; each epoch then permutes the sentences within every class, and the rows.
+"""
+
+import numpy as np
+
+from transformer_jax.data.pair_selection import CorpusSelection, LengthClasses
+from transformer_jax.data.permutation import make_key, permute
+from transformer_jax.data.placement import BatchShape, Placement
+
+# Tags that keep the keys of different permutations apart.
+_ROWS, _SENTENCES = range(2)
+
+
+class PackPlan:
+    """Several sentences a row, with segment ids and restarted positions.
+
+    Rows form an endless stream, epoch after epoch, cut into batches of equal size: a batch may hold
+    the end of one epoch and the start of the next, and no row is ever empty.
+    """
+
+    def __init__(
+        self,
+        selection: CorpusSelection,
+        rows: int,
+        target_len: int,
+        seed: int,
+        source_len: int | None = None,  # None: as keeps both sides equally full
+    ):
+        self._selection, self._seed = selection, seed
+        classes = self._classes = LengthClasses(selection)
+        if source_len is None:
+            source_len = balanced_source_len(selection, target_len)
+        self._shape = BatchShape(rows, source_len, target_len)
+        templates = pack_classes(
+            classes.source_len, classes.target_len, classes.sizes, (source_len, target_len)
+        )
+        self._row_starts, self._slot_class, self._slot_rank = _unroll(templates, len(classes))
+        self.num_rows = len(self._row_starts) - 1
+
+    @property
+    def shapes(self) -> list[BatchShape]:
+        return [self._shape]
+
+    @property
+    def batches_per_epoch(self) -> float:
+        return self.num_rows / self._shape.rows
+
+    @property
+    def positions_per_epoch(self) -> float:
+        return self.num_rows * (self._shape.source_len + self._shape.target_len)
+
+    def placement(self, t: int) -> Placement:
+        stream = np.arange(self._shape.rows, dtype=np.int64) + t * self._shape.rows
+        epoch, index = np.divmod(stream, self.num_rows)
+        row = permute(index, self.num_rows, make_key(self._seed, epoch, _ROWS))
+        counts = self._row_starts[row + 1] - self._row_starts[row]
+        rows = np.repeat(np.arange(len(row)), counts)
+        firsts = np.cumsum(counts) - counts
+        segments = np.arange(len(rows)) - firsts[rows]
+        slots = self._row_starts[row][rows] + segments
+        cls = self._slot_class[slots]
+        key = make_key(self._seed, epoch[rows], _SENTENCES, cls)
+        rank = permute(self._slot_rank[slots], self._classes.sizes[cls], key)
+        chosen = self._classes.order[self._classes.starts[cls] + rank]
+        return Placement(
+            shape=self._shape,
+            pairs=self._selection.pairs[chosen],
+            rows=rows,
+            source_starts=_starts(self._selection.source_lengths[chosen], firsts[rows]),
+            target_starts=_starts(self._selection.target_lengths[chosen], firsts[rows]),
+            segments=segments + 1,
+        )
+
+
+def _unroll(
+    templates: list[tuple[np.ndarray, int]], num_classes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows written out: where each starts, and the class and rank within it of every slot."""
+    sizes = np.concatenate([np.full(n, len(classes)) for classes, n in templates])
+    row_starts = np.concatenate([[0], np.cumsum(sizes)])
+    slot_class = np.concatenate([np.tile(classes, n) for classes, n in templates])
+    order = np.argsort(slot_class, kind="stable")
+    sizes = np.bincount(slot_class, minlength=num_classes)
+    rank = np.empty(len(slot_class), np.int32)
+    rank[order] = np.arange(len(slot_class)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return row_starts, slot_class.astype(np.int32), rank
+
+
+def _starts(lengths: np.ndarray, row_firsts: np.ndarray) -> np.ndarray:
+    """Start of each pair within its row, pairs of a row standing one after the other."""
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    return ends[:-1] - ends[row_firsts]
+
+
+def pack_classes(
+    source_len: np.ndarray, target_len: np.ndarray, sizes: np.ndarray, row: tuple[int, int]
+) -> list[tuple[np.ndarray, int]]:
+    """Packs all sentences of all classes into rows that hold `row` (source, target) positions.
+
+    A template starts with the longest class left and takes, as long as anything fits, the class
+    that leaves the least and most evenly balanced rest; it is used as often as its classes last.
+
+    Args:
+      source_len, target_len, sizes: `[classes]`.
+      row: positions a row holds.
+
+    Returns:
+      Templates: the classes in a row, and how many rows are alike.
+    """
+    scale = np.asarray(row, np.float64)
+    ids = np.argsort(-(source_len / scale[0] + target_len / scale[1]), kind="stable")
+    lens = np.stack([source_len, target_len])[:, ids]
+    fill = lens / scale[:, None]
+    left = sizes[ids].copy()
+    templates: list[tuple[np.ndarray, int]] = []
+    while True:
+        alive = left > 0
+        if not alive.any():
+            return templates
+        if alive.mean() < 0.8:
+            ids, lens, fill, left = ids[alive], lens[:, alive], fill[:, alive], left[alive]
+            alive = left > 0
+        picked = [int(np.argmax(alive))]
+        rest = np.asarray(row) - lens[:, picked[0]]
+        spare = left.copy()
+        spare[picked[0]] -= 1
+        # What does not fit now never fits again in this row.
+        fitting = np.flatnonzero((spare > 0) & (lens[0] <= rest[0]) & (lens[1] <= rest[1]))
+        while len(fitting):
+            over = (rest / scale)[:, None] - fill[:, fitting]
+            # Total rest, and four times its imbalance: the best of the weights tried on real text.
+            best = int(np.argmin(over[0] + over[1] + 4.0 * np.abs(over[0] - over[1])))
+            pick = int(fitting[best])
+            picked.append(pick)
+            spare[pick] -= 1
+            rest = rest - lens[:, pick]
+            fits = (lens[0, fitting] <= rest[0]) & (lens[1, fitting] <= rest[1])
+            fitting = fitting[fits & (spare[fitting] > 0)]
+        kinds, counts = np.unique(picked, return_counts=True)
+        repeats = int((left[kinds] // counts).min())
+        left[kinds] -= repeats * counts
+        templates.append((ids[picked], repeats))
+
+
+def balanced_source_len(selection: CorpusSelection, target_len: int) -> int:
+    """As many source positions in a row as keep both sides equally full."""
+    ratio = selection.source_lengths.sum() / selection.target_lengths.sum()
+    return max(round(target_len * ratio), int(selection.source_lengths.max()))
