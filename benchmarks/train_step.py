@@ -10,7 +10,7 @@
     python benchmarks/train_step.py --peers=flax --flax_example=… --corpus=multi30k/train
 
 Every engine has the same sizes, tokens, dropout and label smoothing, a process of its own, and its
-turn in every round; times are medians over the rounds. All sentences are equally long, nothing is
+turn in every round, in an order drawn for it; times are medians over the rounds. All sentences are equally long, nothing is
 padding. With `--corpus` batches are real ones: ours come through the loader, those of Flax's
 example are packed as its pipeline packs, ahead of time; only tokens that are not padding count.
 """
@@ -21,6 +21,7 @@ import importlib.util
 import json
 import os
 import platform
+import random
 import statistics
 import sys
 from pathlib import Path
@@ -53,7 +54,7 @@ def model(size: str, vocab_size: int) -> ModelConfig:
     )  # fmt: skip
 
 
-def start(task: workers_lib.Task) -> dict[str, Worker]:
+def start_engines(task: workers_lib.Task) -> dict[str, Worker]:
     """A worker for each engine; each has run its first steps."""
     found = {
         "ours": Worker(workers_lib.Ours, task),
@@ -78,16 +79,15 @@ def measure(workers: dict[str, Worker], tokens: float, flops: float, dtype: str)
       flops: of the model, a step.
       dtype: of the products whose rate is measured beside them.
     """
-    times: dict[str, list[float]] = {name: [] for name in workers}
-    rates: list[float] = []
-    meters = [w for name, w in workers.items() if name in ("ours", "torch")]
-    for worker in workers.values():
-        worker.call("run", 2)
-    for _ in range(FLAGS.rounds):
-        rates.append(max(meter.call("matmul_rate", dtype) for meter in meters))
-        for name, worker in workers.items():
-            times[name].append(worker.call("run", FLAGS.steps))
-    rate = statistics.median(rates)
+    meters = [Worker(workers_lib.JaxProducts)]
+    if "transformers" in FLAGS.peers:
+        meters.append(Worker(workers_lib.TorchProducts))
+    rates = [[meter.call("rate", dtype) for meter in meters]]
+    times = take_turns(workers)
+    rates.append([meter.call("rate", dtype) for meter in meters])
+    rate = max(max(some) for some in rates)
+    for meter in meters:
+        meter.close()
     rows = []
     for name, worker in workers.items():
         seconds = statistics.median(times[name])
@@ -97,6 +97,18 @@ def measure(workers: dict[str, Worker], tokens: float, flops: float, dtype: str)
             "matmul_flops_per_second": rate, "loss": worker.call("loss"), **worker.call("about"),
         })  # fmt: skip
     return rows
+
+
+def take_turns(workers: dict[str, Worker]) -> dict[str, list[float]]:
+    """Seconds a step of every round; the order of turns is drawn anew for each."""
+    times: dict[str, list[float]] = {name: [] for name in workers}
+    for worker in workers.values():
+        worker.call("run", 2)
+    order = random.Random(0)
+    for _ in range(FLAGS.rounds):
+        for name in order.sample(list(workers), len(workers)):
+            times[name].append(workers[name].call("run", FLAGS.steps))
+    return times
 
 
 def print_rows(rows: list[dict]) -> None:
@@ -119,7 +131,7 @@ def compare_equal_lengths(size: str, vocab_size: int, rows: int) -> dict[str, An
     )  # fmt: skip
     print(f"{size}, {vocab_size:,} pieces, {rows} x ({FLAGS.length} + {FLAGS.length}), "
           f"{FLAGS.dtype}", flush=True)  # fmt: skip
-    workers = start(task)
+    workers = start_engines(task)
     shape = BatchShape(rows, FLAGS.length, FLAGS.length)
     flops = model_flops(workers_lib.ours(task), shape)
     found = measure(workers, task.target_tokens, flops, FLAGS.dtype)
@@ -140,13 +152,8 @@ def compare_on_corpus(size: str, vocab_size: int, prefix: str) -> dict[str, Any]
         workers[f"flax example, rows of {length}"] = Worker(
             workers_lib.FlaxOnCorpus, config, FLAGS.flax_example, length
         )
-    times: dict[str, list[float]] = {name: [] for name in workers}
     useful = {name: worker.call("useful_tokens") for name, worker in workers.items()}
-    for worker in workers.values():
-        worker.call("run", 2)
-    for _ in range(FLAGS.rounds):
-        for name, worker in workers.items():
-            times[name].append(worker.call("run", FLAGS.steps))
+    times = take_turns(workers)
     found = []
     for name, worker in workers.items():
         speed = useful[name] / statistics.median(times[name])
@@ -180,6 +187,9 @@ def main(argv: list[str]) -> None:
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # as the commands set it
     if unknown := set(FLAGS.peers) - set(PEERS):
         raise app.UsageError(f"--peers={','.join(unknown)}: there are {', '.join(PEERS)}.")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # engines share the GPU
+    if FLAGS.corpus and "transformers" in FLAGS.peers:
+        raise app.UsageError("--corpus compares with flax alone: --peers=flax or --peers=")
     if "transformers" in FLAGS.peers and not importlib.util.find_spec("transformers"):
         raise app.UsageError("transformers is not installed (--peers).")
     if "flax" in FLAGS.peers and not (Path(FLAGS.flax_example) / "models.py").exists():

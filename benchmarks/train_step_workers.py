@@ -96,16 +96,6 @@ class _Jax(Step):
         stats = jax.devices()[0].memory_stats() or {}
         return stats.get("peak_bytes_in_use") or super().peak_bytes()
 
-    def matmul_rate(self, dtype: str) -> float:
-        """FLOPs a second of a large product, median."""
-        import jax
-        import jax.numpy as jnp
-
-        m, k, n = RATE_SIZES["cpu" if jax.default_backend() == "cpu" else "gpu"]
-        a, b = jnp.ones((m, k), dtype), jnp.ones((k, n), dtype)
-        product = jax.jit(jnp.matmul)
-        return _rate(lambda: jax.block_until_ready(product(a, b)), 2.0 * m * k * n)
-
 
 class Ours(_Jax):
     """This package's step, as `train.py` runs it: runner, optimizer and metrics."""
@@ -233,19 +223,6 @@ class Torch(Step):
             return self._torch.cuda.max_memory_allocated()
         return super().peak_bytes()
 
-    def matmul_rate(self, dtype: str) -> float:
-        """FLOPs a second of a large product, median."""
-        m, k, n = RATE_SIZES["gpu" if self._device == "cuda" else "cpu"]
-        kind = getattr(self._torch, dtype)
-        a = self._torch.ones((m, k), dtype=kind, device=self._device)
-        b = self._torch.ones((k, n), dtype=kind, device=self._device)
-
-        def product() -> None:
-            a @ b
-            self.wait()
-
-        return _rate(product, 2.0 * m * k * n)
-
 
 class FlaxExample(_Jax):
     """The step of Flax's `examples/wmt`, taken from a copy of that folder, unchanged."""
@@ -345,7 +322,8 @@ class FlaxOnCorpus(FlaxExample):
         rows = config.data.batch_tokens // length
         batch = packed_in_order(data.segmentations.first.corpus, rows, length)
         self._useful = float((batch["targets"] > 0).sum())
-        super().__init__(Task(config.model, rows, length, length), folder, batch)
+        task = Task(config.model, rows, length, length, config.model.dtype)
+        super().__init__(task, folder, batch)
 
     def useful_tokens(self) -> float:
         return self._useful
@@ -386,6 +364,41 @@ def _import_example(folder: str) -> tuple[Any, Any]:
     clu.metric_writers, clu.periodic_actions = (sys.modules[n] for n in names[-2:])
     sys.path.insert(0, folder)
     return importlib.import_module("train"), importlib.import_module("models")
+
+
+class JaxProducts:
+    """Times one large matrix product; apart from the engines, whose memory it would count to."""
+
+    def rate(self, dtype: str) -> float:
+        """FLOPs a second, median."""
+        import jax
+        import jax.numpy as jnp
+
+        m, k, n = RATE_SIZES["cpu" if jax.default_backend() == "cpu" else "gpu"]
+        a, b = jnp.ones((m, k), dtype), jnp.ones((k, n), dtype)
+        product = jax.jit(jnp.matmul)
+        return _rate(lambda: jax.block_until_ready(product(a, b)), 2.0 * m * k * n)
+
+
+class TorchProducts:
+    """The same by torch."""
+
+    def rate(self, dtype: str) -> float:
+        """FLOPs a second, median."""
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        m, k, n = RATE_SIZES["gpu" if device == "cuda" else "cpu"]
+        kind = getattr(torch, dtype)
+        a = torch.ones((m, k), dtype=kind, device=device)
+        b = torch.ones((k, n), dtype=kind, device=device)
+
+        def product() -> None:
+            a @ b
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+        return _rate(product, 2.0 * m * k * n)
 
 
 def _rate(run: Any, flops: float) -> float:

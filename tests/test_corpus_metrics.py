@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import random
+import re
 
 import pytest
 import sacrebleu
@@ -53,6 +54,11 @@ def test_every_convention_is_what_its_name_says():
     }
     assert {name: row.bleu for name, row in found.items()} == pytest.approx(want)
     assert len({round(score, 6) for score in want.values()}) >= 5
+    moses = r"sacremoses\.[\d.]+"
+    for name, steps in (("13a, cased", ""), ("tokenised, cased", rf"\|text:{moses}"),
+                        ("tokenised, lower-cased", rf"\|text:lc\.{moses}"),
+                        ("tokenised, compounds split", rf"\|text:{moses}\.compounds")):  # fmt: skip
+        assert re.search(rf"version:[\d.]+{steps}$", found[name].signature)
     for name, words in (("13a, cased", "case:mixed"), ("intl, lower-cased", "case:lc"),
                         ("intl, cased", "tok:intl"), ("tokenised, cased", "tok:none")):  # fmt: skip
         assert words in found[name].signature
@@ -65,6 +71,13 @@ def test_tokenised_text_is_not_tokenised_again():
     scores = corpus_metrics.corpus_scores(TOKENISED_HYPOTHESES, TOKENISED, tokenized=True)
     assert scores["bleu"] == rows["tokenised, cased"]
     assert "tok:none" in scores["bleu_signature"]
+
+
+def test_chinese_is_scored_by_its_own_tokeniser():
+    first, *rest = corpus_metrics.conventions(["两只狗在玩。"], ["两只狗在跑。"], "zh")
+    want = sacrebleu.corpus_bleu(["两只狗在玩。"], [["两只狗在跑。"]], tokenize="zh").score
+    assert (first.name, first.bleu) == ("zh, cased", pytest.approx(want))
+    assert not [row for row in rest if "sacremoses" in row.signature]
 
 
 def test_hyphens_within_words_are_split_and_others_not():
@@ -139,7 +152,13 @@ def test_eval_shows_conventions_and_compares(tiny_run, tmp_path):
     assert same.returncode == 0, same.stderr
     bleu = json.loads(out.read_text())["compare"]["metrics"][0]
     assert bleu["score"] == bleu["other_score"]
+    over = command("eval.py", *arguments, f"--compare={others}", f"--output={others}")
+    assert over.returncode == 0, over.stderr
+    assert len(others.read_text().splitlines()) == 120
     others.write_text("eins\n")
     refused = command("eval.py", *arguments, f"--compare={others}")
     assert refused.returncode == 2
     assert "has 1 translations, the test set 120 sentences" in refused.stderr
+    missing = command("eval.py", *arguments, f"--compare={tmp_path / 'none'}", f"--json={out}")
+    assert missing.returncode == 2
+    assert json.loads(out.read_text())["compare"]

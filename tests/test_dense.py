@@ -33,6 +33,28 @@ def test_product_and_gradients_equal_numpys(case):
         np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_gradients_in_bfloat16_are_those_of_rounded_numbers():
+    rng = np.random.default_rng(0)
+    x, kernel, d_out = (rng.normal(size=s) for s in ((2, 3, 5), (5, 7), (2, 3, 7)))
+    rounded = [jnp.asarray(a, jnp.bfloat16) for a in (x, kernel, d_out)]
+    x, kernel, d_out = (np.asarray(a, np.float64) for a in rounded)
+    _, pull = jax.vjp(dense, *rounded[:2])
+    want = d_out @ kernel.T, np.einsum("bti,bto->io", x, d_out)
+    for gradient, expected in zip(pull(rounded[2]), want, strict=True):
+        assert gradient.dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.asarray(gradient, np.float64), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("dimension_numbers", "precision"),
+    [((((1,), (0,)), ((), ())), None), ((((2,), (1,)), ((), ())), None),
+     ((((2,), (1,)), ((0,), (0,))), None), ((((2,), (0,)), ((), ())), "highest")],
+)  # fmt: skip
+def test_products_that_it_does_not_do_are_refused(dimension_numbers, precision):
+    with pytest.raises(ValueError, match="no product of a dense layer"):
+        dense_general(jnp.ones((3, 3, 3)), jnp.ones((3, 3, 3)), dimension_numbers, precision)
+
+
 def test_it_serves_linens_layers():
     layer = nn.DenseGeneral(5, axis=(-2, -1), dot_general=dense_general)
     plain = nn.DenseGeneral(5, axis=(-2, -1))

@@ -96,6 +96,25 @@ def test_no_array_of_tokens_by_classes_is_held():
     assert "16x32x64xf32" not in text
 
 
+def test_bfloat16_gradients_are_the_plain_forms_in_bfloat16():
+    hidden, table, targets, weights = example()
+    hidden = jnp.asarray(hidden, jnp.bfloat16)
+
+    def plain(h, t):
+        return losses.cross_entropy(h @ t.T, targets, weights, 0.1).loss
+
+    def fused(h, t):
+        return losses.projected_cross_entropy(h, t, targets, weights, 0.1, 4).loss
+
+    exact = jnp.asarray(hidden, jnp.float32), jnp.asarray(table, jnp.bfloat16).astype(jnp.float32)
+    want = jax.grad(plain, argnums=(0, 1))(*exact)
+    got = jax.grad(fused, argnums=(0, 1))(hidden, jnp.asarray(table))
+    assert [g.dtype for g in got] == [jnp.bfloat16, jnp.float32]
+    for g, w in zip(got, want, strict=True):
+        largest = np.max(np.abs(w))
+        np.testing.assert_allclose(np.asarray(g, np.float32), w, rtol=0, atol=0.01 * largest)
+
+
 def test_bfloat16_hidden_gives_float32_sums():
     hidden, table, targets, weights = example()
     got = losses.projected_cross_entropy(

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import itertools
+import os
 import threading
 
 import numpy as np
@@ -141,6 +142,57 @@ def test_no_more_than_three_epochs_lie_in_the_cache_besides_the_first(run, tmp_p
     assert len(folders) <= 1 + segmentation.KEPT
 
 
+def test_a_run_that_is_over_leaves_the_first_alone_in_the_cache(run, tmp_path):
+    made, _ = segmentation.segment(*reordered(run))
+    made.at(59)
+    made.finish()
+    made.at(0)
+    folders = [p.name for p in (tmp_path / "cache" / "tokens").iterdir()]
+    assert folders == [made.first.corpus.fingerprint]
+
+
+def test_a_batch_behind_the_end_is_found_too(run):
+    """As in the replay of a step that a shorter run would not have."""
+    config, corpora, tokenizers = run
+    shorter = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=5))
+    sources_of = [loader.BatchSource(segmentation.segment(corpora, tokenizers, c)[0], IDS, 60)
+                  for c in (config, shorter)]  # fmt: skip
+    assert sources_of[0].digest(59) == sources_of[1].digest(59)
+
+
+def test_a_cache_that_another_run_removes_is_made_again(run, monkeypatch):
+    config, corpora, tokenizers = run
+    made = token_cache.tokenize_corpora(corpora, tokenizers, config.data, seed=3)
+    read, taken = token_cache._read, []
+
+    def removed_before(folder):
+        if not taken:
+            taken.append(folder)
+            token_cache.forget(corpora, tokenizers, config.data, 3)
+        return read(folder)
+
+    monkeypatch.setattr(token_cache, "_read", removed_before)
+    again = token_cache.tokenize_corpora(corpora, tokenizers, config.data, seed=3)
+    assert taken
+    np.testing.assert_array_equal(again.source.tokens, made.source.tokens)
+    token_cache.forget(corpora, tokenizers, config.data, 3)
+    token_cache.forget(corpora, tokenizers, config.data, 3)  # by another run already
+    assert not taken[0].exists()
+    assert not list(taken[0].parent.glob("incomplete.*"))
+
+
+def test_what_killed_processes_left_is_removed_later(run, tmp_path):
+    config, corpora, tokenizers = run
+    folders = [tmp_path / "cache" / "tokens" / f"incomplete.{name}" for name in ("old", "new")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "source.raw").write_bytes(b"x")
+    for path in (folders[0] / "source.raw", folders[0]):
+        os.utime(path, (0, 0))
+    token_cache.tokenize_corpora(corpora, tokenizers, config.data, seed=4)
+    assert [folder.exists() for folder in folders] == [False, True]
+
+
 def test_what_sampling_would_make_too_long_keeps_its_best_cut(tmp_path, bpe):
     pairs = [("seven " * 5 + "seven", "eins"), ("one", "zwei")]
     config = tiny_config(tmp_path)
@@ -174,6 +226,18 @@ def test_nothing_is_made_for_after_the_end(run):
     late = segmentation.SampledSegmentations(made.first, asked.append, asked.append, period)
     assert late.at(period - 1) == (made.first, period - 1)
     assert not asked
+
+
+def test_pieces_that_are_cut_in_one_way_only_are_refused(run):
+    config, corpora, _ = run
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["one two"] * 20), model_writer=model, vocab_size=20,
+        model_type="char", hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    letters = Tokenizer(model.getvalue())
+    with pytest.raises(UserError, match="kind bpe or unigram"):
+        segmentation.segment(corpora, TokenizerPair(letters, letters), config)
 
 
 def test_an_imported_tokenizer_is_refused(run):

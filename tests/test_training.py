@@ -185,6 +185,24 @@ def test_going_on_is_exact_and_leaves_no_line_of_metrics_twice(tiny_run, tmp_pat
     assert steps == [10, 20, 30, 40, 50, 60]
 
 
+def test_going_on_is_exact_where_words_are_cut_anew_each_epoch(tiny_run, tmp_path):
+    data, _ = tiny_run
+
+    def config(num_steps):
+        made = tiny_config(data, num_steps=num_steps, eval_every_steps=0, log_every_steps=1)
+        sampled = dataclasses.replace(made.data, subword_sampling=0.3)
+        return dataclasses.replace(made, data=sampled)
+
+    train(config(40), tmp_path / "straight")
+    train(config(25), tmp_path / "run")
+    train(config(40), tmp_path / "run")
+    assert_same(final_params(tmp_path / "run"), final_params(tmp_path / "straight"))
+    digests = [[m["batch_digest"] for m in lines(tmp_path / name / "metrics.jsonl")]
+               for name in ("straight", "run")]  # fmt: skip
+    assert digests[0] == digests[1]
+    assert len(set(digests[0])) == 40
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_under_any_mesh_and_runner(tiny_run, tmp_path):
     """The optimizer state of each is taken over: every later loss is that of one device."""

@@ -1,6 +1,7 @@
 """Scores of translations as text, by sacreBLEU, each with its signature."""
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,10 @@ MIN_SENTENCES = 100  # below, resampling tells nothing
 
 @dataclasses.dataclass(frozen=True)
 class ConventionScore:
-    """BLEU of the same translations under one convention; None where it cannot be computed."""
+    """BLEU of the same translations under one convention; None where it cannot be computed.
+
+    To sacreBLEU's signature `text:…` is added where the text was changed before it was scored.
+    """
 
     name: str
     bleu: float | None
@@ -90,29 +94,37 @@ def conventions(
       tokenized: they are tokenised already.
     """
     pair = [list(hypotheses), list(references)]
+    as_given = "tokenised" if tokenized else ""
     found = [
-        _score("13a, cased", pair, tokenize="13a", force=tokenized),
-        _score("intl, cased", pair, tokenize="intl", force=tokenized),
-        _score("intl, lower-cased", pair, tokenize="intl", lowercase=True, force=tokenized),
+        _score("13a, cased", pair, as_given, tokenize="13a"),
+        _score("intl, cased", pair, as_given, tokenize="intl"),
+        _score("intl, lower-cased", pair, as_given, tokenize="intl", lowercase=True),
     ]
+    if target_lang == "zh":  # whose words Moses does not tell apart
+        return [_score("zh, cased", pair, as_given, tokenize="zh"), *found]
     names = ("tokenised, cased", "tokenised, lower-cased", "tokenised, compounds split")
     if not tokenized and not importlib.util.find_spec("sacremoses"):
         why = "needs sacremoses (pip install sacremoses)"
         return found + [ConventionScore(name, None, why) for name in names]
     split = _moses(target_lang) if not tokenized else str
+    how = as_given or f"sacremoses.{importlib.metadata.version('sacremoses')}"
     cased = [[split(text) for text in texts] for texts in pair]
     # Lower-cased before, as abbreviations are told by it: so Multi30k's published form was made.
     lower = [[split(text.lower()) for text in texts] for texts in pair]
     apart = [[split_compounds(text) for text in texts] for texts in cased]
-    for name, texts in zip(names, (cased, lower, apart), strict=True):
-        found.append(_score(name, texts, tokenize="none", force=True))
+    for name, texts, steps in zip(
+        names, (cased, lower, apart), (how, f"lc.{how}", f"{how}.compounds"), strict=True
+    ):
+        found.append(_score(name, texts, steps, tokenize="none"))
     return found
 
 
-def _score(name: str, pair: list[list[str]], **settings: Any) -> ConventionScore:
-    metric = BLEU(**settings)
+def _score(name: str, pair: list[list[str]], steps: str, **settings: Any) -> ConventionScore:
+    """`steps`: what was done to the text before, of which sacreBLEU knows nothing."""
+    metric = BLEU(**settings, force=True)
     score = metric.corpus_score(pair[0], [pair[1]]).score
-    return ConventionScore(name, score, str(metric.get_signature()))
+    signature = str(metric.get_signature()) + (f"|text:{steps}" if steps else "")
+    return ConventionScore(name, score, signature)
 
 
 def _moses(language: str) -> Callable[[str], str]:
@@ -127,6 +139,15 @@ def split_compounds(text: str) -> str:
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", text)
 
 
+def check_comparable(num_sentences: int) -> None:
+    """Raises UserError where there are too few sentences for `compare`."""
+    if num_sentences < MIN_SENTENCES:
+        raise UserError(
+            f"--compare needs at least {MIN_SENTENCES} sentences, here are {num_sentences}: "
+            "what is resampled from fewer tells nothing."
+        )
+
+
 def compare(
     hypotheses: Sequence[str],
     others: Sequence[str],
@@ -139,11 +160,7 @@ def compare(
     Raises:
       UserError: where there are too few sentences for it.
     """
-    if len(references) < MIN_SENTENCES:
-        raise UserError(
-            f"--compare needs at least {MIN_SENTENCES} sentences, here are {len(references)}: "
-            "what is resampled from fewer tells nothing."
-        )
+    check_comparable(len(references))
     metrics: Mapping = {"BLEU": _bleu(target_lang, tokenized), "chrF": CHRF()}
     # The test takes its first system as what the others are compared with.
     systems: list[tuple[str, Sequence[str]]] = [("other", list(others)), ("this", list(hypotheses))]

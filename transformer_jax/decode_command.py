@@ -267,12 +267,25 @@ def writing(name: str) -> Iterator[Any]:
         sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
         yield sys.stdout
         return
+    with _open(name, "w") as out:
+        yield out
+
+
+def check_writable(name: str) -> None:
+    """Leaves what the file holds.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    if name != "-":
+        _open(name, "a").close()
+
+
+def _open(name: str, mode: str) -> Any:
     try:
-        out = epath.Path(name).open("w", encoding="utf-8")
+        return epath.Path(name).open(mode, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{name} cannot be written: {error.strerror or error}.") from error
-    with out:
-        yield out
 
 
 # --- Going on after an interruption ----------------------------------------------------------

@@ -1,6 +1,5 @@
 """The command `eval`: its flags, and what it prints."""
 
-import contextlib
 import dataclasses
 import json
 from typing import Any
@@ -12,7 +11,7 @@ from transformer_jax import corpus_metrics, evaluation, process_flags, processes
 from transformer_jax.api import Translator
 from transformer_jax.config import DataConfig
 from transformer_jax.data import sources
-from transformer_jax.decode_command import as_line, writing
+from transformer_jax.decode_command import as_line, check_writable, writing
 from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
@@ -43,28 +42,33 @@ def evaluate(translator: Translator) -> None:
             "--conventions gives scores to be compared with others', for which every sentence "
             "counts; name the split as a whole."
         )
-    with contextlib.ExitStack() as files:
-        # Opened first: a path that cannot be written should not cost an evaluation.
-        outs = {name: files.enter_context(writing(FLAGS[name].value))
-                for name in ("json", "output")
-                if FLAGS[name].value and processes.is_primary()}  # fmt: skip
-        other = _other_translations(pairs) if FLAGS.compare else None
-        scores, outputs = evaluation.evaluate(
-            translator.engine, translator.params, pairs, translator.config.decode
-        )
-        result = {
-            **dataclasses.asdict(scores),
-            "checkpoint_step": translator.checkpoint_step,
-            "split": FLAGS.split,
-        }
-        texts = [output.text for output in outputs]
-        if processes.is_primary():
-            _print_scores(result, data)
-            result |= _further(texts, other, [reference for _, reference in pairs], data)
-        if "json" in outs:
-            outs["json"].write(json.dumps(result, indent=2) + "\n")
-        if "output" in outs:
-            outs["output"].writelines(as_line(text) for text in texts)
+    other = _other_system(len(pairs)) if FLAGS.compare else None
+    for name in ("json", "output"):
+        # A path that cannot be written should not cost an evaluation.
+        if FLAGS[name].value and processes.is_primary():
+            check_writable(FLAGS[name].value)
+    scores, outputs = evaluation.evaluate(
+        translator.engine, translator.params, pairs, translator.config.decode
+    )
+    result = {
+        **dataclasses.asdict(scores),
+        "checkpoint_step": translator.checkpoint_step,
+        "split": FLAGS.split,
+    }
+    if is_part(data, FLAGS.split):
+        result["part"] = getattr(data, FLAGS.split)
+    texts = [output.text for output in outputs]
+    other_texts = None if other is None else _translations(other, pairs)
+    if not processes.is_primary():
+        return
+    _print_scores(result, data)
+    result |= _further(texts, other_texts, [reference for _, reference in pairs], data)
+    if FLAGS.json:
+        with writing(FLAGS.json) as out:
+            out.write(json.dumps(result, indent=2) + "\n")
+    if FLAGS.output:
+        with writing(FLAGS.output) as out:
+            out.writelines(as_line(text) for text in texts)
 
 
 def is_part(data: DataConfig, split: str) -> bool:
@@ -101,27 +105,37 @@ def _further(
     return found
 
 
-def _other_translations(pairs: list[tuple[str, str]]) -> list[str]:
-    """Of the same sources, by the system that `--compare` names.
+def _other_system(num_sentences: int) -> list[str] | Translator:
+    """What `--compare` names: translations, or what makes them.
 
     Raises:
-      UserError: where there is none, or not one translation for each source.
+      UserError: where there is none, not one translation for each source, or too few of them.
     """
+    corpus_metrics.check_comparable(num_sentences)
     path = epath.Path(FLAGS.compare)
     if path.is_file():
         lines = list(sources.read_lines(path))
-        if len(lines) != len(pairs):
+        if len(lines) != num_sentences:
             raise UserError(
-                f"{path} has {len(lines)} translations, the {FLAGS.split} set {len(pairs)} "
+                f"{path} has {len(lines)} translations, the {FLAGS.split} set {num_sentences} "
                 "sentences: with any of them left out there is nothing to compare."
             )
         return lines
     folder, _, checkpoint = FLAGS.compare.rpartition("@")
-    if not folder:
+    if not folder or path.is_dir():
         folder, checkpoint = FLAGS.compare, "best"
-    other = Translator.load(folder, checkpoint)
-    found = other.engine.translate(
-        other.params, processes.share([source for source, _ in pairs]), other.config.decode
+    return Translator.load(folder, checkpoint)
+
+
+def _translations(system: list[str] | Translator, pairs: list[tuple[str, str]]) -> list[str]:
+    """Of the sources, one each."""
+    if isinstance(system, list):
+        return system
+    if processes.is_primary():
+        print(f"translating with {FLAGS.compare}, checkpoint of step {system.checkpoint_step}, "
+              "by the search settings of that run", flush=True)  # fmt: skip
+    found = system.engine.translate(
+        system.params, processes.share([source for source, _ in pairs]), system.config.decode
     )
     return [best.text for best in processes.unite([hypotheses[0] for hypotheses in found])]
 

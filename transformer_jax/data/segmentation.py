@@ -2,8 +2,8 @@
 
 Without subword sampling there is one segmentation for all steps. With it each epoch has its own,
 made ahead by a thread. So that batch `t` is found without those before it, every epoch has as many
-batches as the first: where a later segmentation needs a few rows more, as many are left out of that
-epoch, and where it needs fewer, some are seen twice.
+batches as the first: where a later segmentation needs more rows, those are left out of that epoch,
+and where it needs fewer, some are seen twice.
 """
 
 import dataclasses
@@ -41,6 +41,9 @@ class Segmentation:
     def at(self, t: int) -> tuple["Segmentation", int]:
         return self, t
 
+    def finish(self) -> None:
+        pass
+
 
 class Segmentations(Protocol):
     """What the batches of a run are made of."""
@@ -52,6 +55,10 @@ class Segmentations(Protocol):
         """The segmentation that batch `t` of the run belongs to, and its number there."""
         ...
 
+    def finish(self) -> None:
+        """Says that the run is over: what was cached for later steps is removed."""
+        ...
+
 
 class SampledSegmentations:
     """A segmentation for each epoch, the next one being made while the present one is in use.
@@ -60,7 +67,7 @@ class SampledSegmentations:
       first: number 0.
       make: makes number `n`.
       forget: is told the number of one that is no longer needed.
-      num_steps: of the run; none is made that begins behind it.
+      num_steps: of the run; none is made ahead that begins behind it.
     """
 
     def __init__(
@@ -78,12 +85,20 @@ class SampledSegmentations:
 
     def at(self, t: int) -> tuple[Segmentation, int]:
         number, within = divmod(t, self._period)
-        if not number:
-            self._expect(1)
-            return self.first, within
-        made = self._expect(number)
-        self._expect(number + 1)
-        return made.result(), within
+        made = self._expect(number) if number else None
+        if (number + 1) * self._period < self._num_steps:
+            self._expect(number + 1)
+        return (made.result() if made else self.first), within
+
+    def finish(self) -> None:
+        with self._lock:
+            made, self._made = self._made, {}
+
+        def forget(number: int) -> None:
+            made[number].add_done_callback(lambda _: self._forget(number))
+
+        for number in made:
+            forget(number)
 
     def _expect(self, number: int) -> Future[Segmentation]:
         """Has `number` made, unless it is; gives up one that is old."""
@@ -91,8 +106,6 @@ class SampledSegmentations:
         with self._lock:
             if number in self._made:
                 return self._made[number]
-            if number * self._period >= self._num_steps:
-                return future
             self._made[number] = future
             self._made.pop(number - KEPT, None)
 
@@ -105,7 +118,7 @@ class SampledSegmentations:
             except BaseException as error:
                 future.set_exception(error)
 
-        # A daemon: a run that ends does not wait for what it will not need.
+        # A daemon: a run that is interrupted does not wait for what it will not need.
         threading.Thread(target=make, daemon=True).start()
         return future
 

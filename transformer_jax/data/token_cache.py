@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from transformer_jax.data.sources import Corpus, cache_folder
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 
 CHUNK = 20_000  # sentence pairs tokenised at once
+ABANDONED = 7 * 24 * 3600  # seconds without a write: nobody is at it any more
 FORMAT = "1"  # part of the key: change it when the files' meaning changes
 
 
@@ -69,32 +71,61 @@ def tokenize_corpora(
         sampling makes longer than `config.max_len` stays as that would be.
     """
     folder = _folder(corpora, tokenizers, config, seed)
-    if not folder.exists():
-        # Made aside, then renamed, so that a half-written or concurrent cache is never read.
-        aside = folder.with_name(f"incomplete.{uuid.uuid4().hex}")
-        aside.mkdir(parents=True)
+    try:
+        return _read(folder)
+    except FileNotFoundError:
+        pass  # not made yet, or just forgotten by another run
+    _remove_abandoned(folder.parent)
+    # Made aside, then renamed, so that a half-written or concurrent cache is never read.
+    aside = _aside(folder)
+    aside.mkdir(parents=True)
+    try:
+        _write(aside, corpora, tokenizers, config, seed)
         try:
-            _write(aside, corpora, tokenizers, config, seed)
-            try:
-                os.rename(aside, folder)
-            except OSError:
-                if not folder.exists():
-                    raise
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-    sizes = np.load(folder / "corpus_sizes.npy")
-    sides = [
-        TokenizedSide(_map(folder / f"{side}_tokens.npy"), np.load(folder / f"{side}_offsets.npy"))
-        for side in ("source", "target")
-    ]
-    return TokenizedCorpus(sides[0], sides[1], tuple(int(n) for n in sizes), folder.name)
+            os.rename(aside, folder)
+        except OSError:
+            if not folder.exists():
+                raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return _read(folder)
 
 
 def forget(
     corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: DataConfig, seed: int
 ) -> None:
     """Removes what sampling with `seed` gave from the cache; who reads it now can go on."""
-    shutil.rmtree(_folder(corpora, tokenizers, config, seed), ignore_errors=True)
+    folder = _folder(corpora, tokenizers, config, seed)
+    aside = _aside(folder)
+    try:
+        os.rename(folder, aside)  # so that no part of it is found
+    except FileNotFoundError:
+        return
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f"incomplete.{uuid.uuid4().hex}")
+
+
+def _remove_abandoned(root: Path) -> None:
+    """Removes what processes that were killed have left behind."""
+    for path in root.glob("incomplete.*"):
+        try:
+            written = max(p.stat().st_mtime for p in (path, *path.iterdir()))
+        except OSError:
+            continue
+        if time.time() - written > ABANDONED:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _read(folder: Path) -> TokenizedCorpus:
+    sizes = np.load(folder / "corpus_sizes.npy")
+    sides = [
+        TokenizedSide(_map(folder / f"{side}_tokens.npy"), np.load(folder / f"{side}_offsets.npy"))
+        for side in ("source", "target")
+    ]
+    return TokenizedCorpus(sides[0], sides[1], tuple(int(n) for n in sizes), folder.name)
 
 
 def _folder(
@@ -136,12 +167,14 @@ def _write(
             number = next(chunks_seen)
             for side, texts in enumerate(zip(*chunk, strict=True)):
                 tokenizer = (tokenizers.source, tokenizers.target)[side]
-                ids = tokenizer.encode_batch(texts)
-                if seed is not None:
-                    longest = config.max_len - 1 - len(before[side])
+                if seed is None:
+                    ids = tokenizer.encode_batch(texts)
+                else:
                     own_seed = int(make_key(seed, number, side) >> np.uint64(32))
-                    sampled = tokenizer.sample_batch(texts, config.subword_sampling, own_seed)
-                    ids = [s if len(s) <= longest else b for s, b in zip(sampled, ids, strict=True)]
+                    ids = tokenizer.sample_batch(texts, config.subword_sampling, own_seed)
+                    longest = config.max_len - 1 - len(before[side])
+                    ids = [i if len(i) <= longest else tokenizer.encode(text)
+                           for i, text in zip(ids, texts, strict=True)]  # fmt: skip
                 # A tag alone would make an empty sentence look like one with content.
                 writers[side].add([before[side] + i if i else i for i in ids])
             count += len(chunk)

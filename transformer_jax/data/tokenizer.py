@@ -6,6 +6,7 @@ runs of white space as one space), lower-cased first where `lowercase` says so.
 
 import threading
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import sentencepiece
@@ -68,25 +69,26 @@ class Tokenizer:
           texts: what to cut.
           rate: in 0 .. 1.
           seed: 0 .. 2^32 - 1; the same texts, rate and seed give the same pieces.
+
+        Raises:
+          UserError: pieces of this kind are cut in one way only.
         """
         if self.lowercase:
             texts = [text.lower() for text in texts]
-        drawn: list[list[list[int]]] = []
-
-        def draw() -> None:
-            drawn.append(
-                self._processor.encode(
-                    list(texts), enable_sampling=True, alpha=rate, nbest_size=-1, num_threads=1
-                )
-            )
-
         # Each thread has a generator of its own, seeded from a global when first used.
-        with _SAMPLING:
+        with _SAMPLING, ThreadPoolExecutor(1) as thread:
             sentencepiece.set_random_generator_seed(seed)
-            thread = threading.Thread(target=draw)
-            thread.start()
-            thread.join()
-        return drawn[0]
+            drawn = thread.submit(
+                self._processor.encode, list(texts), enable_sampling=True, alpha=rate,
+                nbest_size=-1, num_threads=1,
+            )  # fmt: skip
+            try:
+                return drawn.result()
+            except RuntimeError as error:
+                raise UserError(
+                    "config.data.subword_sampling needs a tokenizer of kind bpe or unigram; this "
+                    f"one cannot sample ({error})."
+                ) from error
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]

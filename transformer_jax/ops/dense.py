@@ -45,7 +45,18 @@ def _backward(num_axes, residuals, d_out):
 dense.defvjp(_forward, _backward)
 
 
-def dense_general(x: jax.Array, kernel: jax.Array, dimension_numbers: Any, **_: Any) -> jax.Array:
-    """`dense` as the `dot_general` of linen's `Dense` and `DenseGeneral`, without batch axes."""
-    (inner, _), _ = dimension_numbers
-    return dense(x, kernel, len(inner))
+def dense_general(
+    x: jax.Array, kernel: jax.Array, dimension_numbers: Any, precision: Any = None
+) -> jax.Array:
+    """`dense` as the `dot_general` of linen's `Dense` and `DenseGeneral`.
+
+    Raises:
+      ValueError: batch axes, other axes than the last of `x` and the first of `kernel`, or a
+        precision of its own.
+    """
+    (of_x, of_kernel), (batch, _) = dimension_numbers
+    n = len(of_x)
+    plain = [*of_x] == [*range(x.ndim - n, x.ndim)] and [*of_kernel] == [*range(n)] and not batch
+    if precision is not None or not plain:
+        raise ValueError(f"no product of a dense layer: {dimension_numbers}, {precision=}")
+    return dense(x, kernel, n)

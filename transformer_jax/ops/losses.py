@@ -144,7 +144,7 @@ def _forward(hidden, table, bias, targets, weights, label_smoothing):
         # d loss / d logits = softmax - (1 - ε) [class = target] - ε / V, times the weight.
         wanted = label_smoothing / len(classes) + jnp.where(chosen, 1.0 - label_smoothing, 0.0)
         grad = powers * (w / total)[:, None] - wanted * w[:, None]
-        bias_grad = jax.tree.map(lambda total: total + jnp.sum(grad, axis=0), bias_grad)
+        bias_grad = jax.tree.map(lambda so_far: so_far + jnp.sum(grad, axis=0), bias_grad)
         grad = grad.astype(h.dtype)
         hidden_grad = jnp.einsum("nv,vm->nm", grad, cast)
         # [M, V]: of the two factors, the small one is transposed.

@@ -89,7 +89,7 @@ def _adam(
         def change(m, v, p):
             m, v = jax.lax.optimization_barrier((m, v))
             step = to_mean * m / (jnp.sqrt(to_variance * v) + config.eps)
-            if config.weight_decay:
+            if config.name == "adamw":
                 step += config.weight_decay * p
             return -rate * step
 
