@@ -120,7 +120,7 @@ def measure_memory(length: int, engines: list[str], dtype: str) -> Iterator[dict
 
 def main(argv: list[str]) -> None:
     del argv
-    # As the commands set it: buffers stay in the process between calls. For every engine.
+    # For every engine.
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     unknown = set(_CASES.value) - set(attention_workers.CASES)
     if unknown:

@@ -30,6 +30,7 @@ from decode_workers import Task
 from etils import epath
 from processes import Worker
 
+from transformer_jax.cli import malloc_settings
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
@@ -185,7 +186,7 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
     options = flags.FLAGS
     jax.config.update("jax_platforms", "cpu")  # an accelerator is for the engines
-    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # as the commands set it
+    os.environ.setdefault("GLIBC_TUNABLES", malloc_settings())  # as the commands set it
     missing = [p for p in options.peers if not importlib.util.find_spec(p)]
     if missing:
         raise app.UsageError(f"not installed: {', '.join(missing)} (--peers)")

@@ -10,9 +10,13 @@
     python benchmarks/train_step.py --peers=flax --flax_example=… --corpus=multi30k/train
 
 Every engine has the same sizes, tokens, dropout and label smoothing, a process of its own, and its
-turn in every round, in an order drawn for it; times are medians over the rounds. All sentences are equally long, nothing is
-padding. With `--corpus` batches are real ones: ours come through the loader, those of Flax's
-example are packed as its pipeline packs, ahead of time; only tokens that are not padding count.
+turn in every round, in an order drawn for it; times are medians over the rounds. All sentences are
+equally long, nothing is padding. With `--corpus` batches are real ones: ours come through the
+loader, those of Flax's example are packed as its pipeline packs, ahead of time; only tokens that
+are not padding count.
+
+Memory is taken as each engine's users have it: ours as the commands set it, peers by glibc's
+defaults; with `--kept_memory` all as ours.
 """
 
 import dataclasses
@@ -24,6 +28,7 @@ import platform
 import random
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +36,7 @@ import train_step_workers as workers_lib
 from absl import app, flags
 from processes import Worker
 
+from transformer_jax.cli import malloc_settings
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.placement import BatchShape
 from transformer_jax.training.dry_run import model_flops
@@ -54,19 +60,26 @@ def model(size: str, vocab_size: int) -> ModelConfig:
     )  # fmt: skip
 
 
+def start(make: Callable[..., Any], *args: Any) -> Worker:
+    """A process of its own, which takes memory as the engine's users have it."""
+    ours = make in (workers_lib.Ours, workers_lib.OursOnCorpus)
+    os.environ["GLIBC_TUNABLES"] = malloc_settings() if ours or FLAGS.kept_memory else ""
+    return Worker(make, *args)
+
+
 def start_engines(task: workers_lib.Task) -> dict[str, Worker]:
     """A worker for each engine; each has run its first steps."""
     found = {
-        "ours": Worker(workers_lib.Ours, task),
-        "ours, data loading included": Worker(
+        "ours": start(workers_lib.Ours, task),
+        "ours, data loading included": start(
             workers_lib.Ours, dataclasses.replace(task, loading=True)
         ),
     }
     if "transformers" in FLAGS.peers:
-        found["torch"] = Worker(workers_lib.Torch, task)
-        found["torch.compile"] = Worker(workers_lib.Torch, task, True)
+        found["torch"] = start(workers_lib.Torch, task)
+        found["torch.compile"] = start(workers_lib.Torch, task, True)
     if "flax" in FLAGS.peers:
-        found["flax example"] = Worker(workers_lib.FlaxExample, task, FLAGS.flax_example)
+        found["flax example"] = start(workers_lib.FlaxExample, task, FLAGS.flax_example)
     return found
 
 
@@ -79,9 +92,9 @@ def measure(workers: dict[str, Worker], tokens: float, flops: float, dtype: str)
       flops: of the model, a step.
       dtype: of the products whose rate is measured beside them.
     """
-    meters = [Worker(workers_lib.JaxProducts)]
+    meters = [start(workers_lib.JaxProducts)]
     if "transformers" in FLAGS.peers:
-        meters.append(Worker(workers_lib.TorchProducts))
+        meters.append(start(workers_lib.TorchProducts))
     rates = [[meter.call("rate", dtype) for meter in meters]]
     times = take_turns(workers)
     rates.append([meter.call("rate", dtype) for meter in meters])
@@ -147,9 +160,9 @@ def compare_on_corpus(size: str, vocab_size: int, prefix: str) -> dict[str, Any]
     config = corpus_config(size, vocab_size, prefix)
     tokens = config.data.batch_tokens
     print(f"{size}, {vocab_size:,} pieces, {prefix}, {tokens} target positions a step", flush=True)
-    workers = {"ours, data loading included": Worker(workers_lib.OursOnCorpus, config)}
+    workers = {"ours, data loading included": start(workers_lib.OursOnCorpus, config)}
     for length in (256, config.data.max_len) if "flax" in FLAGS.peers else ():
-        workers[f"flax example, rows of {length}"] = Worker(
+        workers[f"flax example, rows of {length}"] = start(
             workers_lib.FlaxOnCorpus, config, FLAGS.flax_example, length
         )
     useful = {name: worker.call("useful_tokens") for name, worker in workers.items()}
@@ -184,7 +197,6 @@ def corpus_config(size: str, vocab_size: int, prefix: str) -> Config:
 
 def main(argv: list[str]) -> None:
     del argv
-    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # as the commands set it
     if unknown := set(FLAGS.peers) - set(PEERS):
         raise app.UsageError(f"--peers={','.join(unknown)}: there are {', '.join(PEERS)}.")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # engines share the GPU
@@ -199,7 +211,8 @@ def main(argv: list[str]) -> None:
         "machine": platform.machine(), "cpu": cpu_name(), "cpus": os.cpu_count(),
         "versions": {name: importlib.metadata.version(name) for name in
                      ("jax", "flax", "torch", "transformers") if importlib.util.find_spec(name)},
-        "rounds": FLAGS.rounds, "steps": FLAGS.steps, "tables": [],
+        "kept_memory": FLAGS.kept_memory, "rounds": FLAGS.rounds, "steps": FLAGS.steps,
+        "tables": [],
     }  # fmt: skip
     for size in FLAGS.sizes:
         vocab_size = FLAGS.vocab_size or {"small": 8_000}.get(size, 16_000)
@@ -228,6 +241,7 @@ if __name__ == "__main__":
     flags.DEFINE_integer("length", 32, "Pieces of every source and target sentence.")
     flags.DEFINE_string("dtype", "float32", "Of the computation: float32 or bfloat16.")
     flags.DEFINE_string("corpus", "", "Prefix of parallel text, for batches of real lengths.")
+    flags.DEFINE_bool("kept_memory", False, "Peers allocate as ours does.")
     flags.DEFINE_integer("rounds", 7, "Turns of every engine.")
     flags.DEFINE_integer("steps", 4, "Steps of a turn.")
     flags.DEFINE_string("json", "", "Also write the result to this file.")

@@ -8,6 +8,8 @@ average of the last 10 checkpoints, beam 5. `train.LANG`, `val.LANG` and `test_2
 
     python train.py --config=multi30k_tok --workdir=runs/m30k_tok
     python eval.py --workdir=runs/m30k_tok --checkpoint=average:10
+
+Result: 39.97 BLEU (tok:none), 65.17 chrF on test_2016_flickr with seed 0.
 """
 
 from transformer_jax.config import (

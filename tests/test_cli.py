@@ -1,11 +1,15 @@
 """The commands: what they print, write and refuse."""
 
+import glob
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from transformer_jax import cli
 
 ROOT = Path(__file__).parent.parent
 
@@ -19,6 +23,41 @@ def command(*arguments, **kwargs):
         check=False,
         **kwargs,
     )
+
+
+# A thread, as XLA's, takes and returns much memory; prints pages that the system had to give.
+TAKE_AND_RETURN = """
+import resource, threading
+def faults(times):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    def take():
+        for _ in range(times):
+            bytearray(200 << 20)
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults(1)
+print(faults(5))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings are of glibc")
+def test_memory_that_was_taken_once_is_kept(monkeypatch):
+    monkeypatch.setattr(glob, "glob", lambda pattern: [])
+    found = []
+    for settings in (cli.malloc_settings(), "glibc.malloc.hugetlb=1"):
+        done = subprocess.run(
+            [sys.executable, "-c", TAKE_AND_RETURN], capture_output=True, text=True, check=True,
+            env={"GLIBC_TUNABLES": settings},
+        )  # fmt: skip
+        found.append(int(done.stdout))
+    assert found[0] < 50 < 5 * 100 <= found[1]  # a huge page is 2 MiB
+
+
+def test_beside_an_accelerator_threads_keep_arenas_of_their_own(monkeypatch):
+    monkeypatch.setattr(glob, "glob", lambda pattern: [pattern] if "nvidia" in pattern else [])
+    assert cli.malloc_settings() == "glibc.malloc.hugetlb=1"
 
 
 @pytest.mark.slow

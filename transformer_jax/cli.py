@@ -6,6 +6,7 @@ The root scripts and the installed `transformer-jax COMMAND` both come here.
 import contextlib
 import dataclasses
 import difflib
+import glob
 import itertools
 import logging
 import os
@@ -22,6 +23,8 @@ from transformer_jax.config import Config
 from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
+# Devices of NVIDIA, AMD, and TPUs of older and newer machines.
+ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130
 
@@ -40,7 +43,7 @@ def main() -> None:
 
 def run(command: str, argv: Sequence[str]) -> None:
     """Runs a command with its flags; `argv[0]` is the program's name. Does not return."""
-    _use_huge_pages()
+    _set_up_malloc()
     define, execute = COMMANDS[command]
 
     def call(rest: Sequence[str]) -> None:
@@ -75,16 +78,26 @@ def _check_overrides(argv: Sequence[str]) -> None:
             cls = fields[part]
 
 
-def _use_huge_pages() -> None:
-    """Starts the program again with huge pages for large allocations, where it can have them.
-
-    XLA on CPU takes and returns its buffers at every step; with small pages a fifth of a small
-    model's step goes into page faults. glibc reads this setting only at start-up.
-    """
+def _set_up_malloc() -> None:
+    """Starts the program again where glibc is to allocate otherwise: it reads that at start-up."""
     if sys.platform != "linux" or "GLIBC_TUNABLES" in os.environ:
         return
-    os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+    os.environ["GLIBC_TUNABLES"] = malloc_settings()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def malloc_settings() -> str:
+    """What `GLIBC_TUNABLES` is to be.
+
+    XLA on CPU takes and returns the memory of its buffers at every step, and glibc would ask the
+    system for each large one, which comes as small pages to be filled with zeros. So pages are huge
+    and what was taken is kept. Only the first arena keeps; as threads that tokenise wait for each
+    other when it is the only one, this is for machines without an accelerator.
+    """
+    settings = ["hugetlb=1"]
+    if not any(glob.glob(pattern) for pattern in ACCELERATORS):
+        settings += ["mmap_max=0", f"trim_threshold={2**40}", "arena_max=1"]
+    return ":".join(f"glibc.malloc.{setting}" for setting in settings)
 
 
 @contextlib.contextmanager
