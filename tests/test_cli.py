@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from transformer_jax import cli
+from transformer_jax import cli, decode_command
+from transformer_jax.errors import UserError
 
 ROOT = Path(__file__).parent.parent
 
@@ -58,6 +59,15 @@ def test_memory_that_was_taken_once_is_kept(monkeypatch):
 def test_beside_an_accelerator_threads_keep_arenas_of_their_own(monkeypatch):
     monkeypatch.setattr(glob, "glob", lambda pattern: [pattern] if "nvidia" in pattern else [])
     assert cli.malloc_settings() == "glibc.malloc.hugetlb=1"
+
+
+def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path):
+    path = tmp_path / "scores.json"
+    path.write_text("of last week")
+    decode_command.check_writable(str(path))
+    assert path.read_text() == "of last week"
+    with pytest.raises(UserError, match="none/scores.json cannot be written: No such file"):
+        decode_command.check_writable(str(tmp_path / "none" / "scores.json"))
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ def test_gradients_in_bfloat16_are_those_of_rounded_numbers():
 @pytest.mark.parametrize(
     ("dimension_numbers", "precision"),
     [((((1,), (0,)), ((), ())), None), ((((2,), (1,)), ((), ())), None),
-     ((((2,), (1,)), ((0,), (0,))), None), ((((2,), (0,)), ((), ())), "highest")],
+     ((((2,), (0,)), ((0,), (1,))), None), ((((2,), (0,)), ((), ())), "highest")],
 )  # fmt: skip
 def test_products_that_it_does_not_do_are_refused(dimension_numbers, precision):
     with pytest.raises(ValueError, match="no product of a dense layer"):
