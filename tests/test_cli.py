@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_jax import cli, decode_command
+from transformer_jax import cli, text_output
 from transformer_jax.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -64,10 +64,10 @@ def test_beside_an_accelerator_threads_keep_arenas_of_their_own(monkeypatch):
 def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path):
     path = tmp_path / "scores.json"
     path.write_text("of last week")
-    decode_command.check_writable(str(path))
+    text_output.check_writable(str(path))
     assert path.read_text() == "of last week"
     with pytest.raises(UserError, match="cannot be written: No such file"):
-        decode_command.check_writable(str(tmp_path / "none" / "scores.json"))
+        text_output.check_writable(str(tmp_path / "none" / "scores.json"))
 
 
 @pytest.mark.slow

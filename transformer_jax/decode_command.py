@@ -26,6 +26,7 @@ from transformer_jax.decoding.engine import WINDOW, PairScores
 from transformer_jax.decoding.job import AttentionChoice, Translation
 from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
+from transformer_jax.text_output import as_line, writing
 
 FLAGS = flags.FLAGS
 PHRASE_SEPARATOR = "\t"
@@ -253,39 +254,6 @@ def _format_score(text: str, pair: PairScores) -> str:
     pieces = zip(pair.pieces, pair.log_probs, strict=True)
     more = "".join(f"\t{piece} {x:.6f}" for piece, x in pieces) if FLAGS.per_token else ""
     return as_line(f"{pair.log_prob:.6f}{more}")
-
-
-def as_line(text: str) -> str:
-    """Text as exactly one line, whatever characters a model with byte pieces may write."""
-    return " ".join(text.replace("\r", "\n").split("\n")) + "\n"
-
-
-@contextlib.contextmanager
-def writing(name: str) -> Iterator[Any]:
-    """A text file that is written from its beginning; - is standard output."""
-    if name == "-":
-        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-        yield sys.stdout
-        return
-    with _open(name, "w") as out:
-        yield out
-
-
-def check_writable(name: str) -> None:
-    """Leaves what the file holds.
-
-    Raises:
-      UserError: it cannot be written.
-    """
-    if name != "-":
-        _open(name, "a").close()
-
-
-def _open(name: str, mode: str) -> Any:
-    try:
-        return epath.Path(name).open(mode, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{name} cannot be written: {error.strerror or error}.") from error
 
 
 # --- Going on after an interruption ----------------------------------------------------------

@@ -11,8 +11,8 @@ from transformer_jax import corpus_metrics, evaluation, process_flags, processes
 from transformer_jax.api import Translator
 from transformer_jax.config import DataConfig
 from transformer_jax.data import sources
-from transformer_jax.decode_command import as_line, check_writable, writing
 from transformer_jax.errors import UserError
+from transformer_jax.text_output import as_line, check_writable, writing
 
 FLAGS = flags.FLAGS
 
