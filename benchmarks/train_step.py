@@ -3,7 +3,7 @@
     pip install 'torch==2.13.0' transformers
     pip download --no-deps --no-binary :all: flax==0.12.8 && tar xf flax-0.12.8.tar.gz
     python benchmarks/train_step.py --peers=transformers,flax \
-        --flax_example=flax-0.12.8/examples/wmt --json=docs/benchmarks/train_step_cpu.json
+        --flax_example=flax-0.12.8/examples/wmt --json=train_step.json
     python benchmarks/train_step.py --peers=transformers --sizes=base,big --vocab_size=32000 \
         --batch_tokens=25000,100000 --length=64 --dtype=bfloat16 \
         --json=docs/benchmarks/train_step_gpu.json                             # on a GPU

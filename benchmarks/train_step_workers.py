@@ -1,5 +1,6 @@
 """The training steps that `benchmarks/train_step.py` compares, each in a process of its own."""
 
+import abc
 import dataclasses
 import importlib
 import resource
@@ -40,7 +41,7 @@ class Task:
         return source.astype(np.int32), target.astype(np.int32)
 
 
-class Step:
+class Step(abc.ABC):
     """A training step that can be run; what all of them have in common.
 
     When it is made, its first step is run, hence compiled; `compile_seconds` is what that took.
@@ -62,15 +63,17 @@ class Step:
         self.wait()
         self.compile_seconds = time.perf_counter() - started
 
+    @abc.abstractmethod
     def step(self) -> None:
-        raise NotImplementedError
+        """Starts one."""
 
+    @abc.abstractmethod
     def wait(self) -> None:
-        raise NotImplementedError
+        """Until all that were started are done."""
 
+    @abc.abstractmethod
     def loss(self) -> float:
         """Of the last step, a target token."""
-        raise NotImplementedError
 
     def about(self) -> dict[str, Any]:
         return {"compile_seconds": self.compile_seconds, "peak_bytes": self.peak_bytes()}
@@ -274,7 +277,7 @@ class FlaxExample(_Jax):
         return float(self.last["loss"][0] / self.last["denominator"][0])
 
 
-class OursOnCorpus(_Jax):
+class OursOnCorpus(Ours):
     """A run's steps on its own batches, one after the other."""
 
     def __init__(self, config: Config):

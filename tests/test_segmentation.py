@@ -146,7 +146,6 @@ def test_a_run_that_is_over_leaves_the_first_alone_in_the_cache(run, tmp_path):
     made, _ = segmentation.segment(*reordered(run))
     made.at(59)
     made.finish()
-    made.at(0)
     folders = [p.name for p in (tmp_path / "cache" / "tokens").iterdir()]
     assert folders == [made.first.corpus.fingerprint]
 
