@@ -19,7 +19,6 @@ from transformer_jax.decoding.programs import Programs, matmul_precision
 from transformer_jax.decoding.requests import Request, RequestEncoder
 
 WINDOW = 4096  # sentences sorted together, and held in memory
-EXTRA_PIECES = 10  # on top of max_decode_ratio
 
 Prefixes = tuple[list[int], list[int]]  # ids before source and target
 
@@ -129,7 +128,7 @@ class Engine:
         encoder = self.encoder(target_lang, source_lang)
         placed = self.programs.place(params)
         job = Job(
-            self, placed, encoder, decode, num_hypotheses, attention,
+            self.programs, placed, encoder, decode, num_hypotheses, attention,
             matmul_precision(),
         )  # fmt: skip
         requests = (Request(x) if isinstance(x, str) else x for x in lines)
@@ -138,13 +137,6 @@ class Engine:
             while read := list(itertools.islice(requests, window)):
                 yield from job.window(read, number, pool)
                 number += len(read)
-
-    def limits(self, source_len: int, decode: DecodeConfig) -> tuple[int, int]:
-        """Fewest and most pieces of output for a source, end symbols included."""
-        most = math.ceil(decode.max_decode_ratio * source_len) + EXTRA_PIECES
-        most = min(most, decode.max_decode_len, self.max_len)
-        least = max(decode.min_decode_len, math.ceil(decode.min_decode_ratio * source_len))
-        return min(least, most), most
 
     # --- Scoring -------------------------------------------------------------------------------
 

@@ -4,9 +4,10 @@ import concurrent.futures
 import dataclasses
 import functools
 import itertools
+import math
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,15 +16,13 @@ from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding import batching, mbr
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.processors import Demands
-from transformer_jax.decoding.programs import Placed
+from transformer_jax.decoding.programs import Placed, Programs
 from transformer_jax.decoding.requests import Part, Request, RequestEncoder
 from transformer_jax.ops.top_k import NEVER
 
-if TYPE_CHECKING:
-    from transformer_jax.decoding.engine import Engine
-
 # Batches in work at once: while one waits for its last product, another's runs.
 NUM_WORKERS = 2
+EXTRA_PIECES = 10  # on top of max_decode_ratio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +50,7 @@ class AttentionChoice:
 class Job:
     """One call of `translate`."""
 
-    engine: "Engine"
+    programs: Programs
     placed: Placed
     encoder: RequestEncoder
     decode: DecodeConfig
@@ -78,7 +77,7 @@ class Job:
             if end - begin > 1:
                 say(
                     f"line {first + window.index(request) + 1}: longer than the "
-                    f"{self.engine.max_len - 1} pieces that the model reads; translated in "
+                    f"{self.encoder.max_len - 1} pieces that the model reads; translated in "
                     f"{end - begin} parts."
                 )
         parts = [part for own in encoded for part in own]
@@ -99,9 +98,8 @@ class Job:
         """Results of the batches of `parts`, a few batches ahead of who reads them."""
         budget = max(1, self.decode.batch_tokens // self.search.beam_size)
         lengths = [len(part.source) for part in parts]
-        engine = self.engine
         groups = batching.group_by_length(
-            lengths, engine.max_len, budget, engine.programs.num_devices
+            lengths, self.encoder.max_len, budget, self.programs.num_devices
         )
         waiting: list[concurrent.futures.Future] = []
         try:
@@ -117,13 +115,13 @@ class Job:
                 future.cancel()
 
     def _translate(self, group: batching.Group, parts: list[Part]) -> dict[int, list[Translation]]:
-        engine, ids = self.engine, self.engine.ids
+        ids = self.programs.ids
         inputs, lengths = batching.pad_rows(
             [part.source for part in parts], group.rows, group.length, ids.source_pad
         )
         longest, demands = self._demands(group, parts)
         with jax.default_matmul_precision(self.precision):
-            found: Hypotheses = engine.programs.search(
+            found: Hypotheses = self.programs.search(
                 self.placed, inputs, lengths, demands, decode=self.search,
                 max_decode_len=longest, num_hypotheses=self.num_hypotheses,
                 free_prefix=self.encoder.free_prefix,
@@ -138,7 +136,7 @@ class Job:
             targets = batching.pad_rows(outputs, group.rows, longest, ids.target_pad)
             choice = self.attention
             with jax.default_matmul_precision(self.precision):
-                weights = engine.programs.attention(
+                weights = self.programs.attention(
                     self.placed, inputs, lengths, *targets, layer=choice.layer, head=choice.head
                 )
             for row, (own, part) in enumerate(zip(results, parts, strict=True)):
@@ -160,11 +158,11 @@ class Job:
 
     def _demands(self, group: batching.Group, parts: list[Part]) -> tuple[int, Demands]:
         """The longest output of the batch's shape, and what is asked of each row."""
-        limits = [self.engine.limits(len(part.source), self.decode) for part in parts]
-        longest = self.engine.limits(group.length, self.decode)[1]
+        limits = [self._limits(len(part.source)) for part in parts]
+        longest = self._limits(group.length)[1]
         needed = max(part.needed for part in parts)
         if needed > longest:
-            longest = batching.padded_length(needed, self.engine.max_len)
+            longest = batching.padded_length(needed, self.encoder.max_len)
         free = [0] * (group.rows - len(parts))
         most = [max(m, part.needed) for (_, m), part in zip(limits, parts, strict=True)]
         return longest, Demands(
@@ -175,11 +173,19 @@ class Job:
             seeds=np.asarray([part.seed for part in parts] + free, np.uint32),
         )
 
+    def _limits(self, source_len: int) -> tuple[int, int]:
+        """Fewest and most pieces of output for a source, end symbols included."""
+        decode = self.decode
+        most = math.ceil(decode.max_decode_ratio * source_len) + EXTRA_PIECES
+        most = min(most, decode.max_decode_len, self.encoder.max_len)
+        least = max(decode.min_decode_len, math.ceil(decode.min_decode_ratio * source_len))
+        return min(least, most), most
+
     def _translation(self, found: Hypotheses, row: int, k: int) -> Translation:
         ids = found.tokens[row, k, self.encoder.free_prefix : found.lengths[row, k]]
-        if len(ids) and ids[-1] == self.engine.ids.target_eos:
+        if len(ids) and ids[-1] == self.programs.ids.target_eos:
             ids = ids[:-1]
-        target = self.engine.tokenizers.target
+        target = self.encoder.tokenizers.target
         return Translation(
             text=target.decode(ids),
             score=float(found.scores[row, k]),
@@ -192,7 +198,7 @@ class Job:
         before, source = self.encoder.free_prefix, part.source[part.num_tags : -1]
         return dataclasses.replace(
             best,
-            source_pieces=tuple(self.engine.tokenizers.source.pieces(source)),
+            source_pieces=tuple(self.encoder.tokenizers.source.pieces(source)),
             attention=attention[before : before + len(best.ids), part.num_tags :][
                 :, : len(source)],
         )  # fmt: skip

@@ -61,7 +61,7 @@ class Programs:
     ):
         self._may_follow = may_follow
         self._models = tuple(models)
-        self._ids = ids
+        self.ids = ids
         self.num_devices = len(devices)
         self._mesh = jax.make_mesh(
             (len(devices),), (AXIS,), (jax.sharding.AxisType.Auto,), devices=devices
@@ -140,7 +140,7 @@ class Programs:
     def _compile(self, function, placed, arrays, static, spread) -> Any:
         if function is _search:
             static = {**static, "may_follow": self._may_follow}
-        bound = functools.partial(function, self._models, self._ids, **static)
+        bound = functools.partial(function, self._models, self.ids, **static)
         bound.__name__ = function.__name__.strip("_")  # type: ignore[attr-defined]
         if spread:
             by_row = PartitionSpec(AXIS)

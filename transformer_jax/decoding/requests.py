@@ -59,8 +59,8 @@ class RequestEncoder:
         max_len: int,
         source_eos: int,
     ):
-        self._tokenizers, self._prefixes = tokenizers, prefixes
-        self._max_len, self._source_eos = max_len, source_eos
+        self.tokenizers, self.max_len = tokenizers, max_len
+        self._prefixes, self._source_eos = prefixes, source_eos
 
     @property
     def free_prefix(self) -> int:
@@ -69,7 +69,7 @@ class RequestEncoder:
 
     def source_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text behind its tag, without the end symbol; [] where it is empty."""
-        encoded = self._tokenizers.source.encode_batch(texts)
+        encoded = self.tokenizers.source.encode_batch(texts)
         return [[*self._prefixes[0], *ids] if ids else [] for ids in encoded]
 
     def encode(self, requests: Sequence[Request]) -> list[list[Part]]:
@@ -79,13 +79,13 @@ class RequestEncoder:
           UserError: where phrases or a prefix cannot be kept.
         """
         sources = self.source_ids([request.text for request in requests])
-        limit = self._max_len - 1  # the end symbol needs a place
+        limit = self.max_len - 1  # the end symbol needs a place
         found = []
         for request, ids in zip(requests, sources, strict=True):
             tags = len(self._prefixes[0])
             pieces = [ids] if ids else []
             if len(ids) > limit:
-                tags += self._tokenizers.begins_with_tag(ids[tags:])
+                tags += self.tokenizers.begins_with_tag(ids[tags:])
                 pieces = self._split(ids, limit, tags)
                 if request.phrases:
                     raise UserError(
@@ -98,7 +98,7 @@ class RequestEncoder:
     def _split(self, ids: list[int], limit: int, tags: int) -> list[list[int]]:
         """Parts of at most `limit`, each behind the first `tags` ids."""
         body = ids[tags:]
-        names = self._tokenizers.source.pieces(body)
+        names = self.tokenizers.source.pieces(body)
         return [ids[:tags] + part for part in batching.split_ids(body, names, limit - tags)]
 
     def _parts(self, request: Request, pieces: list[list[int]], tags: int) -> list[Part]:
@@ -107,15 +107,15 @@ class RequestEncoder:
             prefix = list(self._prefixes[1])
             phrases: tuple[tuple[int, ...], ...] = ()
             if number == 0:
-                target = self._tokenizers.target
+                target = self.tokenizers.target
                 if request.prefix:
                     prefix += target.encode(request.prefix)
                 phrases = tuple(tuple(target.encode(p)) for p in request.phrases)
             part = Part((*ids, self._source_eos), tuple(prefix), tuple(filter(None, phrases)), tags)
-            if part.needed > self._max_len:
+            if part.needed > self.max_len:
                 raise UserError(
                     f"The prefix and phrases for {request.text[:40]!r} take {part.needed} pieces, "
-                    f"the model writes {self._max_len}."
+                    f"the model writes {self.max_len}."
                 )
             parts.append(part)
         return parts
