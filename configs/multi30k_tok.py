@@ -1,15 +1,17 @@
 """Multi30k English to German as papers measure it: lower-cased, tokenised text, a tiny model.
 
 The protocol of Transformer-Tiny (Wu et al. 2021, "Good for Misconceived Reasons", text only: 41.02
-BLEU on test_2016): sizes, dropout, joint BPE, schedule, 4,096 target tokens a step, 8,000 steps,
-average of the last 10 checkpoints, beam 5. `train.LANG`, `val.LANG` and `test_2016_flickr.LANG` (or
-`.gz`) are expected in `multi30k_tok/`, lower-cased and tokenised by Moses; elsewhere with
---config.data.train=DIR/train and so on.
+BLEU on test_2016): sizes, dropout, joint BPE, schedule, 8,192 target tokens a step (the published
+command has 4,096 on each of two GPUs), 8,000 steps, average of the last 10 checkpoints, an epoch
+apart, beam 5. `train.LANG`, `val.LANG` and `test_2016_flickr.LANG` (or `.gz`) are expected in
+`multi30k_tok/`, lower-cased and tokenised by Moses; elsewhere with --config.data.train=DIR/train
+and so on.
 
     python train.py --config=multi30k_tok --workdir=runs/m30k_tok
     python eval.py --workdir=runs/m30k_tok --checkpoint=average:10
 
-Result: 39.97 BLEU (tok:none), 65.17 chrF on test_2016_flickr with seed 0.
+Result: 40.55 BLEU (tok:none), 65.66 chrF on test_2016_flickr with seed 0, after 2 h 25 min on two
+CPU cores; 39.97 and 65.17 with 4,096 tokens a step.
 """
 
 from transformer_jax.config import (
@@ -45,12 +47,12 @@ def get_config() -> Config:
             byte_fallback=False,
             pretokenized=True,
             max_len=64,
-            batch_tokens=4096,
+            batch_tokens=8192,
         ),
         train=TrainConfig(
             num_steps=8000,
             eval_every_steps=1000,
-            checkpoint_every_steps=100,
+            checkpoint_every_steps=50,
         ),
         optimizer=OptimizerConfig(
             # 0.005 at its peak: 0.005 * sqrt(128 * 2000)
