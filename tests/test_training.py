@@ -48,6 +48,12 @@ def test_the_others_rise_and_then_follow_their_name(schedule, want):
     np.testing.assert_allclose(got, want, atol=1e-6)
 
 
+def test_a_compiled_fall_to_zero_ends_there():
+    config = OptimizerConfig(schedule="linear", learning_rate=5e-5, warmup_steps=10)
+    schedule = make_schedule(config, d_model=8, num_steps=40)
+    assert float(jax.jit(schedule)(39)) == 0.0
+
+
 def test_cosine_is_half_a_cosine():
     got = rates("cosine", [32], learning_rate=1.0, warmup_steps=10)[0]
     assert got == pytest.approx(0.5 * (1 + np.cos(np.pi * 22 / 90)), rel=1e-5)

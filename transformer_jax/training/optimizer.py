@@ -32,7 +32,8 @@ def make_schedule(config: OptimizerConfig, d_model: int, num_steps: int) -> opta
     }[config.schedule]
     rise = optax.linear_schedule(0.0, config.learning_rate, warmup)
     joined = optax.join_schedules([rise, after], [warmup])
-    return lambda count: joined(count + 1)
+    # Compiled, the last step of a fall to 0 can round to just below it.
+    return lambda count: jnp.maximum(joined(count + 1), 0.0)
 
 
 def make_optimizer(
