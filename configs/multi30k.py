@@ -8,7 +8,7 @@ elsewhere with --config.data.train=DIR/train and so on. Another pair, for exampl
     python eval.py --workdir=runs/m30k --checkpoint=average:10
 
 Result: 39.06 BLEU (13a, cased), 64.42 chrF on test_2016_flickr, 30.82 and 59.62 on
-test_2017_flickr, with seed 0 after 1 h 28 min on two CPU cores.
+test_2017_flickr, with seed 0 after 1 h 29 min on two CPU cores.
 """
 
 from transformer_jax.config import (
