@@ -163,6 +163,27 @@ def test_an_export_that_differs_is_not_made(quantization, translator, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("epsilon", "made"), [(1e-3, True), (0.3, False)])
+def test_an_epsilon_of_our_own_may_move_logits_a_little(epsilon, made, tokenizers, tmp_path):
+    said: list[str] = []
+
+    def carry_out():
+        export.export_model(random_model(tokenizers, norm_epsilon=epsilon), "marian",
+                            tmp_path / "out", SENTENCES, say=said.append)  # fmt: skip
+
+    if made:
+        carry_out()
+    else:
+        with pytest.raises(UserError, match="beyond the tolerance"):
+            carry_out()
+    same, own = [
+        float(line.split("logit difference ")[1].split()[0]) for line in said if "parity" in line
+    ]
+    assert same < 1e-4
+    assert own > 1e-3  # what the epsilon itself makes
+    assert (tmp_path / "out").exists() == made
+
+
 def test_a_tokenizer_that_decodes_otherwise_is_found(translator, tmp_path):
     """Two pieces exchanged in the vocabulary: the same ids come out, and mean something else."""
     import json

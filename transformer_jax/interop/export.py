@@ -1,5 +1,6 @@
 """Carries a model out, and puts it in its place only after it has been compared with ours."""
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -14,7 +15,7 @@ from transformer_jax.config import Config
 from transformer_jax.data import sources
 from transformer_jax.errors import UserError
 from transformer_jax.interop import ctranslate2, parity, stablehlo
-from transformer_jax.interop.huggingface import checking, reading, writing
+from transformer_jax.interop.huggingface import checking, families, reading, writing
 from transformer_jax.interop.parity import Examples, Peer, Reference
 from transformer_jax.interop.pretrained import Pretrained
 
@@ -64,6 +65,10 @@ def export_model(
         # A mistake of ours would hide behind rounding to 8 bits: first as it is.
         stages.insert(0, functools.partial(_write_ctranslate2, quantization="float32"))
     reference = Reference(model.config, model.tokenizers, model.params)
+    references = [reference]
+    if format_name == "marian" and model.config.model.norm_epsilon != families.NORM_EPSILON:
+        # Nor behind the change of epsilon: first with theirs on both sides.
+        references.insert(0, _with_epsilon(model, families.NORM_EPSILON))
     params = jax.device_get(model.params)
     output.parent.mkdir(parents=True, exist_ok=True)
     aside = output.parent / f".{output.name}.{uuid.uuid4().hex}"
@@ -73,18 +78,26 @@ def export_model(
             shutil.rmtree(aside, ignore_errors=True)
             make_peer = stage(aside, model, params, say)
             examples = examples or reference.examples(sentences)
-            result = parity.compare(reference, examples, make_peer(aside, reference, examples))
-            say(result.describe())
-            if not result.holds:
-                raise UserError(
-                    f"The exported model differs beyond the tolerance; {output} is not made."
-                )
+            for side in references:
+                result = parity.compare(side, examples, make_peer(aside, side, examples))
+                say(result.describe())
+                if not result.holds:
+                    raise UserError(
+                        f"The exported model differs beyond the tolerance; {output} is not made."
+                    )
         if output.exists():
             output.rmdir()
         aside.rename(output)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     say(f"wrote {output}")
+
+
+def _with_epsilon(model: Pretrained, epsilon: float) -> Reference:
+    config = dataclasses.replace(
+        model.config, model=dataclasses.replace(model.config.model, norm_epsilon=epsilon)
+    )
+    return Reference(config, model.tokenizers, model.params)
 
 
 def _write_marian(folder: epath.Path, model: Pretrained, params: Any, say: Say) -> MakePeer:
