@@ -39,7 +39,7 @@ class HuggingFacePeer:
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         epsilon = reference.config.model.norm_epsilon
-        self.tolerance = 1e-3 if epsilon == families.NORM_EPSILON else 0.05
+        self.tolerance = 1e-3 if epsilon == families.NORM_EPSILON else 0.01
         self.name = f"transformers {transformers.__version__} (epsilon {epsilon:g} here)"
         self._examples, self._eos = examples, reference.engine.ids.target_eos
         self._check_tokenizer(transformers, folder, reference)
