@@ -16,9 +16,8 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from etils import epath
-from orbax.checkpoint import checkpoint_managers
+from orbax.checkpoint import v1 as ocp
 
 from transformer_jax import digests, processes
 from transformer_jax.config import CheckpointConfig
@@ -44,7 +43,7 @@ class Checkpointer:
     def __init__(self, workdir: epath.PathLike, config: CheckpointConfig):
         self._config = config
         self._folder = _folder(workdir)
-        self._manager: ocp.CheckpointManager | None = None
+        self._orbax: ocp.training.Checkpointer | None = None
         self._saving: int | None = None  # step that is being written
         self.newest_saved: int | None = None
 
@@ -59,16 +58,12 @@ class Checkpointer:
         Returns:
           None, or why this save, or the one before it, has failed.
         """
-        args: dict[str, Any] = {
-            name: ocp.args.StandardSave(tree) for name, tree in items.items() if tree is not None
-        }
+        saved = {name: tree for name, tree in items.items() if tree is not None}
 
         def start():
             self._saving = step
-            self._opened().save(
-                step,
-                args=ocp.args.Composite(meta=ocp.args.JsonSave(meta), **args),
-                metrics=meta.get("metrics") or None,
+            self._opened().save_checkpointables_async(
+                step, {**saved, "meta": meta}, force=True, metrics=meta.get("metrics") or None
             )
 
         problem = self.wait()
@@ -81,7 +76,7 @@ class Checkpointer:
         """Waits for the save that was started last; None, or why it has failed."""
         if self._saving is None:
             return None
-        problem = self._attempt(lambda: self._opened().wait_until_finished())
+        problem = self._attempt(lambda: self._opened().wait())
         if problem is None:
             self.newest_saved = self._saving
         self._saving = None
@@ -89,32 +84,26 @@ class Checkpointer:
 
     def is_saving(self) -> bool:
         """Whether a save is still being written."""
-        return self._manager is not None and self._manager.is_saving_in_progress()
+        return self._orbax is not None and self._orbax.is_saving_in_progress()
 
     def restore(self, step: int, targets: dict[str, Tree]) -> tuple[dict[str, Tree], dict]:
         """Items as `targets` describes them (`jax.ShapeDtypeStruct`, sharded), and the meta."""
-        args: dict[str, Any] = {
-            name: ocp.args.StandardRestore(tree)
-            for name, tree in targets.items()
-            if tree is not None
-        }
+        wanted = {name: tree for name, tree in targets.items() if tree is not None}
         try:
-            restored = self._opened().restore(
-                step, args=ocp.args.Composite(meta=ocp.args.JsonRestore(), **args)
-            )
+            restored = self._opened().load_checkpointables(step, {**wanted, "meta": None})
         except (ValueError, OSError, KeyError) as error:
             raise UserError(
                 f"Checkpoint {self._folder / str(step)} cannot be read: {error}"
             ) from error
         self.newest_saved = step
-        return {name: restored[name] if name in args else None for name in targets}, restored.meta
+        return {name: restored.get(name) for name in targets}, restored["meta"]
 
     def close(self) -> str | None:
         """Waits until everything is written; None, or why it could not be."""
         problem = self.wait()
-        if self._manager is not None:
-            self._manager.close()
-            self._manager = None
+        if self._orbax is not None:
+            self._orbax.close()
+            self._orbax = None
         return problem
 
     def _attempt(self, action: Callable[[], None]) -> str | None:
@@ -127,10 +116,10 @@ class Checkpointer:
         problem = next((p for p in processes.gather(problem) if p), None)
         if problem:
             # What it knows of the failed save would count as a checkpoint.
-            manager, self._manager, self._saving = self._manager, None, None
-            if manager is not None:
+            failed, self._orbax, self._saving = self._orbax, None, None
+            if failed is not None:
                 with contextlib.suppress(Exception):
-                    manager.close()
+                    failed.close()
             self._remove_unfinished()
         return problem
 
@@ -154,10 +143,10 @@ class Checkpointer:
                 for path in list(self._folder.glob(f"*{TMP_SUFFIX}*")):
                     path.rmtree(missing_ok=True)
 
-    def _opened(self) -> ocp.CheckpointManager:
-        if self._manager is None:
-            self._manager = _open(self._folder, self._config, self._write_digests)
-        return self._manager
+    def _opened(self) -> ocp.training.Checkpointer:
+        if self._orbax is None:
+            self._orbax = _open(self._folder, self._config, self._write_digests)
+        return self._orbax
 
     def _write_digests(self) -> None:
         """Called when all files of a checkpoint are there and before its folder gets its name."""
@@ -168,28 +157,41 @@ class Checkpointer:
 
 def _open(
     folder: epath.Path, config: CheckpointConfig, before_commit: Callable[[], None]
-) -> ocp.CheckpointManager:
-    rank = functools.partial(quality, metric=config.best_metric)
-    policies = checkpoint_managers.preservation_policy
-    keep = [policies.LatestN(config.max_to_keep)]
+) -> ocp.training.Checkpointer:
+    policies = ocp.training.preservation_policies
+    keep: list[Any] = [policies.LatestN(config.max_to_keep)]
     if config.keep_best:
+        rank = functools.partial(quality, metric=config.best_metric)
         keep.append(
             policies.BestN(
                 get_metric_fn=rank, n=config.keep_best, keep_checkpoints_without_metrics=False
             )
         )
-    return ocp.CheckpointManager(
+    context = _context()
+    context.asynchronous.timeout_secs = SAVE_SECONDS
+    # A function: Orbax copies its settings deeply, and a bound method with its object.
+    context.asynchronous.post_finalization_callback = lambda: before_commit()
+    return ocp.training.Checkpointer(
         folder,
-        options=ocp.CheckpointManagerOptions(
-            best_fn=rank,
-            preservation_policy=policies.AnyPreservationPolicy(keep),
-            create=True,
-            cleanup_tmp_directories=True,
-            async_options=ocp.AsyncOptions(
-                timeout_secs=SAVE_SECONDS, post_finalization_callback=before_commit
-            ),
-        ),
+        context=context,
+        preservation_policy=policies.AnyPreservationPolicy(keep),
+        cleanup_tmp_directories=True,
     )
+
+
+def _context() -> ocp.Context:
+    """Orbax's settings: `meta` is JSON, which Orbax would take for a tree of arrays."""
+    registry = ocp.handlers.local_registry()
+    registry.add(ocp.handlers.JsonHandler, checkpointable_name="meta")
+    context = ocp.Context()
+    context.checkpointables.registry = registry
+    return context
+
+
+def _read(folder: epath.Path, item: str, target: Tree = None) -> Any:
+    """One item of a checkpoint, as `target` describes it; JSON needs none."""
+    with _context():
+        return ocp.load_checkpointables(folder, {item: target})[item]
 
 
 def _reason(error: BaseException) -> str:
@@ -289,8 +291,7 @@ def read_metrics(workdir: epath.PathLike, step: int) -> dict[str, float]:
     """Evaluation metrics kept with a checkpoint; empty where it was not evaluated."""
     folder = _folder(workdir) / str(step)
     _refuse_damage(folder, "meta")
-    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
-        return reader.restore(folder / "meta").get("metrics") or {}
+    return _read(folder, "meta").get("metrics") or {}
 
 
 def _refuse_damage(folder: epath.Path, part: str) -> None:
@@ -358,13 +359,12 @@ def _choose(
 
 
 def _read_params(folder: epath.Path, target: Tree) -> Tree:
-    item = folder / ("ema" if digests.has(folder, "ema") else "params")
-    _refuse_damage(folder, item.name)
+    item = "ema" if digests.has(folder, "ema") else "params"
+    _refuse_damage(folder, item)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), target)
-    logging.info("reading %s", item)
+    logging.info("reading %s", folder / item)
     try:
-        with ocp.StandardCheckpointer() as reader:
-            return reader.restore(item, target)
+        return _read(folder, item, target)
     except (ValueError, OSError, KeyError) as error:
         raise UserError(f"Checkpoint {folder} cannot be read as this model: {error}") from error

@@ -1,0 +1,65 @@
+"""What earlier versions wrote is read, gone on with and run; `tests/golden/make.py` made it."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transformer_jax import Translator
+from transformer_jax import workdir as workdir_lib
+from transformer_jax.training.loop import train
+
+ROOT = Path(__file__).parent.parent
+ARCHIVES = sorted((ROOT / "tests" / "golden").glob("v*.tar.gz"))
+
+
+@pytest.fixture(scope="module", params=ARCHIVES, ids=lambda path: path.name)
+def golden(request, tmp_path_factory):
+    """The folder of an unpacked archive, and what that version translated."""
+    folder = tmp_path_factory.mktemp("golden")
+    with tarfile.open(request.param) as tar:
+        tar.extractall(folder, filter="data")
+    return folder, json.loads((folder / "expected.json").read_text())
+
+
+def assert_translates(folder, sources, expected):
+    translator = Translator.load(folder / "run", "latest")
+    for name, beam_size in (("greedy", 1), ("beam", 4)):
+        found = [out.text for out in translator.translate(sources, beam_size=beam_size)]
+        assert found == expected[name]
+    pairs = [(folder / f"validation.{lang}").read_text().splitlines() for lang in ("en", "de")]
+    np.testing.assert_allclose(translator.score(*pairs), expected["scores"], atol=2e-4)
+
+
+def test_a_run_is_restored_and_gone_on_with_to_the_same_text(golden):
+    folder, expected = golden
+    assert_translates(folder, expected["sources"], expected["as_written"])
+    assert Translator.load(folder / "run", "best").checkpoint_step < expected["num_steps"]
+    config = workdir_lib.read_config(folder / "run")
+    places = {name: str(folder / name) for name in ("train", "validation")}
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, **places, cache_dir=str(folder / "cache")),
+        train=dataclasses.replace(
+            config.train, num_steps=expected["num_steps"], eval_every_steps=0, log_every_steps=20
+        ),
+    )
+    assert train(config, folder / "run")
+    assert_translates(folder, expected["sources"], expected["resumed"])
+    last = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["train_loss"] == pytest.approx(expected["resumed"]["train_loss"], rel=1e-4)
+
+
+def test_an_export_translates_the_same(golden):
+    folder, expected = golden
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "decode_stablehlo.py", folder / "exported"],
+        input="\n".join(expected["sources"]), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == expected["as_written"]["greedy"]
