@@ -1,8 +1,11 @@
-"""Eight simulated CPU devices, quiet logs, and the small run that many tests read."""
+"""Eight simulated CPU devices, fast compilation, and the small run that many tests read."""
 
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Tests wait for compilations, not for computations: LLVM's optimisations take half of their time.
+# The programs that tests start inherit this.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import jax
 

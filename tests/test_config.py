@@ -1,5 +1,6 @@
 import dataclasses
 import importlib
+from pathlib import Path
 
 import pytest
 
@@ -7,13 +8,10 @@ from transformer_jax.config import Config, from_json, to_json
 from transformer_jax.errors import UserError
 from transformer_jax.validation import validate
 
-RECIPES = (
-    "quickstart",
-    "multi30k",
-    "wmt14_en_de_base",
-    "wmt14_en_de_big",
-    "wmt14_en_fr_big",
-    "tiny",
+RECIPES = sorted(
+    path.stem
+    for path in (Path(__file__).parent.parent / "configs").glob("*.py")
+    if path.stem != "__init__"
 )
 
 

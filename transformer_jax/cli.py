@@ -18,7 +18,7 @@ from typing import Any
 from absl import app, flags
 from absl import logging as absl_logging
 
-from transformer_jax import process_flags
+from transformer_jax import __version__, process_flags
 from transformer_jax.config import Config
 from transformer_jax.errors import UserError
 
@@ -31,13 +31,19 @@ INTERRUPTED_STATUS = 130
 
 def main() -> None:
     """Entry point of `transformer-jax COMMAND [flags]`."""
-    if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
+    asked = sys.argv[1] if len(sys.argv) > 1 else ""
+    if asked == "--version":
+        print(f"transformer-jax {__version__}")
+        sys.exit(0)
+    if asked not in COMMANDS:
+        wants_help = asked in ("--help", "-h")
         print(
             f"usage: transformer-jax {{{'|'.join(COMMANDS)}}} [flags]; "
-            "transformer-jax COMMAND --help lists a command's flags.",
-            file=sys.stderr,
+            "transformer-jax COMMAND --help lists a command's flags, "
+            "transformer-jax --version shows the version.",
+            file=sys.stdout if wants_help else sys.stderr,
         )
-        sys.exit(USAGE_STATUS)
+        sys.exit(0 if wants_help else USAGE_STATUS)
     run(sys.argv[1], [f"transformer-jax {sys.argv[1]}", *sys.argv[2:]])
 
 
