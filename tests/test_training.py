@@ -349,9 +349,16 @@ def test_terminal_and_files_tell_the_same_numbers(tmp_path, capsys):
     reporter = reporting.Reporter(epath.Path(tmp_path), 10, 100)
     reporter.training(20, metrics)
     evaluation = {"eval_bleu": 33.25, "eval_bleu_signature": "nrefs:1"}
-    reporter.evaluation(20, evaluation, [{"source": "a"}])
+    samples = [
+        {"source": "one", "reference": "eins", "hypothesis": hypothesis}
+        for hypothesis in ("eins", "zwei", "drei")
+    ]
+    reporter.evaluation(20, evaluation, samples)
     reporter.close()
     out = capsys.readouterr().out
+    # Of right translations no reference, and no more than two.
+    assert out.endswith("\n  one  ->  eins\n  one  ->  zwei\n    reference: eins\n")
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 3
     assert "step 20/100: loss 2.500, lr 1.25e-01, 1,234 target tokens/s, padding 6.2%" in out
     assert "bleu 33.25\n" in out
     written = lines(tmp_path / "metrics.jsonl")

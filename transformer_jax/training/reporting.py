@@ -12,6 +12,8 @@ from etils import epath
 
 from transformer_jax.workdir import write_atomically
 
+NUM_SHOWN = 2  # translations on the terminal after an evaluation; samples.jsonl has more
+
 
 class Reporter:
     """Writes the same numbers to every place.
@@ -76,6 +78,11 @@ class Reporter:
     def evaluation(self, step: int, metrics: dict[str, Any], samples: list[dict]) -> None:
         """Scores on the validation set, and some of its sentences with their translations.
 
+        Args:
+          step: optimizer steps done.
+          metrics: by name.
+          samples: each with `source`, `reference` and `hypothesis`.
+
         Signatures and the like, which are no floats, only go to `metrics.jsonl`.
         """
         if not self._is_primary:
@@ -91,6 +98,10 @@ class Reporter:
                 if isinstance(value, float)
             )
         )
+        for sample in samples[:NUM_SHOWN]:
+            self.say(f"  {sample['source']}  ->  {sample['hypothesis']}")
+            if sample["hypothesis"] != sample["reference"]:
+                self.say(f"    reference: {sample['reference']}")
 
     def flush(self) -> None:
         """Writes what could not be written before, if that works now."""
