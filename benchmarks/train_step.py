@@ -8,12 +8,15 @@
         --batch_tokens=25000,100000 --length=64 --dtype=bfloat16 \
         --json=docs/benchmarks/train_step_gpu.json                             # on a GPU
     python benchmarks/train_step.py --peers=flax --flax_example=… --corpus=multi30k/train
+    python benchmarks/train_step.py --peers= --undo=dense,optimizer,loss,all --sizes=small
 
 Every engine has the same sizes, tokens, dropout and label smoothing, a process of its own, and its
 turn in every round, in an order drawn for it; times are medians over the rounds. All sentences are
 equally long, nothing is padding. With `--corpus` batches are real ones: ours come through the
 loader, those of Flax's example are packed as its pipeline packs, ahead of time; only tokens that
 are not padding count.
+
+With `--undo` ours also runs with single parts of it in their plain form.
 
 Memory is taken as each engine's users have it: ours as the commands set it, peers by glibc's
 defaults; with `--kept_memory` all as ours.
@@ -32,6 +35,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import train_step_undone
 import train_step_workers as workers_lib
 from absl import app, flags
 from processes import Worker
@@ -62,7 +66,7 @@ def model(size: str, vocab_size: int) -> ModelConfig:
 
 def start(make: Callable[..., Any], *args: Any) -> Worker:
     """A process of its own, which takes memory as the engine's users have it."""
-    ours = make in (workers_lib.Ours, workers_lib.OursOnCorpus)
+    ours = isinstance(make, type) and issubclass(make, workers_lib.Ours)
     os.environ["GLIBC_TUNABLES"] = malloc_settings() if ours or FLAGS.kept_memory else ""
     return Worker(make, *args)
 
@@ -75,6 +79,8 @@ def start_engines(task: workers_lib.Task) -> dict[str, Worker]:
             workers_lib.Ours, dataclasses.replace(task, loading=True)
         ),
     }
+    for change in FLAGS.undo:
+        found[f"ours, without {change}"] = start(train_step_undone.Undone, task, change)
     if "transformers" in FLAGS.peers:
         found["torch"] = start(workers_lib.Torch, task)
         found["torch.compile"] = start(workers_lib.Torch, task, True)
@@ -199,6 +205,10 @@ def main(argv: list[str]) -> None:
     del argv
     if unknown := set(FLAGS.peers) - set(PEERS):
         raise app.UsageError(f"--peers={','.join(unknown)}: there are {', '.join(PEERS)}.")
+    if unknown := set(FLAGS.undo) - set(train_step_undone.CHANGES):
+        raise app.UsageError(
+            f"--undo={','.join(unknown)}: there are {', '.join(train_step_undone.CHANGES)}."
+        )
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # engines share the GPU
     if FLAGS.corpus and "transformers" in FLAGS.peers:
         raise app.UsageError("--corpus compares with flax alone: --peers=flax or --peers=")
@@ -234,6 +244,7 @@ def cpu_name() -> str:
 
 if __name__ == "__main__":
     flags.DEFINE_list("peers", ["transformers"], f"Which to compare with: {', '.join(PEERS)}.")
+    flags.DEFINE_list("undo", [], "Parts of ours to replace by their plain form, one at a time.")
     flags.DEFINE_string("flax_example", "", "A copy of Flax's examples/wmt.")
     flags.DEFINE_list("sizes", ["base", "small"], "base, big, small, tiny.")
     flags.DEFINE_integer("vocab_size", 0, "Pieces; 0: 16,000, of small 8,000.")

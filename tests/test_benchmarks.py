@@ -4,11 +4,15 @@ import attention_report
 import attention_workers
 import numpy as np
 import pytest
+import train_step_undone
 import train_step_workers
 from attention_workers import Problem
 
+from transformer_jax import layers
 from transformer_jax.config import ModelConfig
 from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
+from transformer_jax.ops import dense, losses
+from transformer_jax.training import optimizer
 
 
 def problem(case, which="forward", batch=2, length=96):
@@ -104,3 +108,40 @@ def test_steps_are_timed_with_batches_without_padding():
     assert batch["targets"].shape == (3, 5)
     assert batch["loss_mask"].all()
     assert batch["inputs_segment_ids"].all()
+
+
+def losses_of(step):
+    """Losses of the first step and of three more."""
+    found = [step.loss()]
+    for _ in range(3):
+        step.step()
+        found.append(step.loss())
+    return found
+
+
+STEP = train_step_workers.Task(
+    ModelConfig(
+        num_encoder_layers=1, num_decoder_layers=1, d_model=16, d_ff=32, num_heads=2,
+        source_vocab_size=50, target_vocab_size=50, decoder_start_id=1, dropout_rate=0.0,
+    ),
+    rows=8, source_len=6, target_len=5,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def our_losses():
+    return losses_of(train_step_workers.Ours(STEP))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", train_step_undone.CHANGES)
+def test_a_step_with_a_part_undone_is_the_same_step(our_losses, monkeypatch, change):
+    """The plain form of each part computes what ours does."""
+    parts = [(layers, "dense"), (dense, "dense"), (optimizer, "_adam"),
+             (losses, "projected_cross_entropy")]  # fmt: skip
+    before = [getattr(*part) for part in parts]
+    for part, function in zip(parts, before, strict=True):
+        monkeypatch.setattr(*part, function)  # put back at the end
+    undone = train_step_undone.Undone(STEP, change)
+    assert [getattr(*part) for part in parts] != before
+    assert losses_of(undone) == pytest.approx(our_losses, rel=1e-5)

@@ -84,3 +84,15 @@ def test_importing_the_package_and_asking_for_help_load_nothing_heavy(code):
 def test_an_import_loads_no_other_framework(module):
     others = {"tensorflow", "torch", "matplotlib", "tensorflow_text", "clu"}
     assert not loaded_by(f"import {module}") & others
+
+
+def test_the_version_is_told_alike_everywhere():
+    root = ROOT.parent
+    done = subprocess.run(
+        [sys.executable, "-c", "from transformer_jax.cli import main; main()", "--version"],
+        capture_output=True, text=True, check=True, cwd=root,
+    )  # fmt: skip
+    version = done.stdout.split()[1]
+    assert f"\nversion: {version}\n" in (root / "CITATION.cff").read_text()
+    newest = (root / "CHANGELOG.md").read_text().split("\n## ")[1]
+    assert newest.split()[0] == version.split(".dev")[0]

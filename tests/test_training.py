@@ -341,12 +341,16 @@ def board_values(folder):
     return values
 
 
-def test_terminal_and_files_tell_the_same_numbers(tmp_path, capsys):
+def test_terminal_and_files_tell_the_same_numbers(tmp_path, capsys, monkeypatch):
     from transformer_jax.training import reporting
+
+    seconds = iter([500.0, 510.0])  # when the first step is done, and nine steps later
+    monkeypatch.setattr(reporting.time, "monotonic", lambda: next(seconds))
 
     metrics = {"train_loss": 2.5, "learning_rate": 0.125, "target_tokens_per_second": 1234.5,
                "padding": 0.0625, "batch_digest": "ab"}  # fmt: skip
     reporter = reporting.Reporter(epath.Path(tmp_path), 10, 100)
+    reporter.advance(11)
     reporter.training(20, metrics)
     evaluation = {"eval_bleu": 33.25, "eval_bleu_signature": "nrefs:1"}
     samples = [
@@ -359,7 +363,8 @@ def test_terminal_and_files_tell_the_same_numbers(tmp_path, capsys):
     # Of right translations no reference, and no more than two.
     assert out.endswith("\n  one  ->  eins\n  one  ->  zwei\n    reference: eins\n")
     assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 3
-    assert "step 20/100: loss 2.500, lr 1.25e-01, 1,234 target tokens/s, padding 6.2%" in out
+    assert "step 20/100: loss 2.500, lr 1.25e-01, 1,234 target tokens/s, padding 6.2%, " \
+           "1m28s left\n" in out  # fmt: skip
     assert "bleu 33.25\n" in out
     written = lines(tmp_path / "metrics.jsonl")
     assert written == [{"step": 20, **metrics}, {"step": 20, **evaluation}]

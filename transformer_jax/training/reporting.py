@@ -33,7 +33,7 @@ class Reporter:
         self._num_steps, self._is_primary = num_steps, is_primary
         self._bar: Any = None
         self._files: list[_Lines | _Board] = []
-        self._started, self._first_step = time.monotonic(), first_step
+        self._first: tuple[int, float] | None = None  # the first step here, and when it was done
         if not is_primary:
             return
         self._metrics = _Lines(workdir / "metrics.jsonl", first_step)
@@ -53,7 +53,9 @@ class Reporter:
             print(message, flush=True)
 
     def advance(self, step: int) -> None:
-        """Moves the bar, where there is one."""
+        """Notes that `step` is done, for the time left; moves the bar, where there is one."""
+        if self._first is None:  # what was before it, compiling above all, does not come again
+            self._first = step, time.monotonic()
         if self._bar:
             self._bar.update(step - self._bar.n)
 
@@ -117,8 +119,8 @@ class Reporter:
         self.flush()
 
     def _time_left(self, step: int) -> str:
-        done = max(step - self._first_step, 1)
-        seconds = (time.monotonic() - self._started) / done * (self._num_steps - step)
+        first, started = self._first or (step, time.monotonic())
+        seconds = (time.monotonic() - started) / max(step - first, 1) * (self._num_steps - step)
         hours, minutes = divmod(int(seconds) // 60, 60)
         return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{int(seconds) % 60:02d}s"
 

@@ -67,7 +67,8 @@ def dot_product_attention(
       scale: defaults to 1 / sqrt(D).
       implementation: `reference` (float32 throughout), `xla` (the whole score matrix),
         `blockwise` (memory linear in length), `cudnn` (NVIDIA GPUs, 16 bits), `pallas_tpu` (TPUs),
-        or `auto`: the first of a measured table for the device, shape and mask that can serve.
+        or `auto`: the first that can serve, of a table by device, kind of mask and number of keys;
+        its rows for CPU are measured, those for GPU and TPU are not.
 
     Returns:
       `[B, T, H, D]` in the type of `query`; rows with nothing to attend to are zeros, and so are
@@ -122,7 +123,7 @@ def _refusal(implementation, query, key, extras, settings, platform) -> str | No
 
 
 def kind(query: jax.Array, extras: Extras, settings: Settings) -> str:
-    """What the measured table tells apart: `step`, `packed`, `causal` or `full`."""
+    """What the table tells apart: `step`, `packed`, `causal` or `full`."""
     if query.shape[1] == 1:
         return "step"
     if extras.query_segment_ids is not None or extras.mask is not None:
