@@ -1,13 +1,13 @@
 # make quickstart   train, evaluate and use a small translator
 # make test         the tests, 4 minutes on two fast cores
-# make test-newest  the same on the newest Python that is found, with the newest JAX
+# make test-newest  the same with the newest Python here and the newest JAX
 # make test-slow    the tests that start processes, kill them, or take long
-# make test-peers   the tests beside torch, transformers, ctranslate2 and libtpu, which it installs
+# make test-peers   the tests that compare with torch, transformers, ctranslate2 and libtpu
 # make test-all     all four
 # make docs         the site, in site/; runs the guide
 # make lint types   ruff, mypy
 # make wheel        dist/transformer_jax-VERSION-py3-none-any.whl
-# Another Python:   make test PYTHON=python3.13 VENV=.venv-newest
+# Another Python:   make test PYTHON=python3.13 VENV=.venv-3.13
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -17,19 +17,25 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Errors only: what pip warns of is the machine's set-up.
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
-# As many processes as cores; each begins with tests of other files.
-PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
+# Test processes: as many as the cores that this process may use.
+WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: quickstart test test-newest test-slow test-peers test-all docs lint types wheel clean
 
-# A Python that was named is not silently replaced by the one that is there.
-ifeq ($(origin PYTHON),command line)
+# A Python that was named is not silently replaced by that of the environment.
+ifneq ($(origin PYTHON),file)
+ifeq ($(filter clean test-newest,$(MAKECMDGOALS)),)
+  version = $(shell $(1) -c 'import sys; print(sys.version_info[:2])' 2>/dev/null)
+  ifeq ($(call version,$(PYTHON)),)
+    $(error PYTHON=$(PYTHON) does not run)
+  endif
   ifneq ($(wildcard $(BIN)/python),)
-    version = $(shell $(1) -c 'import sys; print(sys.version_info[:2])' 2>/dev/null)
     ifneq ($(call version,$(PYTHON)),$(call version,$(BIN)/python))
-      $(error $(VENV) has another Python than $(PYTHON): run make clean, or name another folder with VENV=)
+      $(error $(VENV) has another Python than $(PYTHON): name another folder with VENV=, or run make clean)
     endif
   endif
+endif
 endif
 
 $(BIN)/.installed: pyproject.toml constraints.txt
@@ -45,7 +51,7 @@ $(BIN)/.installed-test: $(BIN)/.installed
 
 $(BIN)/.installed-peers: $(BIN)/.installed-test
 	$(INSTALL) -e '.[test,interop]'
-	$(INSTALL) --no-deps --upgrade --target .cache/libtpu libtpu
+	$(INSTALL) --no-deps --upgrade --target $(VENV)/libtpu libtpu
 	@touch $@
 
 $(BIN)/.installed-docs: $(BIN)/.installed
@@ -65,14 +71,15 @@ quickstart: $(BIN)/.installed
 test: $(BIN)/.installed-test
 	$(PYTEST) -m 'not slow and not peers'
 
-# In the order of preference: on PATH, or installed by pyenv.
+# Those on PATH, then those of pyenv; what cannot make an environment is passed over.
 test-newest:
-	@for python in python3.14 python3.13 python3.12 \
-	    $$(ls -d "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/3.1[2-4].*/bin/python3 2>/dev/null | sort -rV); do \
-	  if "$$python" -c 'import sys, venv; sys.exit(sys.version_info < (3, 12))' 2>/dev/null; then \
-	    exec $(MAKE) test PYTHON="$$python" VENV=.venv-newest; \
-	  fi; \
-	done; echo "make test-newest: no Python 3.12 or newer was found, so nothing was tested with it."
+	@for minor in 14 13 12; do \
+	  for python in python3.$$minor "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/3.$$minor.*/bin/python3; do \
+	    if "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
+	      exec $(MAKE) test PYTHON="$$python" VENV=.venv-3.$$minor; \
+	    fi; \
+	  done; \
+	done; echo "make test-newest: there is no Python 3.12 or newer here, so nothing was tested with it."
 
 test-slow: $(BIN)/.installed-test
 	$(PYTEST) -m slow
@@ -99,4 +106,4 @@ wheel: $(BIN)/.installed-test
 	@ls dist
 
 clean:
-	rm -rf .venv .venv-newest .cache build dist site *.egg-info
+	rm -rf .venv .venv-* .cache build dist site *.egg-info

@@ -210,6 +210,8 @@ def main(argv: list[str]) -> None:
             f"--undo={','.join(unknown)}: there are {', '.join(train_step_undone.CHANGES)}."
         )
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # engines share the GPU
+    if FLAGS.corpus and FLAGS.undo:
+        raise app.UsageError("--corpus compares whole steps: leave out --undo.")
     if FLAGS.corpus and "transformers" in FLAGS.peers:
         raise app.UsageError("--corpus compares with flax alone: --peers=flax or --peers=")
     if "transformers" in FLAGS.peers and not importlib.util.find_spec("transformers"):

@@ -1,8 +1,8 @@
-"""This package's training step with one of its own parts replaced by the plain form.
+"""This package's training step with one of its parts replaced by the plain form.
 
     python benchmarks/train_step.py --peers= --undo=dense,optimizer,loss,all --sizes=small
 
-Says what each part brings: `dense` (a backward pass of its own), `optimizer` (Adam written out),
+Shows what each part brings: `dense` (a custom backward pass), `optimizer` (Adam written out),
 `loss` (its gradient formed chunk by chunk). `docs/training.md` has the table.
 """
 
@@ -26,7 +26,11 @@ def _dense() -> None:
     from transformer_jax import layers
     from transformer_jax.ops import dense
 
-    layers.dense = dense.dense = lambda x, kernel, num_axes=1: jnp.tensordot(x, kernel, num_axes)
+    def plain(x, kernel, num_axes=1):
+        return jnp.tensordot(x, kernel, num_axes)
+
+    for module in (layers, dense):
+        setattr(module, "dense", plain)  # noqa: B010  # another type than what it replaces
 
 
 def _optimizer() -> None:
@@ -50,12 +54,18 @@ def _loss() -> None:
     from transformer_jax.ops import losses
 
     def projected(hidden, table, targets, weights, label_smoothing=0.0, chunk_size=512, bias=None):
+        size = min(chunk_size, len(targets))
+
         @jax.checkpoint
         def chunk(args):
             h, t, w = args
-            return losses.cross_entropy(losses._logits(h, table, bias), t, w, label_smoothing)
+            logits = losses._logits(h, table.astype(h.dtype), bias)
+            return losses.cross_entropy(logits, t, w, label_smoothing)
 
-        divide = lambda x: x.reshape(-1, min(chunk_size, len(x)), *x.shape[1:])  # noqa: E731
+        def divide(x):
+            x = jnp.pad(x, [(0, -len(x) % size)] + [(0, 0)] * (x.ndim - 1))
+            return x.reshape(-1, size, *x.shape[1:])  # --> [N / size, size, ...]
+
         sums = jax.lax.map(chunk, jax.tree.map(divide, (hidden, targets, weights)))
         return jax.tree.map(functools.partial(jnp.sum, axis=0), sums)
 

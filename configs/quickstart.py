@@ -5,7 +5,8 @@
 which is `python train.py --config=quickstart --workdir=runs/quickstart`, then `eval.py` and
 `decode.py` on it.
 
-Result: 100% of the 1,000 held-out numbers exactly right.
+Result: 99.9%, 99.8% and 99.9% of the 1,000 held-out numbers exactly right with seeds 0, 1 and 2
+(`--config.seed`).
 """
 
 from transformer_jax.config import (
@@ -31,7 +32,7 @@ def get_config() -> Config:
             norm_position="pre",
             max_len=64,
         ),
-        # So few tokens that hundreds, units, "und" and tens are tokens of their own.
+        # So few tokens that hundreds, units, "und" and tens are separate ones.
         data=DataConfig(tokenizer="bpe", vocab_size=380, max_len=64, batch_tokens=1024),
         train=TrainConfig(
             num_steps=300,

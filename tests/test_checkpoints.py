@@ -1,6 +1,7 @@
 """Checkpoints: which stay, what is read back, and what happens to damaged ones."""
 
 import shutil
+import threading
 from pathlib import Path
 
 import jax
@@ -58,8 +59,40 @@ def test_missing_and_foreign_checkpoints_are_named(tmp_path):
     with pytest.raises(UserError, match="none is best"):
         checkpoint_lib.load_params(tmp_path, "best", CheckpointConfig(), TARGET)
     other = {"w": jax.ShapeDtypeStruct((4,), jnp.float32)}
-    with pytest.raises(UserError, match="cannot be read as this model"):
-        checkpoint_lib.load_params(tmp_path, "latest", CheckpointConfig(), other)
+    more = {**TARGET, "v": TARGET["w"]}
+    for target, words in ((other, r"\(4,\) .* \(3,\)"), (more, "not match: v")):
+        with pytest.raises(UserError, match=f"cannot be read as this model: .*{words}") as error:
+            checkpoint_lib.load_params(tmp_path, "latest", CheckpointConfig(), target)
+        assert len(str(error.value)) < len(str(tmp_path)) + 250
+        assert "\n" not in str(error.value)
+    checkpointer = checkpoint_lib.Checkpointer(tmp_path, CheckpointConfig())
+    with pytest.raises(UserError, match=r"1 cannot be read: .*optimizer"):
+        checkpointer.restore(1, {"params": TARGET, "optimizer": TARGET})
+
+
+def test_an_interrupt_while_reading_is_no_bad_checkpoint(tmp_path, monkeypatch):
+    save_all(epath.Path(tmp_path), {1: None})
+
+    def interrupt(*_):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise KeyError("as Orbax wraps it") from error
+
+    monkeypatch.setattr(checkpoint_lib, "_read", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint_lib.load_params(tmp_path, "latest", CheckpointConfig(), TARGET)
+
+
+def test_saving_often_leaves_no_thread_behind(tmp_path):
+    checkpointer = checkpoint_lib.Checkpointer(tmp_path, CheckpointConfig())
+    counts = []
+    for step in range(1, 6):
+        checkpointer.save(step, {"params": {"w": jnp.ones(3)}}, {"metrics": {}})
+        checkpointer.wait()
+        counts.append(threading.active_count())
+    checkpointer.close()
+    assert counts[-1] <= counts[0]
 
 
 # --- Damage --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What earlier versions wrote is read, gone on with and run; `tests/golden/make.py` made it."""
+"""What earlier versions wrote is restored, resumed and run; `tests/golden/make.py` writes it."""
 
 import dataclasses
 import json
@@ -16,6 +16,7 @@ from transformer_jax.training.loop import train
 
 ROOT = Path(__file__).parent.parent
 ARCHIVES = sorted((ROOT / "tests" / "golden").glob("v*.tar.gz"))
+assert ARCHIVES, "without archives these tests would be skipped"
 
 
 @pytest.fixture(scope="module", params=ARCHIVES, ids=lambda path: path.name)
@@ -36,7 +37,7 @@ def assert_translates(folder, sources, expected):
     np.testing.assert_allclose(translator.score(*pairs), expected["scores"], atol=2e-4)
 
 
-def test_a_run_is_restored_and_gone_on_with_to_the_same_text(golden):
+def test_a_run_is_restored_and_resumed_to_the_same_text(golden):
     folder, expected = golden
     assert_translates(folder, expected["sources"], expected["as_written"])
     assert Translator.load(folder / "run", "best").checkpoint_step < expected["num_steps"]

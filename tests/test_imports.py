@@ -86,7 +86,7 @@ def test_an_import_loads_no_other_framework(module):
     assert not loaded_by(f"import {module}") & others
 
 
-def test_the_version_is_told_alike_everywhere():
+def test_the_version_is_the_same_everywhere():
     root = ROOT.parent
     done = subprocess.run(
         [sys.executable, "-c", "from transformer_jax.cli import main; main()", "--version"],

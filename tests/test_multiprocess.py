@@ -1,5 +1,7 @@
 """Several processes on one machine, over gloo: the same run as in one, and nothing hangs."""
 
+import contextlib
+import itertools
 import json
 import os
 import signal
@@ -20,10 +22,17 @@ pytestmark = pytest.mark.slow
 NUM_STEPS = 12
 
 
+# Tests in other processes take their ports from other ranges, as a port is free again until the
+# program it is for has bound it.
+PORTS = itertools.count(20_000 + 500 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]))
+
+
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    for port in PORTS:
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("unreachable: ports are not endless, but tests are fewer")
 
 
 def start(command, num_processes, devices_each, missing=(), connect_timeout=60):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import struct
+import types
 
 import jax
 import jax.numpy as jnp
@@ -345,12 +346,15 @@ def test_terminal_and_files_tell_the_same_numbers(tmp_path, capsys, monkeypatch)
     from transformer_jax.training import reporting
 
     seconds = iter([500.0, 510.0])  # when the first step is done, and nine steps later
-    monkeypatch.setattr(reporting.time, "monotonic", lambda: next(seconds))
+    clock = types.SimpleNamespace(monotonic=lambda: next(seconds), time=lambda: 0.0)
+    monkeypatch.setattr(reporting, "time", clock)
 
     metrics = {"train_loss": 2.5, "learning_rate": 0.125, "target_tokens_per_second": 1234.5,
                "padding": 0.0625, "batch_digest": "ab"}  # fmt: skip
     reporter = reporting.Reporter(epath.Path(tmp_path), 10, 100)
     reporter.advance(11)
+    reporter.training(11, metrics)
+    assert "padding 6.2%, ? left\n" in capsys.readouterr().out
     reporter.training(20, metrics)
     evaluation = {"eval_bleu": 33.25, "eval_bleu_signature": "nrefs:1"}
     samples = [
@@ -367,9 +371,11 @@ def test_terminal_and_files_tell_the_same_numbers(tmp_path, capsys, monkeypatch)
            "1m28s left\n" in out  # fmt: skip
     assert "bleu 33.25\n" in out
     written = lines(tmp_path / "metrics.jsonl")
-    assert written == [{"step": 20, **metrics}, {"step": 20, **evaluation}]
+    assert written == [{"step": 11, **metrics}, {"step": 20, **metrics},
+                       {"step": 20, **evaluation}]  # fmt: skip
     numbers = {name: value for name, value in metrics.items() if name != "batch_digest"}
-    want = {(name, 20): value for name, value in {**numbers, "eval_bleu": 33.25}.items()}
+    want = {(name, step): value for name, value in numbers.items() for step in (11, 20)}
+    want["eval_bleu", 20] = 33.25
     assert board_values(tmp_path / "tensorboard") == want
 
 

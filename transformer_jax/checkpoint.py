@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -45,6 +45,7 @@ class Checkpointer:
         self._folder = _folder(workdir)
         self._orbax: ocp.training.Checkpointer | None = None
         self._saving: int | None = None  # step that is being written
+        self._response: Any = None  # Orbax's, whose thread lasts until its result is taken
         self.newest_saved: int | None = None
 
     def save(self, step: int, items: dict[str, Tree], meta: dict[str, Any]) -> str | None:
@@ -62,7 +63,7 @@ class Checkpointer:
 
         def start():
             self._saving = step
-            self._opened().save_checkpointables_async(
+            self._response = self._opened().save_checkpointables_async(
                 step, {**saved, "meta": meta}, force=True, metrics=meta.get("metrics") or None
             )
 
@@ -76,10 +77,10 @@ class Checkpointer:
         """Waits for the save that was started last; None, or why it has failed."""
         if self._saving is None:
             return None
-        problem = self._attempt(lambda: self._opened().wait())
+        problem = self._attempt(self._response.result)
         if problem is None:
             self.newest_saved = self._saving
-        self._saving = None
+        self._saving = self._response = None
         return problem
 
     def is_saving(self) -> bool:
@@ -89,12 +90,8 @@ class Checkpointer:
     def restore(self, step: int, targets: dict[str, Tree]) -> tuple[dict[str, Tree], dict]:
         """Items as `targets` describes them (`jax.ShapeDtypeStruct`, sharded), and the meta."""
         wanted = {name: tree for name, tree in targets.items() if tree is not None}
-        try:
+        with _unreadable(f"Checkpoint {self._folder / str(step)} cannot be read"):
             restored = self._opened().load_checkpointables(step, {**wanted, "meta": None})
-        except (ValueError, OSError, KeyError) as error:
-            raise UserError(
-                f"Checkpoint {self._folder / str(step)} cannot be read: {error}"
-            ) from error
         self.newest_saved = step
         return {name: restored.get(name) for name in targets}, restored["meta"]
 
@@ -117,6 +114,7 @@ class Checkpointer:
         if problem:
             # What it knows of the failed save would count as a checkpoint.
             failed, self._orbax, self._saving = self._orbax, None, None
+            self._response = None
             if failed is not None:
                 with contextlib.suppress(Exception):
                     failed.close()
@@ -194,15 +192,39 @@ def _read(folder: epath.Path, item: str, target: Tree = None) -> Any:
         return ocp.load_checkpointables(folder, {item: target})[item]
 
 
-def _reason(error: BaseException) -> str:
-    """What the operating system says, or the first sentence of the deepest cause."""
+@contextlib.contextmanager
+def _unreadable(what: str) -> Iterator[None]:
+    """Turns what is wrong with a checkpoint into one sentence that begins with `what`.
+
+    Orbax wraps whatever happens while it reads, an interrupt too, in an error that lists every
+    array; only the deepest cause tells.
+    """
+    try:
+        yield
+    except (ValueError, OSError, KeyError) as error:
+        cause = _deepest(error)
+        if not isinstance(cause, ValueError | OSError | KeyError | TypeError):
+            raise cause from error
+        raise UserError(f"{what}: {_reason(error)}") from error
+
+
+def _deepest(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
+    return error
+
+
+def _reason(error: BaseException) -> str:
+    """What the operating system says, or the first sentence of the deepest cause."""
+    error = _deepest(error)
     told = re.search(r"os_error_code='(\d+)'", str(error))  # by TensorStore
     number = int(told[1]) if told else getattr(error, "errno", None)
     if number:
         return os.strerror(number)
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    lines = str(error).strip(" '\"\n").splitlines() or [type(error).__name__]
+    # A line that ends in a colon says no more than that the next one does.
+    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return text.split(". ")[0].rstrip(":")[:300]
 
 
 def newest_whole(
@@ -364,7 +386,5 @@ def _read_params(folder: epath.Path, target: Tree) -> Tree:
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), target)
     logging.info("reading %s", folder / item)
-    try:
+    with _unreadable(f"Checkpoint {folder} cannot be read as this model"):
         return _read(folder, item, target)
-    except (ValueError, OSError, KeyError) as error:
-        raise UserError(f"Checkpoint {folder} cannot be read as this model: {error}") from error

@@ -22,8 +22,9 @@
 # become "unknown"; here they are pieces (BPE), so nothing is unknown. And Multi30k has English,
 # German, French and Czech, but no Spanish: Spanish comes from the corpus that is built into
 # this package, of numbers in words, on which this page runs. Numbers need less than captions do:
-# here the model has half the layers and no dropout, and a larger learning rate that falls to 0, so
-# that 300 steps are enough. Run the page in the project's folder; it takes two minutes.
+# here the model has half the layers, half the inner width and no dropout, and a larger learning
+# rate that falls to 0, so that 300 steps are enough. Run the page in the project's folder; it
+# takes two minutes.
 
 # %%
 import dataclasses

@@ -4,7 +4,7 @@
 
 The archive has the run (parameters, their average, optimizer state), its StableHLO export, the text
 it was trained on, and `expected.json`: what this version translates with the run as it is, and
-after going on with it for `MORE_STEPS`. `tests/test_golden.py` compares.
+after it was resumed for `MORE_STEPS`. `tests/test_golden.py` compares.
 """
 
 import dataclasses
@@ -78,8 +78,8 @@ def translations(workdir: str) -> dict:
     }
 
 
-def go_on(workdir: str) -> float:
-    """Trains a run on; the loss of its last steps."""
+def resume(workdir: str) -> float:
+    """Resumes a run; returns the loss of its last steps."""
     config = workdir_lib.read_config(workdir)
     more = dataclasses.replace(
         config.train, num_steps=NUM_STEPS + MORE_STEPS, eval_every_steps=0, log_every_steps=20
@@ -106,7 +106,7 @@ def main() -> None:
         with tarfile.open(archive, "w:gz") as tar:
             for name in ("run", "exported", *texts):
                 tar.add(name, filter=lambda entry: None if ".lock" in entry.name else entry)
-            loss = go_on("run")
+            loss = resume("run")
             expected = {
                 "sources": SOURCES, "num_steps": NUM_STEPS + MORE_STEPS, "as_written": as_written,
                 "resumed": {**translations("run"), "train_loss": loss},

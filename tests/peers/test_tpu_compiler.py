@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LIBTPU = ROOT / ".cache" / "libtpu"  # apart, or JAX would look for a TPU at every start
+# Apart from the other packages, or JAX would look for a TPU at every start.
+LIBTPU = Path(sys.prefix) / "libtpu"
 
 
 NEEDS_LIBTPU = pytest.mark.skipif(not LIBTPU.exists(), reason="make test-peers installs libtpu")

@@ -54,7 +54,7 @@ class Reporter:
 
     def advance(self, step: int) -> None:
         """Notes that `step` is done, for the time left; moves the bar, where there is one."""
-        if self._first is None:  # what was before it, compiling above all, does not come again
+        if self._first is None:  # compiling, before it, happens only once
             self._first = step, time.monotonic()
         if self._bar:
             self._bar.update(step - self._bar.n)
@@ -119,8 +119,10 @@ class Reporter:
         self.flush()
 
     def _time_left(self, step: int) -> str:
-        first, started = self._first or (step, time.monotonic())
-        seconds = (time.monotonic() - started) / max(step - first, 1) * (self._num_steps - step)
+        first, started = self._first or (step, 0.0)
+        if step == first:
+            return "?"  # nothing was timed yet
+        seconds = (time.monotonic() - started) / (step - first) * (self._num_steps - step)
         hours, minutes = divmod(int(seconds) // 60, 60)
         return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{int(seconds) % 60:02d}s"
 

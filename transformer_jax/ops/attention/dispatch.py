@@ -123,7 +123,7 @@ def _refusal(implementation, query, key, extras, settings, platform) -> str | No
 
 
 def kind(query: jax.Array, extras: Extras, settings: Settings) -> str:
-    """What the table tells apart: `step`, `packed`, `causal` or `full`."""
+    """The table's name for a kind of call: `step`, `packed`, `causal` or `full`."""
     if query.shape[1] == 1:
         return "step"
     if extras.query_segment_ids is not None or extras.mask is not None:
