@@ -60,6 +60,11 @@ def run(command: str, argv: Sequence[str]) -> None:
                 )
             _configure_jax()
             execute()
+            if _has_others():
+                from transformer_jax import processes
+
+                processes.disconnect()
+                _exit(0, at_once=True)
 
     with _one_sentence():
         _check_overrides(argv)
@@ -144,11 +149,11 @@ def _one_sentence() -> Iterator[None]:
     _exit(USAGE_STATUS)
 
 
-def _exit(status: int) -> None:
+def _exit(status: int, at_once: bool = False) -> None:
     """Ends the process; one of several at once: at its exit JAX would wait for the others."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if _has_others():
+    if at_once or _has_others():
         os._exit(status)
     sys.exit(status)
 

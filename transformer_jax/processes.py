@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from etils import epath
+from jax._src import distributed  # no public name leads to the coordinator's server
 from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost as orbax_multihost
 
@@ -32,6 +33,9 @@ _LAUNCHERS = (
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
 )
+
+
+_kept: list[Any] = []  # servers that must not be destroyed before the process ends
 
 
 def launched_with_others() -> bool:
@@ -111,6 +115,19 @@ def connect(
     finally:
         alarm.cancel()
         roll.leave()
+
+
+def disconnect() -> None:
+    """Leaves the other processes, once all have done their work; JAX cannot be used afterwards.
+
+    The coordinator's server is left running for the caller to end with its process: destroying it,
+    as JAX does at exit, sometimes aborts the process ("Check failed: queue.Pop() == nullptr", in
+    gRPC's server; status 134), though everything is written.
+    """
+    _kept.append(distributed.global_state.service)
+    distributed.global_state.service = None
+    with contextlib.suppress(RuntimeError):  # another has ended since: our work is done as well
+        jax.distributed.shutdown()
 
 
 class _RollCall:
