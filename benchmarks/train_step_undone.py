@@ -26,8 +26,9 @@ def _dense() -> None:
     from transformer_jax import layers
     from transformer_jax.ops import dense
 
-    def plain(x, kernel, num_axes=1):
-        return jnp.tensordot(x, kernel, num_axes)
+    def plain(x, kernel, bias):
+        num_inner = kernel.ndim - bias.ndim
+        return jnp.tensordot(x, kernel.astype(x.dtype), num_inner) + bias.astype(x.dtype)
 
     for module in (layers, dense):
         setattr(module, "dense", plain)  # noqa: B010  # another type than what it replaces

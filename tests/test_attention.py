@@ -14,7 +14,7 @@ from tests.attention_oracle import make_problem
 from transformer_jax.ops import attention, masks
 from transformer_jax.ops.attention import blocks, blockwise, cudnn, formula, pallas_tpu
 from transformer_jax.ops.attention.call import Extras, Settings, expand
-from transformer_jax.ops.dropout import keep_mask, seed_words
+from transformer_jax.ops.dropout import element_index, keep, seed_words
 
 ATTEND = {
     "reference": formula.reference,
@@ -170,7 +170,8 @@ def test_bfloat16_equals_the_formula(implementation, small_blocks):
 @pytest.mark.parametrize("implementation", ["reference", "xla", "blockwise"])
 def test_dropout_drops_the_same_weights_everywhere(implementation, small_blocks):
     problem, rng, rate = make_problem(("causal",)), jax.random.key(3), 0.4
-    kept = np.asarray(keep_mask(rng, rate, (2, 4, 5, 7)))
+    index = element_index((None, 4, 5, 7), np.indices((2, 4, 5, 7), np.uint32))
+    kept = np.asarray(keep(seed_words(rng), rate, index))
     want = attention_oracle.attend(problem, kept, rate)
     got = run(implementation, problem, dropout_rate=rate, rng=rng)
     for key, array in want.items():

@@ -87,6 +87,11 @@ def test_json_keeps_tuples_and_none():
         ({"train": {"num_steps": "5"}}, ["config.train.num_steps='5'", "int"]),
         ({"data": {"train_weights": ("a",)}}, ["train_weights[0]='a'", "float"]),
         ({"data": {"train_languages": "en-de"}}, ["train_languages='en-de'"]),
+        ({"data": {"normalization": "nfd"}}, ["normalization='nfd'", "identity, nfkc"]),
+        ({"data": {"normalization": "nfkc,nfkc,nfkc"}}, ["normalization=", "SOURCE,TARGET"]),
+        ({"data": {"normalization": "nfkc", "tokenizer_model": "x"}}, ["tokenizer_model"]),
+        ({"seed": 2**32}, ["config.seed=4294967296", "below 4294967296"]),
+        ({"seed": -1}, ["config.seed=-1", ">= 0"]),
     ],
 )
 def test_what_cannot_work_is_told_in_one_sentence(sections, words):

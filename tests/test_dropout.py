@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.ops.dropout import dropout, keep_mask
+from transformer_jax.ops.attention.call import Extras, Settings, dropout_index
+from transformer_jax.ops.dropout import dropout, element_index, keep, keep_mask, seed_words
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.9])
@@ -53,3 +54,31 @@ def test_same_key_same_bits_under_jit():
     eager = keep_mask(jax.random.key(5), 0.3, (7, 9))
     jitted = jax.jit(lambda k: keep_mask(k, 0.3, (7, 9)))(jax.random.key(5))
     np.testing.assert_array_equal(eager, jitted)
+
+
+@pytest.mark.parametrize(
+    ("heads", "length"), [(16, 2**14), (8, 2**15), (1, 2**16)], ids=lambda size: str(size)
+)
+def test_rows_of_attention_that_are_2_to_the_32_weights_apart_differ(heads, length):
+    """A row of the batch has 2^32 weights here, so that one 32-bit number would repeat."""
+    settings = Settings(causal=False, scale=1.0, dropout_rate=0.5, num_heads=heads)
+    rows, queries, keys = np.arange(16), np.arange(30), np.arange(40)
+    axes = np.meshgrid(rows, [heads - 1], length - 1 - queries, keys, indexing="ij")
+    index = dropout_index(Extras(), settings, (length, length), [jnp.asarray(a) for a in axes])
+    kept = np.asarray(keep(seed_words(jax.random.key(0)), 0.5, index)) * 2.0 - 1
+    kept = kept.reshape(len(rows), -1)
+    correlation = kept @ kept.T / kept.shape[1]
+    assert np.abs(correlation - np.eye(len(rows))).max() < 5 / np.sqrt(kept.shape[1])
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 4, 5), (None, 4, 5), (2, 2**16, 2**16), (None, 2, 2**31), (7, 2**16, 2**16 + 1)]
+)
+def test_no_two_elements_have_the_same_number(shape):
+    sizes = [6 if size is None else size for size in shape]
+    corners = [sorted({0, 1, size // 2, size - 2, size - 1}) for size in sizes]
+    axes = np.meshgrid(*corners, indexing="ij")
+    index = element_index(shape, [jnp.asarray(a, jnp.uint32) for a in axes])
+    low = np.broadcast_to(index.low, axes[0].shape).ravel()
+    high = np.zeros_like(low) if index.high is None else np.broadcast_to(index.high, axes[0].shape)
+    assert len({*zip(low.tolist(), high.ravel().tolist(), strict=True)}) == low.size

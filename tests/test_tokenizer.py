@@ -2,6 +2,8 @@
 
 import dataclasses
 import io
+import re
+import unicodedata
 
 import pytest
 import sentencepiece
@@ -35,6 +37,48 @@ def test_any_text_survives_up_to_normalisation(tokenizers, text):
     assert tokenizer.unk_id not in ids  # byte pieces write everything
     # The space that stands for a word's start is the only thing that decoding may drop.
     assert tokenizer.decode(ids).strip() == tokenizer.normalize(text).replace("▁", " ").strip()
+
+
+# What SentencePiece's own default, nmt_nfkc, rewrites.
+REWRITTEN = "，！？（） m² … ｶﾅ ﬁ \u00a0 \u3000 \t é"
+
+
+@given(text=st.text(max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_any_text_survives_but_for_spaces_at_the_ends_and_in_runs(untouched, text):
+    # SentencePiece writes a space as U+2581, and ends its strings at NUL.
+    text = text.replace("▁", "_").replace("\0", "")
+    want = re.sub(" +", " ", text).strip(" ")
+    assert untouched.decode(untouched.encode(text)) == want
+    assert untouched.lost_texts([text]) == ([] if text == want else [(text, want)])
+
+
+@pytest.fixture(scope="module")
+def untouched(corpus_config):
+    return make(corpus_config).target
+
+
+def test_text_is_rewritten_only_where_the_config_names_a_rule(corpus_config, tmp_path):
+    pair = make(corpus_config)
+    assert pair.shared
+    assert pair.target.decode(pair.target.encode(REWRITTEN)) == REWRITTEN
+    assert pair.target.lost_texts([REWRITTEN, "drei vier"]) == []
+    # Per side, with one vocabulary: sources are rewritten, targets are not.
+    pair = make(corpus_config, normalization="nfkc,identity")
+    pair.save(tmp_path)
+    pair = TokenizerPair.load(tmp_path)
+    assert not pair.shared
+    ids = range(pair.source.vocab_size)
+    assert pair.source.pieces(ids) == pair.target.pieces(ids)
+    nfkc = unicodedata.normalize("NFKC", REWRITTEN)
+    want = re.sub(" +", " ", nfkc)
+    assert pair.source.normalize(REWRITTEN).replace("▁", " ").strip() == want
+    assert pair.source.decode(pair.source.encode(REWRITTEN)) == want
+    assert pair.target.decode(pair.target.encode(REWRITTEN)) == REWRITTEN
+    assert pair.source.lost_texts([REWRITTEN]) == [(REWRITTEN, want)]
+    both = make(corpus_config, normalization="nmt_nfkc", shared_vocab=False, vocab_size=284)
+    for tokenizer in (both.source, both.target):
+        assert tokenizer.decode(tokenizer.encode("m² …")) == "m2 ..."
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])

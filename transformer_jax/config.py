@@ -77,6 +77,7 @@ class DataConfig:
     vocab_size: int = 8000
     tokenizer: str = "unigram"
     tokenizer_model: str = ""  # an existing SentencePiece model, or "SOURCE,TARGET"
+    normalization: str = "identity"  # SentencePiece's rule for text, or "SOURCE,TARGET"
     shared_vocab: bool = True
     lowercase: bool = False
     pretokenized: bool = False  # words are set apart already: BLEU takes them as they stand
@@ -124,6 +125,7 @@ class OptimizerConfig:
     b2: float = 0.98
     eps: float = 1e-9
     weight_decay: float = 0.0
+    weight_decay_on: str = "matrices"  # kernels of dense layers; all: every parameter
     clip_norm: float = 0.0  # 0: off
 
 
@@ -191,13 +193,20 @@ class Config:
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
 
 
+# What a setting meant before there was a name for it: its value where a config.json lacks it.
+FORMER_DEFAULTS = {
+    "data.normalization": "nmt_nfkc",
+    "optimizer.weight_decay_on": "all",
+}
+
+
 def to_json(config: Config) -> str:
     """The whole tree as indented JSON."""
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
 def from_json(text: str, where: str = "config.json") -> Config:
-    """Inverse of `to_json`.
+    """Inverse of `to_json`; settings that the text lacks get their former or default values.
 
     Raises:
       UserError: where the text is no JSON, or a field is unknown or of another type.
@@ -213,7 +222,9 @@ def _build(cls: Any, tree: Any, where: str, path: str) -> Any:
     if not isinstance(tree, dict):
         raise UserError(f"{where}: {path.rstrip('.') or 'the file'} must be an object.")
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    values = {}
+    values = {
+        name: FORMER_DEFAULTS[path + name] for name in fields if path + name in FORMER_DEFAULTS
+    }
     for name, value in tree.items():
         if name not in fields:
             close = difflib.get_close_matches(name, fields, 1)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from transformer_jax.config import ModelConfig
 from transformer_jax.ops import attention as attention_lib
 from transformer_jax.ops import positional
-from transformer_jax.ops.dense import dense, dense_general
+from transformer_jax.ops.dense import dense
 from transformer_jax.ops.dropout import dropout
 from transformer_jax.ops.masks import combine_masks, make_causal_mask, make_segment_mask
 
@@ -69,28 +69,36 @@ class LayerNorm(nn.Module):
         return norm(x).astype(x.dtype)
 
 
-class HeadProjection(nn.Module):
-    """Parameters of a projection to heads: kernel `[M, H, D]` and bias `[H, D]`."""
+Axes = tuple[tuple[str, int], ...]  # name (see `with_axes`) and size of each
 
-    config: ModelConfig
+
+class Dense(nn.Module):
+    """A dense layer: `kernel` `[*inner, *outer]` and `bias` `[*outer]`, applied by `ops.dense`."""
+
+    inner: Axes
+    outer: Axes
 
     def setup(self) -> None:
-        heads, dim = self.config.num_heads, self.config.resolved_head_dim
-        init = nn.initializers.xavier_uniform(in_axis=0, out_axis=(1, 2))
-        self.kernel = self.param(
-            "kernel", with_axes(init, "embed", "heads", "kv"), (self.config.d_model, heads, dim)
+        names, sizes = zip(*self.inner, *self.outer, strict=True)
+        num_inner = len(self.inner)
+        init = nn.initializers.xavier_uniform(
+            in_axis=range(num_inner), out_axis=range(num_inner, len(names))
         )
-        self.bias = self.param(
-            "bias", with_axes(nn.initializers.zeros, "heads", "kv"), (heads, dim)
-        )
+        self.kernel = self.param("kernel", with_axes(init, *names), sizes)
+        zeros = with_axes(nn.initializers.zeros, *names[num_inner:])
+        self.bias = self.param("bias", zeros, sizes[num_inner:])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[..., *outer]` of `x` `[..., *inner]`."""
+        return dense(x, self.kernel, self.bias)
 
 
-def project_heads(x: jax.Array, *projections: HeadProjection) -> list[jax.Array]:
+def project_heads(x: jax.Array, *projections: Dense) -> list[jax.Array]:
     """`x` `[B, T, M]` under each projection, `[B, T, H, D]`, by one matrix product for all."""
-    # Stacked behind the heads, which may be parted over devices.
+    # Stacked after the heads, which may be sharded over devices.
     kernel = jnp.stack([p.kernel for p in projections], axis=2)  # --> [M, H, n, D]
     bias = jnp.stack([p.bias for p in projections], axis=1)
-    out = dense(x, kernel.astype(x.dtype)) + bias.astype(x.dtype)
+    out = dense(x, kernel, bias)
     return [out[..., i, :] for i in range(len(projections))]
 
 
@@ -104,17 +112,10 @@ class MultiHeadAttention(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        self.query = HeadProjection(self.config)
-        self.key = HeadProjection(self.config)
-        self.value = HeadProjection(self.config)
-        self.out = nn.DenseGeneral(
-            self.config.d_model,
-            axis=(-2, -1),
-            dtype=compute_dtype(self.config),
-            dot_general=dense_general,
-            kernel_init=with_axes(nn.initializers.xavier_uniform(), "heads", "kv", "embed"),
-            bias_init=with_axes(nn.initializers.zeros, "embed"),
-        )
+        embed = (("embed", self.config.d_model),)
+        heads = ("heads", self.config.num_heads), ("kv", self.config.resolved_head_dim)
+        self.query, self.key, self.value = (Dense(embed, heads) for _ in range(3))
+        self.out = Dense(heads, embed)
 
     def project_self(
         self, x: jax.Array, positions: jax.Array
@@ -179,18 +180,11 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
-        config, dtype = self.config, compute_dtype(self.config)
-
-        def layer(size: int, name: str, *axes: str) -> nn.Dense:
-            return nn.Dense(
-                size, dtype=dtype, name=name, dot_general=dense_general,
-                kernel_init=with_axes(nn.initializers.xavier_uniform(), *axes),
-                bias_init=with_axes(nn.initializers.zeros, axes[-1]),
-            )  # fmt: skip
-
-        x = ACTIVATIONS[config.activation](layer(config.d_ff, "up", "embed", "mlp")(x))
+        config = self.config
+        embed, hidden = (("embed", config.d_model),), (("mlp", config.d_ff),)
+        x = ACTIVATIONS[config.activation](Dense(embed, hidden, name="up")(x))
         x = Dropout(config.activation_dropout_rate)(x, deterministic)
-        return layer(config.d_model, "down", "mlp", "embed")(x)
+        return Dense(hidden, embed, name="down")(x)
 
 
 class _Layer(nn.Module):

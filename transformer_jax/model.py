@@ -20,6 +20,7 @@ from transformer_jax.layers import (
     with_axes,
 )
 from transformer_jax.ops import positional
+from transformer_jax.ops.embedding import embed
 
 
 def position_table(config: ModelConfig) -> np.ndarray:
@@ -45,13 +46,13 @@ class Embedding(nn.Module):
 
     def __call__(self, table, tokens, positions, deterministic):
         config = self.config
-        x = table[tokens].astype(compute_dtype(config))
+        x = embed(table, tokens, compute_dtype(config))
         if config.scale_embeddings:
             x = x * jnp.asarray(config.d_model**0.5, x.dtype)
         if config.positional in positional.SINUSOIDS:
             x = x + jnp.asarray(position_table(config))[positions].astype(x.dtype)
         elif config.positional == "learned":
-            x = x + self.learned[positions].astype(x.dtype)
+            x = x + embed(self.learned, positions, x.dtype)
         return self.dropout(x, deterministic)
 
 

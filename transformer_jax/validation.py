@@ -4,7 +4,14 @@ import dataclasses
 import difflib
 from typing import Any
 
-from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, typed
+from transformer_jax.config import (
+    FORMER_DEFAULTS,
+    Config,
+    DataConfig,
+    DecodeConfig,
+    ModelConfig,
+    typed,
+)  # fmt: skip
 from transformer_jax.errors import UserError
 
 CHOICES = {
@@ -18,6 +25,7 @@ CHOICES = {
     "data.tokenizer": ("unigram", "bpe"),
     "data.batching": ("pack", "bucket"),
     "optimizer.name": ("adam", "adamw", "adafactor"),
+    "optimizer.weight_decay_on": ("matrices", "all"),
     "optimizer.schedule": ("rsqrt", "linear", "cosine", "constant"),
     "parallel.runner": ("jit", "pmap"),
     "decode.method": ("beam", "sample", "mbr"),
@@ -29,8 +37,11 @@ CHOICES = {
         "eval_bleu", "eval_chrf", "eval_exact_match", "eval_token_accuracy", "eval_loss"),
 }  # fmt: skip
 
+NORMALIZATIONS = ("identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf")  # SentencePiece's
+
 # field -> (lowest allowed, whether the lowest itself is allowed, upper bound not reached)
 RANGES: dict[str, tuple[float, bool, float]] = {
+    "seed": (0, True, 2**32),
     **{f"model.{name}": (1, True, float("inf")) for name in (
         "num_encoder_layers", "num_decoder_layers", "d_model", "num_heads", "d_ff", "max_len")},
     **{f"model.{name}": (0, True, 1) for name in (
@@ -103,7 +114,7 @@ def validate(config: Config) -> Config:
         value = _get(config, path)
         if not ((value >= low if inclusive else value > low) and value < high):
             sign = ">=" if inclusive else ">"
-            limit = "" if high == float("inf") else f" and below {high:g}"
+            limit = "" if high == float("inf") else f" and below {high:.10g}"
             raise UserError(f"config.{path}={value} must be {sign} {low}{limit}.")
     for message in _conflicts(config):
         raise UserError(message)
@@ -195,6 +206,18 @@ def _batch_conflicts(config: Config):
 
 
 def _corpus_conflicts(data: DataConfig):
+    rules = [name.strip() for name in data.normalization.split(",")]
+    if len(rules) > 2 or not {*rules} <= {*NORMALIZATIONS}:
+        yield (
+            f"config.data.normalization={data.normalization!r} must be one of "
+            f"{', '.join(NORMALIZATIONS)}, or two of them as SOURCE,TARGET."
+        )
+    silent = (DataConfig().normalization, FORMER_DEFAULTS["data.normalization"])
+    if data.tokenizer_model and data.normalization not in silent:
+        yield (
+            f"config.data.normalization={data.normalization} is for a tokenizer that is trained; "
+            "those of config.data.tokenizer_model have their own rules."
+        )
     corpora = len(data.train.split(","))
     if data.source == "tfds" and (corpora > 1 or data.train_languages or data.train_weights):
         yield (

@@ -1,7 +1,7 @@
 """Text as the piece ids of a SentencePiece model, and back.
 
-What decoding gives back is the text after SentencePiece's `nmt_nfkc` normalisation (Unicode NFKC,
-runs of white space as one space), lower-cased first where `lowercase` says so.
+What decoding gives back is the text as the model normalises it, lower-cased first where
+`lowercase` says so. The rule `identity`, the default, keeps all but spaces at the ends and in runs.
 """
 
 import threading
@@ -111,3 +111,8 @@ class Tokenizer:
     def normalize(self, text: str) -> str:
         """The text that `decode(encode(text))` gives back where no piece is unknown."""
         return self._processor.normalize(text.lower() if self.lowercase else text)
+
+    def lost_texts(self, texts: Sequence[str]) -> list[tuple[str, str]]:
+        """Those of `texts` that do not survive encoding and decoding, each with what comes back."""
+        decoded = (self.decode(ids) for ids in self.encode_batch(texts))
+        return [pair for pair in zip(texts, decoded, strict=True) if pair[0] != pair[1]]

@@ -11,6 +11,7 @@ from typing import Any
 
 import sentencepiece
 from etils import epath
+from sentencepiece import sentencepiece_model_pb2
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data.foreign_tokenizers import JsonTokenizer, VocabularyTokenizer
@@ -147,23 +148,54 @@ def make_tokenizers(config: DataConfig, corpora: Sequence[Corpus]) -> TokenizerP
         return TokenizerPair(tokenizers[0], tokenizers[-1])
     tags = sorted({LanguageTags().piece(c.target_lang) for c in corpora}) if (
         config.target_language_tags) else []  # fmt: skip
+    rules = normalization_rules(config)
 
-    def texts(sides: Sequence[int]) -> Iterator[str]:
+    def texts(*sides: int) -> Iterator[str]:
+        normalize = [_normalizer(rule) for rule in rules]
         for corpus in corpora:
             for pair in corpus.read():
                 for side in sides:
-                    yield pair[side].lower() if config.lowercase else pair[side]
+                    text = pair[side].lower() if config.lowercase else pair[side]
+                    yield normalize[side](text)
 
     if config.shared_vocab:
-        shared = Tokenizer(_train(config, texts((0, 1)), tags), config.lowercase)
-        return TokenizerPair(shared, shared)
-    return TokenizerPair(
-        Tokenizer(_train(config, texts((0,)), tags), config.lowercase),
-        Tokenizer(_train(config, texts((1,)), []), config.lowercase),
+        model = _train(config, texts(0, 1), tags)
+        models = [_with_rule(model, rule) for rule in rules]
+    else:
+        trained = _train(config, texts(0), tags), _train(config, texts(1), [])
+        models = [_with_rule(model, rule) for model, rule in zip(trained, rules, strict=True)]
+    source = Tokenizer(models[0], config.lowercase)
+    if config.shared_vocab and models[0] == models[1]:
+        return TokenizerPair(source, source)
+    return TokenizerPair(source, Tokenizer(models[1], config.lowercase))
+
+
+def normalization_rules(config: DataConfig) -> tuple[str, str]:
+    """SentencePiece's names of the rules for source and target."""
+    names = [name.strip() for name in config.normalization.split(",")]
+    return names[0], names[-1]
+
+
+def _normalizer(rule: str) -> Callable[[str], str]:
+    normalizer = sentencepiece.SentencePieceNormalizer(
+        rule_name=rule, add_dummy_prefix=False, escape_whitespaces=False
     )
+    return normalizer.normalize
+
+
+def _with_rule(model: bytes, rule: str) -> bytes:
+    """The model, which keeps text as it is, with the rule that it applies to text first."""
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto.normalizer_spec.name = rule
+    spec = sentencepiece_model_pb2.NormalizerSpec.FromString(
+        sentencepiece.SentencePieceNormalizer(rule_name=rule).serialized_normalizer_spec()
+    )
+    proto.normalizer_spec.precompiled_charsmap = spec.precompiled_charsmap
+    return proto.SerializeToString(deterministic=True)
 
 
 def _train(config: DataConfig, texts: Iterator[str], tags: list[str]) -> bytes:
+    """A model of texts that are normalised already; its own rule is `identity`."""
     logging.info("training a SentencePiece tokenizer of %d pieces", config.vocab_size)
     model = io.BytesIO()
     damage: list[UserError] = []
@@ -182,6 +214,7 @@ def _train(config: DataConfig, texts: Iterator[str], tags: list[str]) -> bytes:
             vocab_size=config.vocab_size,
             character_coverage=config.character_coverage,
             byte_fallback=config.byte_fallback,
+            normalization_rule_name="identity",
             user_defined_symbols=tags,
             input_sentence_size=MAX_TRAINING_SENTENCES,
             shuffle_input_sentence=True,

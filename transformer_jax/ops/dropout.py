@@ -6,6 +6,7 @@ words, so that the compiler folds it into the surrounding loop. `benchmarks/drop
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,21 +27,45 @@ def seed_words(rng: jax.Array) -> jax.Array:
     return jax.random.bits(rng, (2,), jnp.uint32)
 
 
-def element_index(shape: Sequence[int], coordinates: Sequence[jax.Array]) -> jax.Array:
-    """Row-major index (modulo 2^32) of the `coordinates`, which broadcast, in `shape`."""
-    index = jnp.zeros((), jnp.uint32)
-    for size, coordinate in zip(shape, coordinates, strict=True):
-        index = index * jnp.uint32(size) + coordinate.astype(jnp.uint32)
-    return index
+class ElementIndex(NamedTuple):
+    """Number of an element in two uint32 words; arrays that broadcast against each other."""
+
+    low: jax.Array  # row-major in the trailing axes, which have at most 2^32 elements together
+    high: jax.Array | None  # row-major in the leading axes; None: there are none
 
 
-def keep(seeds: jax.Array, rate: float, index: jax.Array) -> jax.Array:
-    """True with probability `1 - rate` for each element of `index`, a function of it and `seeds`.
+def element_index(shape: Sequence[int | None], coordinates: Sequence[jax.Array]) -> ElementIndex:
+    """Numbers the elements of an array of `shape`; no two have the same pair of words.
+
+    Args:
+      shape: sizes; the first may be None, unknown.
+      coordinates: of each axis, integers that broadcast.
+    """
+    first_low, count = len(shape), 1
+    while first_low and (size := shape[first_low - 1]) and count * size <= 2**32:
+        first_low, count = first_low - 1, count * size
+
+    def row_major(axes: range) -> jax.Array:
+        index = jnp.zeros((), jnp.uint32)
+        for axis in axes:
+            index = index * jnp.uint32(shape[axis] or 0) + coordinates[axis].astype(jnp.uint32)
+        return index
+
+    low = row_major(range(first_low, len(shape)))
+    return ElementIndex(low, row_major(range(first_low)) if first_low else None)
+
+
+def keep(seeds: jax.Array, rate: float, index: ElementIndex) -> jax.Array:
+    """True with probability `1 - rate` for each element, a function of `index` and `seeds`.
 
     The second seed word enters between two rounds of mixing, so that arrays drawn from different
-    keys are no shifted copies of each other.
+    keys are no shifted copies of each other. The high word of the index changes it in steps of
+    2^32 divided by the golden ratio.
     """
-    bits = _mix(_mix(index ^ seeds[0]) + seeds[1])
+    second = seeds[1]
+    if index.high is not None:
+        second = second + index.high * jnp.uint32(0x9E3779B9)
+    bits = _mix(_mix(index.low ^ seeds[0]) + second)
     return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
 

@@ -137,7 +137,7 @@ def _forward(hidden, table, bias, targets, weights, label_smoothing):
             normalizer=largest + jnp.log(total),
             at_target=_pick(logits, chosen),
             largest=largest,
-            mean=h.astype(jnp.float32) @ mean_row + mean_bias,
+            mean=jnp.matmul(h.astype(jnp.float32), mean_row, precision="highest") + mean_bias,
             weights=w,
             label_smoothing=label_smoothing,
         )

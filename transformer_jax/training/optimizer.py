@@ -1,5 +1,7 @@
 """Learning-rate schedules and the Optax optimizer."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -12,7 +14,8 @@ def make_schedule(config: OptimizerConfig, d_model: int, num_steps: int) -> opta
 
     `rsqrt` (the paper, equation 3): `learning_rate · M^-0.5 · min(step^-0.5, step · warmup^-1.5)`.
     The others rise linearly to `learning_rate` over `warmup_steps`, then: `constant` stays;
-    `linear` falls to 0 at `num_steps`; `cosine` follows half a cosine to 0 at `num_steps`.
+    `linear` falls along a line and `cosine` along half a cosine, to 0 at the step after the last,
+    so that the last update still counts.
     """
     warmup = config.warmup_steps
 
@@ -24,7 +27,7 @@ def make_schedule(config: OptimizerConfig, d_model: int, num_steps: int) -> opta
             return factor * jnp.minimum(step**-0.5, step * warmup**-1.5)
 
         return rsqrt
-    rest = max(num_steps - warmup, 1)
+    rest = max(num_steps + 1 - warmup, 1)
     after = {
         "constant": optax.constant_schedule(config.learning_rate),
         "linear": optax.linear_schedule(config.learning_rate, 0.0, rest),
@@ -45,13 +48,21 @@ def make_optimizer(
     scalar, False where the step is to change nothing; updates are then 0 and the state stays.
 
     `b1`, `b2` and `eps` are those of Adam and AdamW; Adafactor keeps its own constants. Weight
-    decay is decoupled: the learning rate times `weight_decay` of each parameter, each step.
+    decay is decoupled (Loshchilov and Hutter, 2019): each step takes the learning rate times
+    `weight_decay` of each parameter that `decays` names.
     """
     if config.name == "adafactor":
         core = _unless_bad(
             optax.chain(
                 optax.adafactor(learning_rate=None),  # the negative of its scaled gradient
-                optax.add_decayed_weights(-config.weight_decay),
+                optax.stateless(
+                    lambda updates, params: jax.tree.map(
+                        lambda u, p, decay: u - config.weight_decay * p if decay else u,
+                        updates,
+                        params,
+                        decays(config, params),
+                    )
+                ),
                 optax.scale_by_schedule(schedule),
             )
         )
@@ -60,6 +71,21 @@ def make_optimizer(
     if config.clip_norm:
         return optax.chain(optax.clip_by_global_norm(config.clip_norm), core)
     return core
+
+
+def decays(config: OptimizerConfig, params: Any) -> Any:
+    """For each parameter whether weight decay applies to it, as `weight_decay_on` says.
+
+    `matrices` are the kernels of dense layers; biases, norms, embeddings and learned positions
+    are left alone, as is customary.
+    """
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: (
+            config.weight_decay_on == "all"
+            or jax.tree_util.keystr(path[-1:], simple=True) == "kernel"
+        ),
+        params,
+    )
 
 
 def _adam(
@@ -87,10 +113,10 @@ def _adam(
         rate = jnp.where(good, schedule(scheduled.count), 0.0)
         to_mean, to_variance = (1.0 / (1.0 - d ** count.astype(jnp.float32)) for d in (b1, b2))
 
-        def change(m, v, p):
+        def change(m, v, p, decay):
             m, v = jax.lax.optimization_barrier((m, v))
             step = to_mean * m / (jnp.sqrt(to_variance * v) + config.eps)
-            if config.name == "adamw":
+            if decay and config.weight_decay:
                 step += config.weight_decay * p
             return -rate * step
 
@@ -101,7 +127,7 @@ def _adam(
             adam._replace(count=counted(adam.count), mu=mu, nu=nu), *middle,
             scheduled._replace(count=counted(scheduled.count)),
         )  # fmt: skip
-        return jax.tree.map(change, mu, nu, params), state
+        return jax.tree.map(change, mu, nu, params, decays(config, params)), state
 
     return optax.GradientTransformationExtraArgs(like.init, update)
 

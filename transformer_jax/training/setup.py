@@ -11,11 +11,12 @@ from etils import epath
 
 from transformer_jax import processes
 from transformer_jax import workdir as workdir_lib
-from transformer_jax.config import Config
+from transformer_jax.config import FORMER_DEFAULTS, Config
 from transformer_jax.data import batch_plan, sources
 from transformer_jax.data.loader import BatchSource
 from transformer_jax.data.placement import BatchShape
 from transformer_jax.data.segmentation import Segmentations, segment
+from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair, make_tokenizers
 from transformer_jax.decoding.engine import special_ids
 from transformer_jax.errors import UserError
@@ -23,6 +24,7 @@ from transformer_jax.interop import pretrained
 from transformer_jax.validation import validate
 
 Say = Callable[[str], None]
+REPORTED_LOSS = 0.001  # share of references changed by the tokenizer from which it is reported
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +87,7 @@ def prepare(
     initial_params = None
     if workdir_lib.has_checkpoints(workdir):
         tokenizers = TokenizerPair.load(folder)
-        config = _go_on_from(config, workdir_lib.read_config(workdir))
+        config = _go_on_from(config, workdir_lib.read_config(workdir), say)
     elif config.train.init_from:
         start = pretrained.load(config.train.init_from, allow_pickle=config.train.allow_pickle)
         tokenizers, initial_params = start.tokenizers, start.params
@@ -110,6 +112,7 @@ def prepare(
     if writes and processes.is_primary():
         workdir_lib.write_config(workdir, config)
     _describe(config, corpora, tokenizers, selection, plan, padding, say)
+    _report_lost_references([target for _, target in validation], tokenizers.target, say)
     return config, TrainingData(tokenizers, segmentations, padding, validation, initial_params)
 
 
@@ -118,12 +121,13 @@ def _fingerprint(corpora: Sequence[sources.Corpus]) -> str:
     return hashlib.blake2b(repr(identity).encode(), digest_size=16).hexdigest()
 
 
-def _go_on_from(config: Config, stored: Config) -> Config:
+def _go_on_from(config: Config, stored: Config, say: Say) -> Config:
     """`config` for a run that has checkpoints; what its start determined stays.
 
     Raises:
       UserError: where it was started from another model.
     """
+    config = _keep_former_defaults(config, stored, say)
     before = stored.train.init_from
     if config.train.init_from not in ("", before):
         raise UserError(
@@ -134,6 +138,20 @@ def _go_on_from(config: Config, stored: Config) -> Config:
         return config
     train = dataclasses.replace(config.train, init_from=before)
     return adopt(dataclasses.replace(config, train=train), stored)
+
+
+def _keep_former_defaults(config: Config, stored: Config, say: Say) -> Config:
+    """`config` with what the run was started with where only the default has changed since."""
+    for path, former in FORMER_DEFAULTS.items():
+        section, name = path.split(".")
+        now, before = getattr(config, section), getattr(getattr(stored, section), name)
+        default = getattr(type(now)(), name)
+        if before == former and getattr(now, name) == default != former:
+            say(f"config.{path} stays {former}, as the run was started; new runs have {default}")
+            config = dataclasses.replace(
+                config, **{section: dataclasses.replace(now, **{name: former})}
+            )
+    return config
 
 
 def adopt(config: Config, start: Config) -> Config:
@@ -154,6 +172,7 @@ def adopt(config: Config, start: Config) -> Config:
                 config.data,
                 shared_vocab=start.data.shared_vocab,
                 lowercase=start.data.lowercase,
+                normalization=start.data.normalization,
                 # Tags on both sides are the model's; those on the source may or may not be used.
                 target_language_tags=(
                     config.data.target_language_tags or start.data.target_language_tags
@@ -184,6 +203,17 @@ def resolve(config: Config, tokenizers: TokenizerPair) -> Config:
                 "leave it at 0 to take the tokenizer's."
             )
     return dataclasses.replace(config, model=model)
+
+
+def _report_lost_references(references: list[str], tokenizer: Tokenizer, say: Say) -> None:
+    """Says how many references no output can equal, because the tokenizer cannot write them."""
+    lost = tokenizer.lost_texts(references)
+    if lost and len(lost) > REPORTED_LOSS * len(references):
+        before, after = lost[0]
+        say(
+            f"{100 * len(lost) / len(references):.1f}% of the validation references do not survive "
+            f"the tokenizer, so no output can equal them: {before!r} becomes {after!r}"
+        )
 
 
 def _describe(config, corpora, tokenizers, selection, plan, padding, say) -> None:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.ops import masks
-from transformer_jax.ops.dropout import element_index
+from transformer_jax.ops.dropout import ElementIndex, element_index
 
 
 class Extras(NamedTuple):
@@ -53,7 +53,7 @@ def expand(x: jax.Array) -> jax.Array:
 
 def dropout_index(
     extras: Extras, settings: Settings, sizes: tuple[int, int], coordinates: list[jax.Array]
-) -> jax.Array:
+) -> ElementIndex:
     """Index that decides an attention weight's dropout, the same in every implementation.
 
     Args:
@@ -65,4 +65,4 @@ def dropout_index(
     row, head, query, key = (x.astype(jnp.uint32) for x in coordinates)
     if extras.origin is not None:
         row, head = row + extras.origin[0], head + extras.origin[1]
-    return element_index((1, settings.num_heads, *sizes), [row, head, query, key])
+    return element_index((None, settings.num_heads, *sizes), [row, head, query, key])

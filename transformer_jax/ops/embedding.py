@@ -1,0 +1,98 @@
+"""Rows of a table by their ids, with a gradient that is the same in every run.
+
+The gradient of a look-up sums, for each row, over all positions that read it. XLA's float32
+scatter-add does that in no fixed order on a GPU, and slowly where ids repeat.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+CHUNK = 512  # positions whose one-hot rows exist at once
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def embed(table: jax.Array, ids: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Rows of `table` `[V, M]` by `ids`, integers of any shape: `[*ids.shape, M]` in `dtype`.
+
+    The gradient of `table` is summed in float32 in a fixed order, by the form that is fastest for
+    the platform that the program is compiled for.
+    """
+    return table[ids].astype(dtype)
+
+
+def _forward(table, ids, dtype):
+    # The table is kept for its shape and type alone.
+    return embed(table, ids, dtype), (table, ids)
+
+
+def _backward(dtype, residuals, d_out):
+    del dtype
+    table, ids = residuals
+    flat_ids, flat_d_out = ids.reshape(-1), d_out.reshape(-1, table.shape[1])
+
+    def form(sums):
+        return lambda i, d: sums(i, d, table.shape[0])
+
+    d_table = jax.lax.platform_dependent(
+        flat_ids, flat_d_out,
+        cpu=form(sums_by_scatter), tpu=form(sums_by_product), default=form(sums_by_sorting),
+    )  # fmt: skip
+    return d_table.astype(table.dtype), None
+
+
+embed.defvjp(_forward, _backward)
+
+
+def sums_by_scatter(ids: jax.Array, values: jax.Array, size: int) -> jax.Array:
+    """Sums of `values` `[N, M]` by their `ids` `[N]`: float32 `[size, M]`.
+
+    For CPU, where XLA adds one position after the other.
+    """
+    zeros = jnp.zeros((size, values.shape[1]), jnp.float32)
+    return zeros.at[ids].add(values.astype(jnp.float32))
+
+
+def sums_by_product(ids: jax.Array, values: jax.Array, size: int) -> jax.Array:
+    """The same as a product with one-hot rows, some positions at a time; for TPU."""
+    padding = -len(ids) % min(CHUNK, len(ids))
+    ids = jnp.pad(ids, (0, padding), constant_values=-1).reshape(-1, min(CHUNK, len(ids)))
+    values = jnp.pad(values, ((0, padding), (0, 0))).reshape(*ids.shape, -1)
+    # The default would round float32 values to bfloat16.
+    precision = "highest" if values.dtype == jnp.float32 else None
+
+    def add(total, chunk):
+        chunk_ids, chunk_values = chunk
+        one_hot = jax.nn.one_hot(chunk_ids, size, dtype=values.dtype)
+        return total + jnp.einsum(
+            "nv,nm->vm", one_hot, chunk_values,
+            precision=precision, preferred_element_type=jnp.float32,
+        ), None  # fmt: skip
+
+    return jax.lax.scan(add, jnp.zeros((size, values.shape[-1]), jnp.float32), (ids, values))[0]
+
+
+def sums_by_sorting(ids: jax.Array, values: jax.Array, size: int) -> jax.Array:
+    """The same by a segmented scan over positions sorted by id; for GPU and whatever else there is.
+
+    Positions of one id lie together after sorting. The scan leaves the sum of each id at its last
+    position, from where it is written once: no two writes meet.
+    """
+    order = jnp.argsort(ids, stable=True)
+    ids, values = ids[order], values[order].astype(jnp.float32)
+    starts = jnp.concatenate([jnp.ones(1, bool), ids[1:] != ids[:-1]])
+
+    def join(left, right):
+        left_starts, left_sums = left
+        right_starts, right_sums = right
+        sums = right_sums + jnp.where(right_starts[:, None], 0.0, left_sums)
+        return left_starts | right_starts, sums
+
+    _, sums = jax.lax.associative_scan(join, (starts, values))
+    ends = jnp.concatenate([starts[1:], jnp.ones(1, bool)])
+    # Sums that are not complete go to rows of their own beyond the table, which are dropped.
+    rows = jnp.where(ends, ids, size + jnp.arange(len(ids)))
+    zeros = jnp.zeros((size, values.shape[1]), jnp.float32)
+    return zeros.at[rows].set(sums, mode="drop", unique_indices=True)
