@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "transformer_jax"
 # Each room imports only from those before it.
-ORDER = ["errors", "config", "validation", "ops", "layers", "model", "incremental", "data",
-         "processes", "workdir", "digests", "checkpoint", "decoding", "corpus_metrics",
+ORDER = ["errors", "config", "validation", "scripts", "ops", "layers", "model", "incremental",
+         "data", "processes", "workdir", "digests", "checkpoint", "decoding", "corpus_metrics",
          "evaluation", "interop", "training", "api", "plotting", "process_flags", "text_output",
          "decode_command", "eval_command", "plot_command", "train_command", "cli"]  # fmt: skip
 

@@ -1,0 +1,65 @@
+"""Scripts with and without spaces between words."""
+
+import sys
+import unicodedata
+
+import pytest
+
+from transformer_jax.scripts import joiner, separates_words
+
+# First words of the names that Unicode gives to letters of scripts without spaces.
+UNSPACED = {
+    "CJK UNIFIED", "CJK COMPATIBILITY", "HIRAGANA LETTER", "KATAKANA LETTER", "HALFWIDTH KATAKANA",
+    "BOPOMOFO LETTER", "YI SYLLABLE", "TANGUT IDEOGRAPH", "NUSHU CHARACTER", "THAI CHARACTER",
+    "LAO LETTER", "LAO VOWEL", "TIBETAN LETTER", "MYANMAR LETTER", "KHMER LETTER",
+    "TAI LE", "NEW TAI", "TAI THAM", "TAI VIET", "BALINESE LETTER", "JAVANESE LETTER",
+}  # fmt: skip
+
+
+def test_every_letter_of_unicode_is_told_by_its_name():
+    wrong = []
+    for code in range(sys.maxunicode + 1):
+        char = chr(code)
+        if unicodedata.category(char) not in ("Lo", "Ll", "Lu", "Lt"):
+            continue
+        begin = " ".join(unicodedata.name(char, "").split("-")[0].split()[:2])
+        unspaced = begin in UNSPACED
+        if char.isascii() or "HANGUL" in begin or unspaced:
+            if separates_words(char) == unspaced:
+                wrong.append((hex(code), unicodedata.name(char)))
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "separates"),
+    [("Haus", True), ("3.14", True), ("한국어", True), ("עברית", True), ("हिन्दी", True), ("", True),
+     ("東京", False), ("トウキョウ", False), ("ไทย", False), ("ລາວ", False), ("ខ្មែរ", False),
+     ("မြန်မာ", False), ("བོད་ཡིག", False), ("JAX用", False), ("𠀋", False)],
+)  # fmt: skip
+def test_texts(text, separates):
+    assert separates_words(text) == separates
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "want"),
+    [
+        ("One.", "Two.", " "),
+        ("하나.", "둘.", " "),
+        ("一。", "二。", ""),
+        ("用JAX", "训练", ""),
+        ("训练", "JAX", ""),
+        ("他说：“一。”", "“二。”", ""),
+        ("等等……", "“二。”", ""),
+        ("He said “one…”", "“Two.”", " "),
+        ("何ですか？", "はい", ""),
+        ("หนึ่ง", "สอง", ""),
+        ("หนึ่ง.", "สอง", " "),
+        ("តេស្ត។", "តេស្ត", " "),
+        ("བོད་", "ཡིག", ""),
+        ("བོད།", "ཡིག", " "),
+        ("", "Two.", ""),
+        ("One.", "", ""),
+    ],
+)
+def test_what_belongs_at_a_joint(left, right, want):
+    assert joiner(left, right) == want

@@ -1,0 +1,67 @@
+"""Which scripts put spaces between words, and which do not.
+
+Python's `unicodedata` has no script property, so the scripts are given by their Unicode blocks.
+Hangul is not here: Korean puts spaces between words.
+"""
+
+import bisect
+import unicodedata
+
+# (first, last) code points, rising. East Asian: no space after punctuation either.
+_EAST_ASIAN = (
+    (0x2E80, 0x2FDF),  # CJK and Kangxi radicals
+    (0x2FF0, 0x312F),  # CJK symbols and punctuation, Hiragana, Katakana, Bopomofo
+    (0x3190, 0x4DBF),  # Kanbun to CJK extension A
+    (0x4E00, 0xA4CF),  # CJK unified ideographs, Yi
+    (0xF900, 0xFAFF),  # CJK compatibility ideographs
+    (0xFE30, 0xFE4F),  # CJK compatibility forms
+    (0xFF00, 0xFF9F),  # full-width forms, half-width Katakana
+    (0x16FE0, 0x18D8F),  # Tangut, Khitan
+    (0x1AFF0, 0x1B2FF),  # Kana supplement and extensions, Nushu
+    (0x20000, 0x323AF),  # CJK extensions B to H
+)
+# South-East Asian and Tibetan: spaces set sentences or phrases apart, not words.
+_OTHER = (
+    (0x0E00, 0x0EFF),  # Thai, Lao
+    (0x0F00, 0x0FFF),  # Tibetan
+    (0x1000, 0x109F),  # Myanmar
+    (0x1780, 0x17FF),  # Khmer
+    (0x1950, 0x19FF),  # Tai Le, New Tai Lue, Khmer symbols
+    (0x1A20, 0x1AAF),  # Tai Tham
+    (0x1B00, 0x1B7F),  # Balinese
+    (0xA980, 0xA9FF),  # Javanese, Myanmar extended B
+    (0xAA60, 0xAADF),  # Myanmar extended A, Tai Viet
+)
+_SHARED_MARKS = "“”‘’…—–·"  # as common in East Asian text as in any other
+_TSHEG = "་༌"  # between the syllables of a Tibetan word
+
+
+def separates_words(text: str) -> bool:
+    """Whether the words of `text` are separated by spaces: it holds no letter of another script."""
+    return not any(_within(c, _EAST_ASIAN) or _within(c, _OTHER) for c in text)
+
+
+def joiner(left: str, right: str) -> str:
+    """What belongs between two parts of a text: a space, or nothing.
+
+    Nothing where a part is empty, where an East Asian letter or mark is at the joint, and after a
+    letter of another script without spaces between words; after its marks a space.
+    """
+    if not left or not right:
+        return ""
+    if _within(left[-1], _EAST_ASIAN) or _within(right[0], _EAST_ASIAN):
+        return ""
+    if _within(left[-1], _OTHER):
+        ends = unicodedata.category(left[-1]).startswith("P") and left[-1] not in _TSHEG
+        return " " if ends else ""
+    # Quotation marks and the like belong to either kind of text: the letters around them decide.
+    before, after = left.rstrip(_SHARED_MARKS)[-1:], right.lstrip(_SHARED_MARKS)[:1]
+    if before and after and _within(before, _EAST_ASIAN) and _within(after, _EAST_ASIAN):
+        return ""
+    return " "
+
+
+def _within(char: str, ranges: tuple[tuple[int, int], ...]) -> bool:
+    code = ord(char)
+    place = bisect.bisect_right(ranges, (code, 0x110000)) - 1
+    return place >= 0 and code <= ranges[place][1]
