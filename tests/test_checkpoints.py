@@ -52,6 +52,19 @@ def test_the_newest_and_the_best_stay(tmp_path, metric):
             load(which)
 
 
+def test_of_equal_scores_the_one_with_the_lower_loss_is_best(tmp_path):
+    """As while BLEU is still 0; a loss that is no number is never best."""
+    losses = {1: 5.0, 2: 3.0, 3: 4.0, 4: float("nan"), 5: 3.5}
+    checkpointer = checkpoint_lib.Checkpointer(tmp_path, CheckpointConfig(max_to_keep=1))
+    for step, loss in losses.items():
+        metrics = {"eval_bleu": 0.0, "eval_loss": loss}
+        params = {"w": jnp.full((3,), float(step))}
+        checkpointer.save(step, {"params": params, "ema": None}, {"metrics": metrics})
+    checkpointer.close()
+    assert checkpoint_lib.steps(tmp_path) == [2, 5]
+    assert checkpoint_lib.load_params(tmp_path, "best", CheckpointConfig(), TARGET)[1] == 2
+
+
 def test_missing_and_foreign_checkpoints_are_named(tmp_path):
     with pytest.raises(UserError, match="no checkpoint; train there first"):
         checkpoint_lib.load_params(tmp_path, "latest", CheckpointConfig(), TARGET)

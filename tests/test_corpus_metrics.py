@@ -1,17 +1,22 @@
 """Scores of text: conventions side by side, and the comparison of two systems."""
 
+import dataclasses
 import importlib.util
 import json
 import random
 import re
+import urllib.error
 
 import pytest
 import sacrebleu
+from etils import epath
+from sacremoses.corpus import NonbreakingPrefixes
 
 from tests.test_cli import command
-from transformer_jax import corpus_metrics, eval_command
-from transformer_jax.config import DataConfig
+from transformer_jax import bleu_tokenizers, corpus_metrics, eval_command, evaluation
+from transformer_jax.config import Config, DataConfig
 from transformer_jax.errors import UserError
+from transformer_jax.training import setup
 
 REFERENCES = [
     'Er sagt: "Ein blau-weißes Hemd!"',
@@ -68,16 +73,97 @@ def test_tokenised_text_is_not_tokenised_again():
     found = corpus_metrics.conventions(TOKENISED_HYPOTHESES, TOKENISED, "en", tokenized=True)
     rows = {row.name: row.bleu for row in found}
     assert rows["tokenised, cased"] == pytest.approx(none(TOKENISED_HYPOTHESES, TOKENISED))
-    scores = corpus_metrics.corpus_scores(TOKENISED_HYPOTHESES, TOKENISED, tokenized=True)
+    scores = corpus_metrics.corpus_scores(TOKENISED_HYPOTHESES, TOKENISED, tokenizer="none")
     assert scores["bleu"] == rows["tokenised, cased"]
     assert "tok:none" in scores["bleu_signature"]
 
 
 def test_chinese_is_scored_by_its_own_tokeniser():
-    first, *rest = corpus_metrics.conventions(["两只狗在玩。"], ["两只狗在跑。"], "zh")
-    want = sacrebleu.corpus_bleu(["两只狗在玩。"], [["两只狗在跑。"]], tokenize="zh").score
+    pair = ["两只狗在玩。"], ["两只狗在跑。"]
+    first, *rest = corpus_metrics.conventions(*pair, "zho_Hans", tokenizer="zh")
+    want = sacrebleu.corpus_bleu(pair[0], [pair[1]], tokenize="zh").score
     assert (first.name, first.bleu) == ("zh, cased", pytest.approx(want))
     assert not [row for row in rest if "sacremoses" in row.signature]
+
+
+# From the codes of NLLB, mBART-50, M2M-100, OPUS-MT and BCP 47.
+TOKENIZERS = {
+    "zh": "zh zho zho_Hans zho_Hant zh_CN zh-TW zh-Hant-HK cmn cmn_Hans yue yue_Hant chi lzh ZH",
+    "ja-mecab": "ja jpn jpn_Jpan ja_XX ja-JP jpn_Hira jpn_Hani",
+    "ko-mecab": "ko kor kor_Hang ko_KR kor_Hani",
+    "char": "th tha tha_Thai th_TH lo lao_Laoo km khm_Khmr km_KH my mya_Mymr my_MM shn_Mymr bo "
+    "bod_Tibt dzo_Tibt pli_Mymr",
+    "13a": "de deu_Latn en_XX fr hi hin_Deva ar zh_Latn jpn_Latn nan_Latn vi tl zu mn",
+}
+
+
+@pytest.mark.parametrize(("tokenizer", "codes"), TOKENIZERS.items())
+def test_a_language_is_split_into_words_by_its_own_tokenizer(tokenizer, codes):
+    for code in codes.split():
+        assert bleu_tokenizers.choose(code) == tokenizer, code
+    assert bleu_tokenizers.choose(codes.split()[0], tokenized=True) == "none"
+    assert bleu_tokenizers.choose(codes.split()[0], True, "intl") == "intl"
+
+
+@pytest.mark.parametrize(("code", "tokenizer"), [("zh_CN", "zh"), ("tha_Thai", "char")])
+def test_the_signature_shows_the_tokenizer(code, tokenizer):
+    data = DataConfig(target_lang=code)
+    hypotheses, references = ["两只狗在玩。"], ["两只狗在跑。"]
+    name = evaluation.bleu_tokenizer(data)
+    scores = corpus_metrics.corpus_scores(hypotheses, references, name)
+    want = sacrebleu.corpus_bleu(hypotheses, [references], tokenize=tokenizer).score
+    assert f"tok:{tokenizer}|" in scores["bleu_signature"]
+    assert scores["bleu"] == pytest.approx(want)
+    assert want > sacrebleu.corpus_bleu(hypotheses, [references]).score
+
+
+@pytest.mark.parametrize("code", ["ja", "kor_Hang"])
+def test_a_dictionary_that_is_not_installed_is_named_before_training(tmp_path, monkeypatch, code):
+    for name in ("ja", "ko"):  # as where the packages are missing
+        importlib.import_module(f"sacrebleu.tokenizers.tokenizer_{name}_mecab")
+        monkeypatch.setattr(f"sacrebleu.tokenizers.tokenizer_{name}_mecab.MeCab", None)
+    config = Config(data=DataConfig(source="files", train="none", target_lang=code))
+    said = rf"not installed: pip install 'sacrebleu\[{code[:2]}\]'"
+    with pytest.raises(UserError, match=said):
+        setup.prepare(config, epath.Path(tmp_path / "run"), print)
+    assert not (tmp_path / "run").exists()
+    data = dataclasses.replace(config.data, bleu_tokenizer="char")
+    assert evaluation.bleu_tokenizer(data) == "char"
+
+
+@pytest.mark.parametrize(
+    ("code", "text"), [("ja", "今日は晴れです。"), ("ko", "두 마리 개가 놀고 있다.")]
+)
+def test_japanese_and_korean_are_split_by_their_dictionaries(code, text):
+    pytest.importorskip({"ja": "MeCab", "ko": "mecab_ko"}[code])
+    name = bleu_tokenizers.choose(code)
+    scores = corpus_metrics.corpus_scores([text], [text], name)
+    assert f"tok:{code}-mecab-" in scores["bleu_signature"]
+    row = corpus_metrics.conventions([text], [text], code, tokenizer=name)[0]
+    assert (row.name, row.bleu) == (f"{code}-mecab, cased", pytest.approx(100))
+    assert len(corpus_metrics.compare([text] * 100, ["一"] * 100, [text] * 100, name)) == 2
+
+
+def test_a_model_that_cannot_be_downloaded_is_said(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.SACREBLEU_DIR", str(tmp_path))
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    with pytest.raises(UserError, match=r"flores200 needs a model .* no network"):
+        evaluation.bleu_tokenizer(DataConfig(bleu_tokenizer="flores200"))
+
+
+def test_moses_rules_know_a_language_by_any_of_its_codes():
+    known = NonbreakingPrefixes().available_langs.values()
+    for code, want in (("deu_Latn", "de"), ("ger", "de"), ("de-AT", "de"), ("fr_XX", "fr"),
+                       ("ces", "cs"), ("xyz", "xyz")):  # fmt: skip
+        assert bleu_tokenizers.moses_language(code) == want
+    assert set(bleu_tokenizers._TWO_LETTERS.values()) == set(known) - {"yue", "zh", "mni", "tdt"}
+    text = "L'homme a dit qu'il vient."
+    rows = [corpus_metrics.conventions([text], ["L' homme a dit."], code) for code in
+            ("fr", "fra_Latn", "en")]  # fmt: skip
+    assert [r.bleu for r in rows[0]] == [r.bleu for r in rows[1]] != [r.bleu for r in rows[2]]
 
 
 def test_hyphens_within_words_are_split_and_others_not():

@@ -13,9 +13,9 @@ import pytest
 from etils import epath
 
 from tests.conftest import digit_pairs, tiny_config, write_pairs
-from transformer_jax.config import OptimizerConfig
+from transformer_jax.config import Config, OptimizerConfig
 from transformer_jax.errors import UserError
-from transformer_jax.training.loop import train
+from transformer_jax.training.loop import Progress, Trainer, train
 from transformer_jax.training.optimizer import make_optimizer, make_schedule
 
 # --- Schedules and optimizers --------------------------------------------------------------------
@@ -250,10 +250,10 @@ def test_early_stopping_counts_across_restarts(tiny_run, tmp_path):
         early_stopping_patience=2,
         checkpoint_every_steps=40,
     )
-    # Nothing is learned at this rate, so exact match stays at 0 and the first is the best.
+    # No parameter changes at this rate, so all evaluations are alike and the first is the best.
     config = dataclasses.replace(
         config,
-        optimizer=dataclasses.replace(config.optimizer, learning_rate=1e-9),
+        optimizer=dataclasses.replace(config.optimizer, learning_rate=1e-30),
         checkpoint=dataclasses.replace(config.checkpoint, best_metric="eval_exact_match"),
     )
     first = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=20))
@@ -263,6 +263,20 @@ def test_early_stopping_counts_across_restarts(tiny_run, tmp_path):
     assert evaluated == [10, 20, 30]
     train(config, tmp_path / "run")  # nothing left to do
     assert [m["step"] for m in lines(tmp_path / "run" / "metrics.jsonl")][-1] == 30
+
+
+def test_of_equal_scores_the_lower_loss_is_better_also_after_a_run_of_0_1_0():
+    trainer = object.__new__(Trainer)
+    trainer.config = Config()
+    older = [Progress(metric="eval_bleu", best=best, best_step=7) for best in (0.0, 1.0)]
+    runs = [(Progress(), (5.0, 4.0, 4.5, 3.0)), (older[0], (4.0, 5.0)), (older[1], (4.0,))]
+    seen = []
+    for trainer._progress, losses in runs:
+        for step, loss in enumerate(losses, start=10):
+            trainer.step = step
+            trainer._note_quality({"eval_bleu": 0.0, "eval_loss": loss})
+            seen.append((trainer._progress.best_step, trainer._progress.evaluations_since_best))
+    assert seen == [(10, 0), (11, 0), (11, 1), (13, 0), (10, 0), (10, 1), (7, 1)]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ files are what was written.
 import contextlib
 import functools
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -28,9 +29,14 @@ SAVE_SECONDS = 600  # a save that takes longer has failed
 TMP_SUFFIX = ".orbax-checkpoint-tmp"  # of a checkpoint that Orbax has not committed
 
 
-def quality(metrics: dict[str, float], metric: str) -> float:
-    """A number that is the higher, the better the checkpoint."""
-    return -metrics[metric] if metric == "eval_loss" else metrics[metric]
+def quality(metrics: dict[str, float], metric: str) -> list[float]:
+    """What is the higher, the better the checkpoint: its score, then minus its loss.
+
+    A list, as JSON makes of it too. What is not a number counts as the worst.
+    """
+    loss = metrics.get("eval_loss", math.inf)
+    score = -loss if metric == "eval_loss" else metrics[metric]
+    return [-math.inf if math.isnan(x) else x for x in (score, -loss)]
 
 
 class Checkpointer:

@@ -81,6 +81,7 @@ class DataConfig:
     shared_vocab: bool = True
     lowercase: bool = False
     pretokenized: bool = False  # words are set apart already: BLEU takes them as they stand
+    bleu_tokenizer: str = "auto"  # of sacreBLEU; auto: by target_lang
     byte_fallback: bool = True
     # Each epoch cuts words anew. bpe: chance that a merge is left out; unigram: smoothing alpha
     subword_sampling: float = 0.0  # 0: off
@@ -105,7 +106,7 @@ class TrainConfig:
     checkpoint_every_steps: int = 1000
     log_every_steps: int = 50
     accumulate_steps: int = 1
-    early_stopping_patience: int = 0  # evaluations without a better checkpoint.best_metric; 0: off
+    early_stopping_patience: int = 0  # evaluations that were no better than the best; 0: off
     ema_decay: float = 0.0  # 0: off; otherwise evaluation and decoding use the average
     skip_spikes: float = 0.0  # skip steps with gradients so many times the usual norm; 0: off
     remat: bool = False  # recompute activations in the backward pass to save memory

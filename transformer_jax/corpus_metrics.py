@@ -11,6 +11,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 
+from transformer_jax import bleu_tokenizers
 from transformer_jax.errors import UserError
 
 NO_FOUR_WORDS = "BLEU is 0 because no output shares four words in a row with its reference."
@@ -50,17 +51,18 @@ class Comparison:
 def corpus_scores(
     hypotheses: Sequence[str],
     references: Sequence[str],
-    target_lang: str = "",
-    tokenized: bool = False,
+    tokenizer: str = bleu_tokenizers.DEFAULT,
 ) -> dict[str, float | str]:
     """BLEU and chrF on untouched references, cased, and exact match.
 
-    BLEU takes words by `13a`, for Chinese by `zh`, and as they stand where the text is tokenised.
+    Args:
+      hypotheses, references: in the same order.
+      tokenizer: of BLEU, from `bleu_tokenizers.choose`.
 
     Returns:
       bleu, bleu_signature, chrf, chrf_signature, exact_match (percent).
     """
-    bleu, chrf = _bleu(target_lang, tokenized), CHRF()
+    bleu, chrf = bleu_tokenizers.make_bleu(tokenizer), CHRF()
     hypotheses, references = list(hypotheses), list(references)
     equal = sum(h == r for h, r in zip(hypotheses, references, strict=True))
     scores: dict[str, float | str] = {
@@ -74,14 +76,12 @@ def corpus_scores(
     return scores
 
 
-def _bleu(target_lang: str, tokenized: bool) -> BLEU:
-    if tokenized:
-        return BLEU(tokenize="none", force=True)  # which says that the text looks tokenised
-    return BLEU(trg_lang=target_lang if target_lang == "zh" else "")
-
-
 def conventions(
-    hypotheses: Sequence[str], references: Sequence[str], target_lang: str, tokenized: bool = False
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    target_lang: str,
+    tokenized: bool = False,
+    tokenizer: str = bleu_tokenizers.DEFAULT,
 ) -> list[ConventionScore]:
     """BLEU of the same translations in every convention that papers use.
 
@@ -92,6 +92,7 @@ def conventions(
       hypotheses, references: in the same order.
       target_lang: code of their language.
       tokenized: they are tokenised already.
+      tokenizer: of BLEU, from `bleu_tokenizers.choose`; first where it is none of the usual ones.
     """
     pair = [list(hypotheses), list(references)]
     as_given = "tokenised" if tokenized else ""
@@ -100,8 +101,10 @@ def conventions(
         _score("intl, cased", pair, as_given, tokenize="intl"),
         _score("intl, lower-cased", pair, as_given, tokenize="intl", lowercase=True),
     ]
-    if target_lang == "zh":  # whose words Moses does not tell apart
-        return [_score("zh, cased", pair, as_given, tokenize="zh"), *found]
+    if tokenizer not in (bleu_tokenizers.DEFAULT, "intl", "none"):
+        found.insert(0, _score(f"{tokenizer}, cased", pair, as_given, tokenize=tokenizer))
+    if bleu_tokenizers.choose(target_lang) != bleu_tokenizers.DEFAULT:
+        return found  # Moses' rules do not know such a language
     names = ("tokenised, cased", "tokenised, lower-cased", "tokenised, compounds split")
     if not tokenized and not importlib.util.find_spec("sacremoses"):
         why = "needs sacremoses (pip install sacremoses)"
@@ -127,9 +130,10 @@ def _score(name: str, pair: list[list[str]], steps: str, **settings: Any) -> Con
     return ConventionScore(name, score, signature)
 
 
-def _moses(language: str) -> Callable[[str], str]:
+def _moses(target_lang: str) -> Callable[[str], str]:
     from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
+    language = bleu_tokenizers.moses_language(target_lang)
     normalizer, tokenizer = MosesPunctNormalizer(language), MosesTokenizer(language)
     return lambda text: tokenizer.tokenize(normalizer.normalize(text), return_str=True)
 
@@ -152,16 +156,19 @@ def compare(
     hypotheses: Sequence[str],
     others: Sequence[str],
     references: Sequence[str],
-    target_lang: str = "",
-    tokenized: bool = False,
+    tokenizer: str = bleu_tokenizers.DEFAULT,
 ) -> list[Comparison]:
     """Whether one system's BLEU and chrF differ from another's by more than chance.
+
+    Args:
+      hypotheses, others, references: in the same order.
+      tokenizer: of BLEU, from `bleu_tokenizers.choose`.
 
     Raises:
       UserError: where there are too few sentences for it.
     """
     check_comparable(len(references))
-    metrics: Mapping = {"BLEU": _bleu(target_lang, tokenized), "chrF": CHRF()}
+    metrics: Mapping = {"BLEU": bleu_tokenizers.make_bleu(tokenizer), "chrF": CHRF()}
     # The test takes its first system as what the others are compared with.
     systems: list[tuple[str, Sequence[str]]] = [("other", list(others)), ("this", list(hypotheses))]
     test = PairedTest(

@@ -34,6 +34,7 @@ def define_flags() -> None:
 def evaluate(translator: Translator) -> None:
     """Scores the split that is asked for; of several processes each does its share."""
     data = translator.config.data
+    tokenizer = evaluation.bleu_tokenizer(data)  # what is missing shows before anything runs
     corpora = sources.open_corpora(data, FLAGS.split)
     pairs = [pair for corpus in corpora for pair in corpus.read()]
     if FLAGS.conventions and is_part(data, FLAGS.split):
@@ -62,7 +63,8 @@ def evaluate(translator: Translator) -> None:
     if not processes.is_primary():
         return
     _print_scores(result, data)
-    result |= _further(texts, other_texts, [reference for _, reference in pairs], data)
+    result |= _further(texts, other_texts, [reference for _, reference in pairs], data,
+                       tokenizer)  # fmt: skip
     if FLAGS.json:
         with writing(FLAGS.json) as out:
             out.write(json.dumps(result, indent=2) + "\n")
@@ -77,21 +79,25 @@ def is_part(data: DataConfig, split: str) -> bool:
 
 
 def _further(
-    texts: list[str], other: list[str] | None, references: list[str], data: DataConfig
+    texts: list[str],
+    other: list[str] | None,
+    references: list[str],
+    data: DataConfig,
+    tokenizer: str,
 ) -> dict[str, Any]:
     """Prints what `--conventions` and `--compare` ask for; the same for `--json`."""
     found: dict[str, Any] = {}
     if FLAGS.conventions:
-        rows = corpus_metrics.conventions(texts, references, data.target_lang, data.pretokenized)
+        rows = corpus_metrics.conventions(
+            texts, references, data.target_lang, data.pretokenized, tokenizer
+        )
         print("BLEU of the same translations by convention")
         for row in rows:
             score = "-" if row.bleu is None else f"{row.bleu:.2f}"
             print(f"  {row.name:<26}{score:>6}  {row.signature}")
         found["conventions"] = [dataclasses.asdict(row) for row in rows]
     if other is not None:
-        comparisons = corpus_metrics.compare(
-            texts, other, references, data.target_lang, data.pretokenized
-        )
+        comparisons = corpus_metrics.compare(texts, other, references, tokenizer)
         print(f"beside {FLAGS.compare}, by paired bootstrap")
         for c in comparisons:
             print(

@@ -5,8 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from transformer_jax import processes
-from transformer_jax.config import DecodeConfig
+from transformer_jax import bleu_tokenizers, processes
+from transformer_jax.config import DataConfig, DecodeConfig
 from transformer_jax.corpus_metrics import corpus_scores
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.job import Translation
@@ -25,6 +25,17 @@ class Evaluation:
     chrf: float
     chrf_signature: str
     num_sentences: int
+
+
+def bleu_tokenizer(data: DataConfig) -> str:
+    """The name of the tokenizer that BLEU takes for this target language.
+
+    Raises:
+      UserError: where it is not there, with what to do about it.
+    """
+    name = bleu_tokenizers.choose(data.target_lang, data.pretokenized, data.bleu_tokenizer)
+    bleu_tokenizers.make_bleu(name)
+    return name
 
 
 def evaluate(
@@ -52,7 +63,7 @@ def evaluate(
     outputs = processes.unite([best[0] for best in engine.translate(params, sources, decode)])
     data = engine.config.data
     scores: dict[str, Any] = corpus_scores(
-        [output.text for output in outputs], references, data.target_lang, data.pretokenized
+        [output.text for output in outputs], references, bleu_tokenizer(data)
     )
     evaluation = Evaluation(
         loss=loss,

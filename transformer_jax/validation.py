@@ -23,6 +23,9 @@ CHOICES = {
     "model.attention": ("auto", "reference", "xla", "blockwise", "cudnn", "pallas_tpu"),
     "data.source": ("tfds", "files"),
     "data.tokenizer": ("unigram", "bpe"),
+    "data.bleu_tokenizer": (
+        "auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "flores101", "flores200",
+        "none"),
     "data.batching": ("pack", "bucket"),
     "optimizer.name": ("adam", "adamw", "adafactor"),
     "optimizer.weight_decay_on": ("matrices", "all"),

@@ -29,7 +29,8 @@ FREE_ON_RESUME = (
     "train.log_every_steps", "train.early_stopping_patience", "train.eval_beam_size",
     "train.eval_sentences", "train.remat", "train.accumulate_steps", "parallel.", "decode.",
     "checkpoint.", "data.data_dir", "data.cache_dir", "data.train", "data.validation", "data.test",
-    "data.tokenizer_model", "data.pretokenized", "optimizer.learning_rate", "train.allow_pickle",
+    "data.tokenizer_model", "data.pretokenized", "data.bleu_tokenizer", "optimizer.learning_rate",
+    "train.allow_pickle",
 )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ class Progress:
     """What a run remembers besides its state; kept in every checkpoint."""
 
     metric: str = ""
-    best: float | None = None
+    best: list[float] | float | None = None  # `checkpoint.quality`
     best_step: int = 0
     evaluations_since_best: int = 0
     skipped: int = 0  # steps whose loss or gradient was not finite, or a spike
@@ -270,10 +270,10 @@ class Trainer:
         name = self.config.checkpoint.best_metric
         value = quality(metrics, name)
         old = self._progress
-        if old.best is None or old.metric != name or value > old.best:
-            old.metric, old.best, old.best_step, old.evaluations_since_best = (
-                name, value, self.step, 0,
-            )  # fmt: skip
+        best = [old.best] if isinstance(old.best, float) else old.best  # 0.1.0 kept no loss
+        if best is None or old.metric != name or value > best:
+            old.metric, old.best = name, value
+            old.best_step, old.evaluations_since_best = self.step, 0
         else:
             old.evaluations_since_best += 1
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from etils import epath
 
-from transformer_jax import processes
+from transformer_jax import evaluation, processes
 from transformer_jax import workdir as workdir_lib
 from transformer_jax.config import FORMER_DEFAULTS, Config
 from transformer_jax.data import batch_plan, sources
@@ -76,6 +76,8 @@ def prepare(
     validate(config)
     if not writes:
         workdir_lib.read_config(workdir)  # which says where there is none
+    if config.train.eval_every_steps:
+        evaluation.bleu_tokenizer(config.data)  # or it would be missed at the first evaluation
     corpora = sources.open_corpora(config.data, "train")
     validation: list[tuple[str, str]] = []
     if config.train.eval_every_steps:
