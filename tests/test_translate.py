@@ -35,16 +35,6 @@ def test_declared_lengths_and_rows():
     assert batching.group_by_length([], 8, 64) == []
 
 
-def test_long_text_is_cut_at_punctuation_then_words_then_anywhere():
-    pieces = ["▁a", "b.", "▁c", "d", "▁e", "f", "▁g", "h"]
-    ids = list(range(8))
-    assert batching.split_ids(ids, pieces, 8) == [ids]
-    assert batching.split_ids(ids, pieces, 3) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert batching.split_ids(ids, ["x"] * 8, 3) == [[0, 1, 2], [3, 4, 5], [6, 7]]
-    for limit in (1, 2, 5):
-        assert [i for part in batching.split_ids(ids, pieces, limit) for i in part] == ids
-
-
 @pytest.mark.slow
 def test_a_thousand_sentences_alone_and_in_any_batch(translator):
     pairs = digit_pairs(1500, seed=6, longest=9)

@@ -1,4 +1,4 @@
-"""Sentences grouped into batches of a few declared shapes, and over-long ones cut into parts."""
+"""Sentences grouped into batches of a few declared shapes."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import numpy as np
 
 MIN_LEN = 8
-PART_ENDINGS = (".", "!", "?", ";", ":", ",", "。", "！", "？", "；", "，")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,22 +69,3 @@ def pad_rows(
         ids[row, : len(sequence)] = sequence
         lengths[row] = len(sequence)
     return ids, lengths
-
-
-def split_ids(ids: Sequence[int], pieces: Sequence[str], limit: int) -> list[list[int]]:
-    """Cuts into parts of at most `limit`: after punctuation, else between words, else anywhere.
-
-    Args:
-      ids: piece ids of one text.
-      pieces: the same as SentencePiece writes them ("▁" starts a word).
-      limit: longest part.
-    """
-    parts, start = [], 0
-    while len(ids) - start > limit:
-        window = range(start + limit, start + limit // 2, -1)
-        cut = next((i for i in window if pieces[i - 1].endswith(PART_ENDINGS)), None)
-        if cut is None:
-            cut = next((i for i in window if pieces[i].startswith("▁")), start + limit)
-        parts.append(list(ids[start:cut]))
-        start = cut
-    return [*parts, list(ids[start:])]

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from transformer_jax.config import DecodeConfig
-from transformer_jax.decoding import batching, mbr
+from transformer_jax.decoding import batching, long_texts, mbr
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.processors import Demands
 from transformer_jax.decoding.programs import Placed, Programs
@@ -255,7 +255,7 @@ def _join(parts: Sequence[Translation]) -> Translation:
             attention[t : t + rows, s : s + columns] = own
             t, s = t + rows, s + columns
     return Translation(
-        text=" ".join(part.text for part in parts if part.text),
+        text=long_texts.join([part.text for part in parts]),
         score=sum(part.score for part in parts),
         log_prob=sum(part.log_prob for part in parts),
         pieces=tuple(piece for part in parts for piece in part.pieces),

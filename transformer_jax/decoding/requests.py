@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.decoding import batching
+from transformer_jax.decoding import long_texts
 from transformer_jax.errors import UserError
 
 
@@ -99,7 +99,7 @@ class RequestEncoder:
         """Parts of at most `limit`, each behind the first `tags` ids."""
         body = ids[tags:]
         names = self.tokenizers.source.pieces(body)
-        return [ids[:tags] + part for part in batching.split_ids(body, names, limit - tags)]
+        return [ids[:tags] + part for part in long_texts.split_ids(body, names, limit - tags)]
 
     def _parts(self, request: Request, pieces: list[list[int]], tags: int) -> list[Part]:
         parts = []

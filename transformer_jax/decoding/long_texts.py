@@ -1,0 +1,88 @@
+"""Texts longer than the model reads: where they are cut, and how translations of parts are joined.
+
+A cut is made at the best kind of place in the second half of what still fits, and of the places of
+that kind at the last: the end of a sentence, of a clause, at a comma, between words, anywhere.
+"""
+
+import functools
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from transformer_jax.scripts import joiner, separates_words
+
+# Marks by the kind of place that is after them, best first.
+_MARKS = (".!?…。！？．｡؟۔।॥։።។၊།༎။", ";:；：؛፤", ",，、､،፣")
+_CLOSERS = "\"'”’»)]}）」』】〉》〕］｝＂＇"  # belong to what is before them
+SENTENCE, CLAUSE, COMMA, WORD, ANYWHERE, NEVER = range(6)
+_SPACE = "▁"  # as SentencePiece writes it
+_CONTEXT = 12  # characters before a place that are looked at
+_LATER_BYTE = re.compile(r"<0x[89AB][0-9A-F]>")  # goes on with a character in UTF-8
+
+
+def split_ids(ids: Sequence[int], pieces: Sequence[str], limit: int) -> list[list[int]]:
+    """Cuts into parts of at most `limit`, at the best places.
+
+    Args:
+      ids: piece ids of one text.
+      pieces: the same as SentencePiece writes them ("▁" starts a word).
+      limit: longest part.
+    """
+    cased = any(c.isupper() for piece in pieces for c in piece)
+    parts, start = [], 0
+    while len(ids) - start > limit:
+        window = range(start + limit, start + limit // 2, -1)
+        # Of equal kinds `min` takes the first, which is the last place in the text.
+        cut = min(window, key=lambda i: _kind_of_place(pieces, i, cased))
+        parts.append(list(ids[start:cut]))
+        start = cut
+    return [*parts, list(ids[start:])]
+
+
+def join(texts: Sequence[str]) -> str:
+    """Translations of the parts as one text, spaces between them as their script has them."""
+    return functools.reduce(lambda left, right: left + joiner(left, right) + right, texts, "")
+
+
+def _kind_of_place(pieces: Sequence[str], i: int, cased: bool) -> int:
+    """What kind of place is before piece `i`: `SENTENCE`, the best, to `NEVER`.
+
+    `cased`: sentences begin with capital letters, in scripts that have them.
+    """
+    if _LATER_BYTE.fullmatch(pieces[i]):
+        return NEVER  # within a character
+    before = "".join(pieces[max(0, i - _CONTEXT) : i])[-_CONTEXT:]
+    after = "".join(pieces[i : i + 2])
+    spaced = before.endswith(_SPACE) or after.startswith(_SPACE)
+    before, after = before.rstrip(_SPACE), after.lstrip(_SPACE)
+    if not before or not after:
+        return WORD if spaced else ANYWHERE
+    if not spaced:
+        # Nothing goes to the next part that belongs to what is before it.
+        if unicodedata.category(after[0]).startswith("M"):
+            return NEVER
+        if after[0] in _CLOSERS or any(after[0] in marks for marks in _MARKS):
+            return ANYWHERE
+    unspaced = not separates_words(before[-1] + after[0])
+    if not (spaced or unspaced) or (not spaced and _within_number(before, after)):
+        return ANYWHERE
+    ended = before.rstrip(_CLOSERS)
+    for kind, marks in enumerate(_MARKS):
+        if ended and ended[-1] in marks:
+            goes_on = kind == SENTENCE and ((cased and after[0].islower()) or _abbreviates(ended))
+            return WORD if goes_on else kind
+    return WORD
+
+
+def _within_number(before: str, after: str) -> bool:
+    """Whether a cut would be within a number, such as 3.14 or １０：３０."""
+    digits = before.rstrip(".,:．，：")[-1:]
+    return digits.isdigit() and after[0].isdigit()
+
+
+def _abbreviates(ended: str) -> bool:
+    """Whether a full stop is after a single letter, as in `J. Doe`, `e.g. this`, `z. B.`."""
+    found = re.search(r"(\w+)\.$", ended)
+    return (
+        found is not None and len(found[1]) == 1 and found[1].isalpha() and separates_words(ended)
+    )
