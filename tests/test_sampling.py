@@ -1,11 +1,16 @@
 """Sampling against the distribution it should draw from, and truncations against sorting."""
 
+import collections
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
 from tests.test_search import (
     EOS,
@@ -152,4 +157,35 @@ def test_the_expected_metric_by_hand():
     bleu = mbr.expected_utilities(["the cat sat on a mat", "the cat sat on a mat", "x"], "bleu")
     assert bleu[0] == bleu[1] == pytest.approx(200 / 3)
     assert bleu[2] == pytest.approx(100 / 3)
+    assert mbr.expected_utilities([], "chrf") == []
     assert VOCAB == 4
+
+
+@given(st.lists(st.text("ab c.é漢🙂\u3000\ud800", max_size=12), min_size=1, max_size=7))
+@settings(max_examples=60, deadline=None)
+def test_the_expected_metric_is_sacrebleus_to_the_last_bit(texts):
+    for metric, scorer in (("chrf", CHRF()), ("bleu", BLEU(effective_order=True))):
+        means = {
+            text: sum(n * scorer.sentence_score(text, [other]).score
+                      for other, n in collections.Counter(texts).items()) / len(texts)
+            for text in texts
+        }  # fmt: skip
+        assert mbr.expected_utilities(texts, metric) == [means[text] for text in texts]
+
+
+def test_many_samples_are_more_than_one_block_of_ngrams(monkeypatch):
+    rng = np.random.default_rng(0)
+    words = [f"w{i}" for i in range(40)]
+    texts = [" ".join(rng.choice(words, 15)) for _ in range(20)]
+    at_once = mbr.expected_utilities(texts, "chrf")
+    monkeypatch.setattr(mbr, "COLUMNS", 64)
+    assert mbr.expected_utilities(texts, "chrf") == at_once
+    scores = CHRF().corpus_score([texts[0]], [[texts[1]]]).score
+    assert mbr._chrf(texts[:2])[0, 1] == scores
+
+
+def test_mbr_by_bleu_splits_words_as_the_target_language_has_them():
+    texts = ["两只狗在玩。", "两只狗在跑。", "一只狗在跑。"]
+    assert mbr.expected_utilities(texts, "bleu") == pytest.approx([100 / 3] * 3)  # a word each
+    utilities = mbr.expected_utilities(texts, "bleu", "zh")
+    assert np.argmax(utilities) == 1

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from transformer_jax import bleu_tokenizers
 from transformer_jax.config import Config, DecodeConfig, ModelConfig
 from transformer_jax.data.loader import SpecialIds
 from transformer_jax.data.tokenizer_pair import TokenizerPair
@@ -129,7 +130,7 @@ class Engine:
         placed = self.programs.place(params)
         job = Job(
             self.programs, placed, encoder, decode, num_hypotheses, attention,
-            matmul_precision(),
+            matmul_precision(), self._bleu_tokenizer(decode, target_lang),
         )  # fmt: skip
         requests = (Request(x) if isinstance(x, str) else x for x in lines)
         number = 0
@@ -137,6 +138,17 @@ class Engine:
             while read := list(itertools.islice(requests, window)):
                 yield from job.window(read, number, pool)
                 number += len(read)
+
+    def _bleu_tokenizer(self, decode: DecodeConfig, target_lang: str) -> str:
+        """What `mbr` by BLEU splits words by; a missing one shows before anything runs."""
+        if (decode.method, decode.mbr_metric) != ("mbr", "bleu"):
+            return bleu_tokenizers.DEFAULT
+        data = self.config.data
+        name = bleu_tokenizers.choose(
+            target_lang or data.target_lang, data.pretokenized, data.bleu_tokenizer
+        )
+        bleu_tokenizers.make_bleu(name)
+        return name
 
     # --- Scoring -------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from transformer_jax import bleu_tokenizers
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding import batching, long_texts, mbr
 from transformer_jax.decoding.hypotheses import Hypotheses
@@ -57,6 +58,7 @@ class Job:
     num_hypotheses: int
     attention: AttentionChoice | None
     precision: str | None  # of products, as the caller has set it; threads do not inherit it
+    bleu_tokenizer: str = bleu_tokenizers.DEFAULT  # of `mbr`
 
     @functools.cached_property
     def search(self) -> DecodeConfig:
@@ -151,7 +153,7 @@ class Job:
             if found.scores[row, k] > NEVER
         ]
         if self.decode.method == "mbr":
-            hypotheses = _by_utility(hypotheses, self.decode.mbr_metric)
+            hypotheses = _by_utility(hypotheses, self.decode.mbr_metric, self.bleu_tokenizer)
         if self.decode.method != "sample":
             hypotheses = _distinct(hypotheses)
         return hypotheses[: self.num_hypotheses]
@@ -231,8 +233,8 @@ def _roomy(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def _by_utility(hypotheses: list[Translation], metric: str) -> list[Translation]:
-    utilities = mbr.expected_utilities([h.text for h in hypotheses], metric)
+def _by_utility(hypotheses: list[Translation], metric: str, tokenizer: str) -> list[Translation]:
+    utilities = mbr.expected_utilities([h.text for h in hypotheses], metric, tokenizer)
     scored = [dataclasses.replace(h, score=u) for h, u in zip(hypotheses, utilities, strict=True)]
     return sorted(scored, key=lambda h: -h.score)
 
