@@ -9,6 +9,7 @@ from tests.conftest import digit_pairs
 from transformer_jax import corpus_metrics, evaluation
 from transformer_jax.decoding import batching
 from transformer_jax.decoding.job import Job
+from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
 from transformer_jax.model import Transformer
 
@@ -134,11 +135,61 @@ def test_duplicates_are_searched_once(translator, monkeypatch):
         (lambda t: t.translate(["one"], beam_size=0), "beam_size=0"),
         (lambda t: t.translate_n_best(["one"], 5, beam_size=4), "beam of at least that size"),
         (lambda t: t.score(["a"], []), "1 sources"),
+        (lambda t: t.score(["a", "b"], ["a", b"b"]), r"targets\[1\] \(line 2\): of type bytes"),
+        (lambda t: t.score(["a", "\udc80"], ["a", "b"]), r"sources\[1\] .*U\+DC80"),
+        (lambda t: t.translate(None), "not a NoneType"),
+        (lambda t: t.translate(["one", None]), r"texts\[1\] \(line 2\): of type NoneType"),
+        (lambda t: t.translate(["one", Request("two", phrases=[3])]), r"texts\[1\].*type int"),
+        (lambda t: t.translate(["one"], on_error="ignore"), "on_error='ignore'"),
+        (lambda t: Request("one", phrases=None), "phrases=None must be a list"),
     ],
 )
 def test_impossible_calls_are_told(translator, call, word):
     with pytest.raises(UserError, match=word):
         call(translator)
+
+
+BAD = [("a\ud800", "character 1 is U.D800"), (None, "NoneType"), (b"one", "bytes, not a string")]
+
+
+@pytest.mark.parametrize(("bad", "word"), BAD)
+def test_a_bad_text_is_named_before_anything_runs(translator, monkeypatch, bad, word):
+    ran = []
+    monkeypatch.setattr(Job, "_translate", lambda *_: ran.append(1))
+    texts = [*["one"] * 5, bad]
+    with pytest.raises(UserError, match=rf"texts\[5\] \(line 6\): .*{word}"):
+        translator.translate_n_best(texts, 1, window=2)
+    assert not ran
+    found = translator.translate_n_best(iter([*[""] * 5, bad]), 1, window=2)
+    assert [next(found)[0].text for _ in range(4)] == [""] * 4
+    with pytest.raises(UserError, match=rf"texts\[5\] .*{word}"):  # known by its window only
+        next(found)
+
+
+def test_bad_texts_are_skipped_with_their_error(translator):
+    too_long = Request("one " * 90, phrases=("eins",))
+    texts = ["one", *(bad for bad, _ in BAD), too_long, Request("two", prefix="\udfff"), "", "one"]
+    found = translator.translate(texts, on_error="skip", beam_size=2)
+    assert [bool(one.error) for one in found] == [False, *[True] * 5, False, False]
+    assert [one.text for one in found[1:6]] == [""] * 5
+    assert max(one.score for one in found[1:6]) == -np.inf
+    assert "bytes, not a string" in found[3].error
+    assert "in parts, in which phrases" in found[4].error
+    assert found[0] == found[7] == translator.translate(["one"], beam_size=2)[0]
+    with pytest.raises(UserError, match=r"texts\[1\] .* in parts, in which phrases"):
+        translator.translate(["one", too_long])
+
+
+def test_lists_serve_where_tuples_do_and_one_string_is_one_phrase(translator):
+    assert Request("a", phrases="abc") == Request("a", phrases=["abc"])
+    assert Request("a", phrases=["b", "c"]).phrases == ("b", "c")
+    phrases = [Request("one two", phrases=p) for p in ("sechs", ["sechs"], ("sechs",))]
+    first, *others = translator.translate(phrases, beam_size=4)
+    assert "sechs" in first.text.split()
+    assert others == [first, first]
+    ids = translator.translate(["one"], beam_size=2)[0].ids[:1]
+    settings = [{"suppressed_ids": kind(ids), "beam_size": 2} for kind in (list, tuple)]
+    assert len({translator.translate(["one"], **one)[0].text for one in settings}) == 1
 
 
 def test_scores_of_a_pair_equal_the_full_forward_pass(translator):

@@ -83,6 +83,7 @@ class Translator:
         source_lang: str = "",
         attention: AttentionChoice | None = None,
         window: int = WINDOW,
+        on_error: str = "raise",
         **settings: Any,
     ) -> Iterator[list[Translation]]:
         """The `num_hypotheses` best translations of each text, lazily, or as many samples.
@@ -94,13 +95,17 @@ class Translator:
           source_lang: of a model that is told this too (M2M-100, NLLB); "": the config's.
           attention: to the source, to come with the best of each.
           window: texts that are read ahead, to be sorted by length.
+          on_error: `raise`, or `skip`: a text that cannot be translated (no string, invalid
+            Unicode, phrases that do not fit) gives an empty translation whose `error` says why.
           **settings: fields of `DecodeConfig` that replace the config's, such as beam_size.
 
         Raises:
-          UserError: an unknown or impossible setting.
+          UserError: an unknown or impossible setting; a text that cannot be translated, with its
+            index. A list is checked before anything runs, other iterables window by window.
         """
-        if isinstance(texts, str):
-            raise UserError("translate takes a list of texts, not one string.")
+        if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+            given = "one string" if isinstance(texts, str) else f"a {type(texts).__name__}"
+            raise UserError(f"translate takes a list of texts, not {given}.")
         try:
             decode = dataclasses.replace(self.config.decode, **settings)
         except TypeError as error:
@@ -111,8 +116,9 @@ class Translator:
         validate(dataclasses.replace(self.config, decode=decode))
         self._check(decode, num_hypotheses, attention)
         return self.engine.translate(
-            self.params, texts, decode, num_hypotheses, target_lang, source_lang, attention, window
-        )
+            self.params, texts, decode, num_hypotheses, target_lang, source_lang, attention, window,
+            on_error,
+        )  # fmt: skip
 
     def _check(
         self, decode: DecodeConfig, num_hypotheses: int, attention: AttentionChoice | None

@@ -132,7 +132,9 @@ def _check_types(section: Any, name: str) -> None:
                 raise UserError(f"{name}.{field.name}={value!r} is no section of settings.")
             _check_types(value, f"{name}.{field.name}")
         else:
-            typed(field.type, value, f"{name}.{field.name}")
+            checked = typed(field.type, value, f"{name}.{field.name}")
+            if isinstance(value, list):  # a tuple can be hashed
+                setattr(section, field.name, checked)
 
 
 def _conflicts(config: Config):

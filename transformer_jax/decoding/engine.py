@@ -17,9 +17,17 @@ from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding import batching
 from transformer_jax.decoding.job import NUM_WORKERS, AttentionChoice, Job, Translation, say
 from transformer_jax.decoding.programs import Programs, matmul_precision
-from transformer_jax.decoding.requests import Request, RequestEncoder
+from transformer_jax.decoding.requests import (
+    Request,
+    RequestEncoder,
+    check_text,
+    item_error,
+    read_requests,
+)  # fmt: skip
+from transformer_jax.errors import UserError
 
 WINDOW = 4096  # sentences sorted together, and held in memory
+ON_ERROR = ("raise", "skip")
 
 Prefixes = tuple[list[int], list[int]]  # ids before source and target
 
@@ -102,37 +110,58 @@ class Engine:
     def translate(
         self,
         params: Any,
-        lines: Iterable[str | Request],
+        texts: Iterable[str | Request],
         decode: DecodeConfig,
         num_hypotheses: int = 1,
         target_lang: str = "",
         source_lang: str = "",
         attention: AttentionChoice | None = None,
         window: int = WINDOW,
+        on_error: str = "raise",
     ) -> Iterator[list[Translation]]:
-        """Hypotheses of each line, best first, one list a line, in order, as batches finish.
+        """Hypotheses of each text, best first, one list a text, in order, as batches finish.
 
-        An empty line gives one empty hypothesis. A line longer than the model reads is translated
-        in parts, which is said on standard error; its one hypothesis joins the parts. Lines that
+        An empty text gives one empty hypothesis. A text longer than the model reads is translated
+        in parts, which is said on standard error; its one hypothesis joins the parts. Texts that
         are the same are translated once a window.
 
         Args:
           params: the model's; a tuple where there are several.
-          lines: any iterable of text.
+          texts: any iterable of text. A list is checked before anything runs, other iterables
+            window by window.
           decode: search settings.
           num_hypotheses: at most decode.beam_size, or decode.mbr_samples.
           target_lang: of a multilingual model; "": the config's.
           source_lang: of a model that is told this too; "": the config's.
           attention: to come with the best hypothesis.
-          window: lines that are read ahead, to be sorted by length.
+          window: texts that are read ahead, to be sorted by length.
+          on_error: what a text that cannot be translated gives: `raise`, or `skip`, an empty
+            translation whose `error` says why.
+
+        Raises:
+          UserError: an item that is no text, with its place.
         """
+        if on_error not in ON_ERROR:
+            raise UserError(f"on_error={on_error!r} must be one of {', '.join(ON_ERROR)}.")
+        requests = read_requests(texts)
+        if isinstance(texts, Sequence):
+            every = list(requests)
+            for index, request in enumerate(every if on_error == "raise" else ()):
+                if isinstance(request, UserError):
+                    raise item_error(request, index)
+            requests = iter(every)
         encoder = self.encoder(target_lang, source_lang)
         placed = self.programs.place(params)
         job = Job(
             self.programs, placed, encoder, decode, num_hypotheses, attention,
-            matmul_precision(), self._bleu_tokenizer(decode, target_lang),
+            matmul_precision(), self._bleu_tokenizer(decode, target_lang), on_error,
         )  # fmt: skip
-        requests = (Request(x) if isinstance(x, str) else x for x in lines)
+        return self._windows(job, requests, window)
+
+    @staticmethod
+    def _windows(
+        job: Job, requests: Iterator[Request | UserError], window: int
+    ) -> Iterator[list[Translation]]:
         number = 0
         with concurrent.futures.ThreadPoolExecutor(NUM_WORKERS) as pool:
             while read := list(itertools.islice(requests, window)):
@@ -161,7 +190,17 @@ class Engine:
         batch_tokens: int = 4096,
         source_lang: str = "",
     ) -> list[PairScores]:
-        """Teacher-forced scores of pairs, in order; over-long sides are cut, and it is said."""
+        """Teacher-forced scores of pairs, in order; over-long sides are cut, and it is said.
+
+        Raises:
+          UserError: an item that is no text, with its place; before anything runs.
+        """
+        for name, texts in (("sources", sources), ("targets", targets)):
+            for index, text in enumerate(texts):
+                try:
+                    check_text(text)
+                except UserError as error:
+                    raise item_error(error, index, name) from error
         placed, encoder = self.programs.place(params), self.encoder(target_lang, source_lang)
         before = self.prefixes(target_lang, source_lang)[1]
         target_ids = self.tokenizers.target.encode_batch(list(targets))

@@ -18,7 +18,8 @@ from transformer_jax.decoding import batching, long_texts, mbr
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.processors import Demands
 from transformer_jax.decoding.programs import Placed, Programs
-from transformer_jax.decoding.requests import Part, Request, RequestEncoder
+from transformer_jax.decoding.requests import Part, Request, RequestEncoder, item_error
+from transformer_jax.errors import UserError
 from transformer_jax.ops.top_k import NEVER
 
 # Batches in work at once: while one waits for its last product, another's runs.
@@ -37,6 +38,7 @@ class Translation:
     ids: tuple[int, ...]  # of the pieces
     source_pieces: tuple[str, ...] = ()  # where attention was asked for
     attention: np.ndarray | None = dataclasses.field(default=None, compare=False)  # [T, S]
+    error: str = ""  # why the text was not translated, with on_error="skip"; text is then ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Job:
     attention: AttentionChoice | None
     precision: str | None  # of products, as the caller has set it; threads do not inherit it
     bleu_tokenizer: str = bleu_tokenizers.DEFAULT  # of `mbr`
+    on_error: str = "raise"  # or skip: a request that cannot be translated gives its error
 
     @functools.cached_property
     def search(self) -> DecodeConfig:
@@ -68,13 +71,28 @@ class Job:
         return dataclasses.replace(self.decode, beam_size=beams)
 
     def window(
-        self, window: list[Request], first: int, pool: concurrent.futures.Executor
+        self, window: list[Request | UserError], first: int, pool: concurrent.futures.Executor
     ) -> Iterator[list[Translation]]:
-        """Hypotheses of some requests, as soon as they and all before them are there."""
-        unique = list(dict.fromkeys(window))  # each request once
-        encoded = self.encoder.encode(unique)
-        places = dict(zip(unique, itertools.pairwise(
-            itertools.accumulate(map(len, encoded), initial=0)), strict=True))  # fmt: skip
+        """Hypotheses of some requests, as soon as they and all before them are there.
+
+        Args:
+          window: requests; an error instead of one that could not be read.
+          first: number of the first.
+          pool: runs the batches.
+
+        Raises:
+          UserError: naming a request that cannot be translated, unless `on_error` is `skip`.
+        """
+        unique = [x for x in dict.fromkeys(window) if isinstance(x, Request)]  # each once
+        parted = dict(zip(unique, self.encoder.encode(unique), strict=True))
+        errors: dict[Request | UserError, UserError] = {
+            x: x for x in window if isinstance(x, UserError)}  # fmt: skip
+        errors |= {x: found for x, found in parted.items() if isinstance(found, UserError)}
+        for request, error in errors.items() if self.on_error == "raise" else ():
+            raise item_error(error, first + window.index(request))
+        encoded = {x: found for x, found in parted.items() if not isinstance(found, UserError)}
+        places = dict(zip(encoded, itertools.pairwise(
+            itertools.accumulate(map(len, encoded.values()), initial=0)), strict=True))  # fmt: skip
         for request, (begin, end) in places.items():
             if end - begin > 1:
                 say(
@@ -82,10 +100,13 @@ class Job:
                     f"{self.encoder.max_len - 1} pieces that the model reads; translated in "
                     f"{end - begin} parts."
                 )
-        parts = [part for own in encoded for part in own]
+        parts = [part for own in encoded.values() for part in own]
         results: dict[int, list[Translation]] = {}
         batches = self._in_turn(parts, pool)
         for request in window:
+            if request in errors:
+                yield [_failed(str(errors[request]))]
+                continue
             begin, end = places[request]
             while not all(i in results for i in range(begin, end)):
                 results.update(next(batches))
@@ -265,6 +286,11 @@ def _join(parts: Sequence[Translation]) -> Translation:
         source_pieces=tuple(piece for part in parts for piece in part.source_pieces),
         attention=attention,
     )
+
+
+def _failed(error: str) -> Translation:
+    """In place of the translation of a text that has none; its score is below all others."""
+    return Translation("", -math.inf, -math.inf, (), (), error=error)
 
 
 def say(message: str) -> None:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +14,56 @@ from transformer_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A text to translate."""
+    """A text to translate.
+
+    Raises:
+      UserError: phrases that are no list of strings.
+    """
 
     text: str
     prefix: str = ""  # what the translation begins with
-    phrases: tuple[str, ...] = ()  # what must appear in it
+    phrases: Sequence[str] = ()  # what must appear in it; one string is one phrase
+
+    def __post_init__(self) -> None:
+        phrases = (self.phrases,) if isinstance(self.phrases, str) else self.phrases
+        if not isinstance(phrases, Sequence) or isinstance(phrases, bytes):
+            raise UserError(f"phrases={phrases!r} must be a list of strings.")
+        object.__setattr__(self, "phrases", tuple(phrases))  # so that requests can be hashed
+
+
+def read_requests(items: Iterable[Any]) -> Iterator[Request | UserError]:
+    """Requests of texts or requests; for an item that holds something else than text, its error."""
+    for item in items:
+        request = item if isinstance(item, Request) else Request(item)
+        try:
+            for value in (request.text, request.prefix, *request.phrases):
+                check_text(value)
+            yield request
+        except UserError as error:
+            yield error
+
+
+def check_text(value: Any) -> None:
+    """Checks that `value` is a string that can be written as UTF-8.
+
+    Raises:
+      UserError: it is not.
+    """
+    if not isinstance(value, str):
+        hint = "; decode it first." if isinstance(value, bytes) else "."
+        raise UserError(f"of type {type(value).__name__}, not a string{hint}")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"no valid text: character {error.start} is U+{ord(value[error.start]):04X}, half of "
+            "a surrogate pair."
+        ) from error
+
+
+def item_error(error: UserError, index: int, name: str = "texts") -> UserError:
+    """`error` with the place of its item in the list `name`, or in a file."""
+    return UserError(f"{name}[{index}] (line {index + 1}): {error}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,28 +118,33 @@ class RequestEncoder:
         encoded = self.tokenizers.source.encode_batch(texts)
         return [[*self._prefixes[0], *ids] if ids else [] for ids in encoded]
 
-    def encode(self, requests: Sequence[Request]) -> list[list[Part]]:
+    def encode(self, requests: Sequence[Request]) -> list[list[Part] | UserError]:
         """Parts of each request: none for an empty text, several for one that is too long.
 
-        Raises:
-          UserError: where phrases or a prefix cannot be kept.
+        A request whose phrases or prefix cannot be kept has an error instead.
         """
         sources = self.source_ids([request.text for request in requests])
-        limit = self.max_len - 1  # the end symbol needs a place
-        found = []
+        found: list[list[Part] | UserError] = []
         for request, ids in zip(requests, sources, strict=True):
-            tags = len(self._prefixes[0])
-            pieces = [ids] if ids else []
-            if len(ids) > limit:
-                tags += self.tokenizers.begins_with_tag(ids[tags:])
-                pieces = self._split(ids, limit, tags)
-                if request.phrases:
-                    raise UserError(
-                        f"{request.text[:40]!r}… has {len(ids)} pieces and the model reads "
-                        f"{limit}: it is translated in parts, in which phrases cannot be placed."
-                    )
-            found.append(self._parts(request, pieces, tags))
+            try:
+                found.append(self._encode(request, ids))
+            except UserError as error:
+                found.append(error)
         return found
+
+    def _encode(self, request: Request, ids: list[int]) -> list[Part]:
+        limit = self.max_len - 1  # the end symbol needs a place
+        tags = len(self._prefixes[0])
+        pieces = [ids] if ids else []
+        if len(ids) > limit:
+            tags += self.tokenizers.begins_with_tag(ids[tags:])
+            pieces = self._split(ids, limit, tags)
+            if request.phrases:
+                raise UserError(
+                    f"{request.text[:40]!r}… has {len(ids)} pieces and the model reads "
+                    f"{limit}: it is translated in parts, in which phrases cannot be placed."
+                )
+        return self._parts(request, pieces, tags)
 
     def _split(self, ids: list[int], limit: int, tags: int) -> list[list[int]]:
         """Parts of at most `limit`, each behind the first `tags` ids."""
