@@ -104,6 +104,10 @@ def test_eval_prints_and_writes_the_contracts_fields(tiny_run, tmp_path):
                             "checkpoint_step", "split"]  # fmt: skip
     assert scores["num_sentences"] == 12
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 12
+    before = (data / "test.de").read_text()
+    refused = command("eval.py", f"--workdir={workdir}", f"--output={data / 'test.de'}")
+    assert "--output and config.data.test" in refused.stderr
+    assert (data / "test.de").read_text() == before
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import digit_pairs
-from transformer_jax import Translator, decode_command
+from transformer_jax import Translator, decode_output
 from transformer_jax.decoding import alignment, batching, mbr
 from transformer_jax.decoding.engine import Engine, begins_word
 from transformer_jax.decoding.job import AttentionChoice
@@ -186,7 +186,7 @@ def write(output, requests, stop_after=None):
 
 
 def make_output(path, **settings):
-    return decode_command._Output(str(path), {"beam_size": 2, **settings})
+    return decode_output.ResumableOutput(str(path), {"beam_size": 2, **settings})
 
 
 def test_an_interrupted_output_is_gone_on_with(tmp_path):

@@ -1,7 +1,7 @@
 """`Translator`: a trained model as a Python object."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from etils import epath
@@ -84,6 +84,7 @@ class Translator:
         attention: AttentionChoice | None = None,
         window: int = WINDOW,
         on_error: str = "raise",
+        ready: Callable[[], bool] | None = None,
         **settings: Any,
     ) -> Iterator[list[Translation]]:
         """The `num_hypotheses` best translations of each text, lazily, or as many samples.
@@ -97,6 +98,8 @@ class Translator:
           window: texts that are read ahead, to be sorted by length.
           on_error: `raise`, or `skip`: a text that cannot be translated (no string, invalid
             Unicode, phrases that do not fit) gives an empty translation whose `error` says why.
+          ready: whether the next text can be read without waiting for it; where it cannot, what
+            has been read is translated first. None: always.
           **settings: fields of `DecodeConfig` that replace the config's, such as beam_size.
 
         Raises:
@@ -117,7 +120,7 @@ class Translator:
         self._check(decode, num_hypotheses, attention)
         return self.engine.translate(
             self.params, texts, decode, num_hypotheses, target_lang, source_lang, attention, window,
-            on_error,
+            on_error, ready,
         )  # fmt: skip
 
     def _check(

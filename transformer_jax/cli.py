@@ -264,12 +264,12 @@ def _define_decode(argv: list[str]) -> list[str]:
 
 
 def _decode() -> None:
-    from transformer_jax import decode_command
+    from transformer_jax import decode_command, decode_input
 
     decode_command.check_flags()
     process_flags.connect(saves=False)
-    if FLAGS.input == "-" and _has_others():
-        raise UserError("Several processes need --input=FILE; standard input is one process's.")
+    if _has_others() and (FLAGS.input == "-" or decode_input.is_stream(FLAGS.input)):
+        raise UserError("Several processes need --input=FILE; a stream is read by one process.")
     decode_command.decode(_load_translator(decode_command.ensemble()))
 
 

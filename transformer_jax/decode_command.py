@@ -1,35 +1,33 @@
 """The command `decode`: lines in, translations or scores out; an interrupted job goes on."""
 
-import collections
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import json
 import os
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tqdm
 from absl import flags
 from etils import epath
 
-from transformer_jax import processes, workdir
+from transformer_jax import processes
 from transformer_jax.api import Translator
 from transformer_jax.config import Config, DecodeConfig
-from transformer_jax.data import sources
+from transformer_jax.decode_input import Lines, count_lines
+from transformer_jax.decode_output import ResumableOutput
 from transformer_jax.decoding import alignment
-from transformer_jax.decoding.engine import WINDOW, PairScores
+from transformer_jax.decoding.engine import ON_ERROR, WINDOW, PairScores
 from transformer_jax.decoding.job import AttentionChoice, Translation
-from transformer_jax.decoding.requests import Request
+from transformer_jax.decoding.requests import Request, windows
 from transformer_jax.errors import UserError
-from transformer_jax.text_output import as_line, writing
+from transformer_jax.text_output import as_line, check_not_overwritten
 
 FLAGS = flags.FLAGS
 PHRASE_SEPARATOR = "\t"
+INPUTS = ("input", "prefixes", "phrases", "score")  # flags that name files of lines
 DEFINERS = {
     int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string,
     bool: flags.DEFINE_bool,
@@ -60,6 +58,14 @@ def define_flags() -> None:
     flags.DEFINE_bool("attention", False, "Add attention to the source, with --format=jsonl.")
     flags.DEFINE_integer("attention_layer", -2, "Decoder layer that is looked at; -1: the last.")
     flags.DEFINE_integer("attention_head", -1, "Its head; -1: the mean of all.")
+    flags.DEFINE_integer(
+        "window", WINDOW, "Lines read ahead and sorted by length. A pipe or terminal that has no "
+        "more lines at the moment gets its answers without waiting for a full window.", 1,
+    )  # fmt: skip
+    flags.DEFINE_enum(
+        "on_error", "raise", ON_ERROR,
+        "skip: a line whose phrases or prefix do not fit gives an empty translation.",
+    )  # fmt: skip
     flags.DEFINE_list(
         "ensemble", [], "Further models, DIR or DIR@CHECKPOINT, to average probabilities with."
     )
@@ -69,11 +75,8 @@ def define_flags() -> None:
 
 def check_flags() -> None:
     """Refuses what cannot stand together, before a model is read."""
-    if "-" not in (FLAGS.input, FLAGS.output) and (
-        Path(FLAGS.input).resolve() == Path(FLAGS.output).resolve()
-    ):
-        raise UserError(f"--input and --output are the same file, {FLAGS.input}.")
-    for name in ("input", "prefixes", "phrases", "score"):
+    check_not_overwritten(FLAGS.output, {f"--{name}": FLAGS[name].value for name in INPUTS})
+    for name in INPUTS:
         path = FLAGS[name].value
         if path not in ("", "-") and not epath.Path(path).exists():
             raise UserError(f"There is no file {path} (--{name}).")
@@ -98,15 +101,22 @@ def ensemble() -> list[tuple[str, str]]:
 def decode(translator: Translator) -> None:
     """Translates or scores the input; several processes share it, and the first writes."""
     is_primary = processes.is_primary()
-    output = _Output(FLAGS.output if is_primary else os.devnull, _describe(translator))
+    output = ResumableOutput(FLAGS.output if is_primary else os.devnull, _describe(translator))
+    names = [name for name in INPUTS if FLAGS[name].value]
+    columns = {name: Lines(FLAGS[name].value, FLAGS.window) for name in names}
+
+    def ready() -> bool:
+        return all(lines.ready() for lines in columns.values())
+
     with contextlib.ExitStack() as stack:
         processes.together(lambda: bool(stack.enter_context(output)), "output")
         output.skip, output.expected = processes.gather((output.skip, output.expected))[0]
-        results = _results(translator, output.remaining(_requests()))
+        results = _results(translator, output.remaining(_requests(columns)), ready)
         hidden = not (is_primary and sys.stderr.isatty())
         bar = tqdm.tqdm(
-            results, initial=output.done, total=_count_lines(hidden), unit="line", disable=hidden
-        )
+            results, initial=output.done, unit="line", disable=hidden,
+            total=None if hidden else count_lines(FLAGS.input),
+        )  # fmt: skip
         for result in bar:
             output.write(_format(output.done, result))
         output.finish()
@@ -120,34 +130,36 @@ def decode(translator: Translator) -> None:
     )
 
 
-def _results(translator: Translator, requests: Iterator[Any]) -> Iterator[Any]:
+def _results(
+    translator: Translator, requests: Iterator[Any], ready: Callable[[], bool]
+) -> Iterator[Any]:
     if processes.count() > 1:
         return _shared(translator, requests)
-    return _own_results(translator, requests)
+    return _own_results(translator, requests, ready)
 
 
 def _shared(translator: Translator, requests: Iterator[Any]) -> Iterator[Any]:
     """Results of all requests, of which each process works off its share."""
-    while window := list(itertools.islice(requests, WINDOW * processes.count())):
+    for window in windows(requests, FLAGS.window * processes.count()):
         own = iter(processes.share(window))
         yield from processes.unite(list(_own_results(translator, own)))
 
 
-def _own_results(translator: Translator, requests: Iterator[Any]) -> Iterator[Any]:
+def _own_results(
+    translator: Translator, requests: Iterator[Any], ready: Callable[[], bool] | None = None
+) -> Iterator[Any]:
     if FLAGS.score:
-        return _scores(translator, requests)
-    # A person at the keyboard wants each line at once.
-    window = 1 if FLAGS.input == "-" and sys.stdin.isatty() else WINDOW
+        return _scores(translator, requests, ready)
     return translator.translate_n_best(
-        requests, FLAGS.n_best, FLAGS.target_lang, FLAGS.source_lang, _attention_choice(), window,
-        **_settings(),
+        requests, FLAGS.n_best, FLAGS.target_lang, FLAGS.source_lang, _attention_choice(),
+        FLAGS.window, FLAGS.on_error, ready, **_settings(),
     )  # fmt: skip
 
 
 def _scores(
-    translator: Translator, pairs: Iterator[tuple[Request, str]]
+    translator: Translator, pairs: Iterator[tuple[Request, str]], ready: Callable[[], bool] | None
 ) -> Iterator[tuple[str, PairScores]]:
-    while window := list(itertools.islice(pairs, WINDOW)):
+    for window in windows(pairs, FLAGS.window, ready):
         sources, targets = [request.text for request, _ in window], [t for _, t in window]
         scored = translator.score_pieces(sources, targets, FLAGS.target_lang, FLAGS.source_lang)
         yield from zip(targets, scored, strict=True)
@@ -176,30 +188,28 @@ def _attention_choice() -> AttentionChoice | None:
     return AttentionChoice(layer, None if head < 0 else head)
 
 
-def _lines(path: str) -> Iterator[str]:
-    if path == "-":
-        return sources.decode_lines(sys.stdin.buffer, "standard input", allow_nul=True)
-    return sources.read_lines(epath.Path(path), allow_nul=True)
-
-
-def _requests() -> Iterator[Any]:
+def _requests(columns: dict[str, Lines]) -> Iterator[Any]:
     """Requests of the input's lines; with --score, pairs of them and the given translations."""
-    names = [name for name in ("prefixes", "phrases", "score") if FLAGS[name].value]
-    columns = [_lines(FLAGS.input), *(_lines(FLAGS[name].value) for name in names)]
-    for number, row in enumerate(itertools.zip_longest(*columns), start=1):
-        if None in row:
-            short = ["input", *names][row.index(None)]
+    for number, values in enumerate(itertools.zip_longest(*columns.values()), start=1):
+        row = dict(zip(columns, values, strict=True))
+        short = next((name for name, value in row.items() if value is None), None)
+        if short:
             raise UserError(f"--{short} ends before line {number}, which other files have.")
-        more = dict(zip(names, row[1:], strict=True))
-        phrases = more.get("phrases", "").split(PHRASE_SEPARATOR)
-        request = Request(row[0], more.get("prefixes", ""), tuple(filter(None, phrases)))
-        yield (request, more["score"]) if "score" in more else request
+        phrases = row.get("phrases", "").split(PHRASE_SEPARATOR)
+        request = Request(row["input"], row.get("prefixes", ""), tuple(filter(None, phrases)))
+        yield (request, row["score"]) if "score" in row else request
 
 
-def _count_lines(hidden: bool) -> int | None:
-    if hidden or FLAGS.input == "-":
-        return None
-    return sum(1 for _ in _lines(FLAGS.input))
+def _describe(translator: Translator) -> dict[str, Any]:
+    """All that decides what comes out."""
+    config: Config = translator.config
+    names = ("workdir", "format", "n_best", "target_lang", "source_lang", "score", "per_token",
+             "alignment", "attention", "attention_layer", "attention_head", "ensemble")  # fmt: skip
+    return {
+        "decode": dataclasses.asdict(config.decode) | _settings(),
+        "checkpoint_step": translator.checkpoint_step,
+        **{name: FLAGS[name].value for name in names},
+    }
 
 
 # --- What is written -------------------------------------------------------------------------
@@ -209,6 +219,8 @@ def _format(number: int, result: Any) -> str:
     if FLAGS.score:
         return _format_score(*result)
     best: Translation = result[0]
+    if best.error and processes.is_primary():
+        print(f"line {number + 1}: {best.error}", file=sys.stderr)
     links = None
     if FLAGS.alignment and best.attention is not None:
         words = alignment.word_attention(best.attention, best.source_pieces, best.pieces)
@@ -229,6 +241,8 @@ def _format(number: int, result: Any) -> str:
 
 def _as_json(hypotheses: Sequence[Translation], links: str | None) -> dict[str, Any]:
     best = hypotheses[0]
+    if best.error:
+        return {"text": "", "error": best.error}
     found = _one_as_json(best)
     if len(hypotheses) > 1:
         found["alternatives"] = [_one_as_json(one) for one in hypotheses[1:]]
@@ -254,127 +268,3 @@ def _format_score(text: str, pair: PairScores) -> str:
     pieces = zip(pair.pieces, pair.log_probs, strict=True)
     more = "".join(f"\t{piece} {x:.6f}" for piece, x in pieces) if FLAGS.per_token else ""
     return as_line(f"{pair.log_prob:.6f}{more}")
-
-
-# --- Going on after an interruption ----------------------------------------------------------
-
-
-def _describe(translator: Translator) -> dict[str, Any]:
-    """All that decides what comes out."""
-    config: Config = translator.config
-    names = ("workdir", "format", "n_best", "target_lang", "source_lang", "score", "per_token",
-             "alignment", "attention", "attention_layer", "attention_head", "ensemble")  # fmt: skip
-    return {
-        "decode": dataclasses.asdict(config.decode) | _settings(),
-        "checkpoint_step": translator.checkpoint_step,
-        **{name: FLAGS[name].value for name in names},
-    }
-
-
-class _Output:
-    """Where results go. Beside a local file, a record says how far it has come.
-
-    The record is there while the job is not finished; the same command then goes on behind it.
-    """
-
-    SAVE_EVERY_SECONDS = 1.0
-
-    def __init__(self, name: str, description: dict[str, Any]):
-        self._name = name
-        path = epath.Path(name)
-        self._record = path.parent / f"{path.name}.unfinished"
-        # Standard output, a device or pipe, and remote files cannot be gone on with.
-        self._resumable = name != "-" and "://" not in name and (
-            not path.exists() or Path(name).is_file()
-        )  # fmt: skip
-        self._description = json.loads(json.dumps(description))
-        self._digest = hashlib.sha256()  # of the requests that are done
-        self._pending: collections.deque[Any] = collections.deque()
-        self._saved = time.monotonic()
-        self._written = 0  # bytes
-        self.done = 0
-
-    def __enter__(self) -> "_Output":
-        record = self._read_record() if self._resumable else None
-        self.skip = record["lines"] if record else 0
-        self.expected = record["input"] if record else ""
-        self._files = contextlib.ExitStack()
-        if record:
-            self._out = self._files.enter_context(open(self._name, "r+", encoding="utf-8"))
-            self._written = record["bytes"]
-            self._out.seek(self._written)
-            self._out.truncate()
-        else:
-            self._out = self._files.enter_context(writing(self._name))
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        if self._resumable and exception[0] is not None and self.done > self.skip:
-            self._save()
-        self._files.close()
-
-    def remaining(self, requests: Iterator[Any]) -> Iterator[Any]:
-        """Requests that are not done yet.
-
-        Raises:
-          UserError: where those that are done are not these.
-        """
-        for request in itertools.islice(requests, self.skip):
-            self._digest.update(repr(request).encode())
-            self.done += 1
-        if self.done < self.skip or (self.skip and self._digest.hexdigest() != self.expected):
-            raise UserError(
-                f"{self._record} belongs to a job whose first {self.skip} lines of input were "
-                f"others; delete it to begin {self._name} anew."
-            )
-        if self.skip and processes.is_primary():
-            print(f"going on with {self._name} behind line {self.skip:,}", file=sys.stderr)
-        return self._noting(requests)
-
-    def _noting(self, requests: Iterator[Any]) -> Iterator[Any]:
-        for request in requests:
-            self._pending.append(request)
-            yield request
-
-    def write(self, text: str) -> None:
-        """Writes what belongs to the next request."""
-        self._out.write(text)
-        self._out.flush()
-        self._written += len(text.encode("utf-8"))
-        self._digest.update(repr(self._pending.popleft()).encode())
-        self.done += 1
-        if self._resumable and time.monotonic() - self._saved > self.SAVE_EVERY_SECONDS:
-            self._save()
-
-    def finish(self) -> None:
-        """All is done."""
-        if self._resumable:
-            self._record.unlink(missing_ok=True)
-
-    def _save(self) -> None:
-        record = {"lines": self.done, "bytes": self._written, "input": self._digest.hexdigest(),
-                  "settings": self._description}  # fmt: skip
-        workdir.write_atomically(self._record, json.dumps(record) + "\n")
-        self._saved = time.monotonic()
-
-    def _read_record(self) -> dict[str, Any] | None:
-        if not self._record.exists():
-            return None
-        try:
-            record = json.loads(self._record.read_text())
-            old = record["settings"]
-            size = Path(self._name).stat().st_size
-            differs = [name for name in {**old, **self._description}
-                       if old.get(name) != self._description.get(name)]  # fmt: skip
-            if size < record["bytes"]:
-                raise ValueError("the output is shorter than it says")
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            raise UserError(
-                f"{self._record} cannot be used ({error}); delete it to begin {self._name} anew."
-            ) from error
-        if differs:
-            raise UserError(
-                f"{self._name} holds part of a job with other settings ({', '.join(differs)}); "
-                f"use the same ones to go on, or delete {self._record} to begin anew."
-            )
-        return record

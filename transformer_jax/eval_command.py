@@ -12,7 +12,7 @@ from transformer_jax.api import Translator
 from transformer_jax.config import DataConfig
 from transformer_jax.data import sources
 from transformer_jax.errors import UserError
-from transformer_jax.text_output import as_line, check_writable, writing
+from transformer_jax.text_output import as_line, check_not_overwritten, check_writable, writing
 
 FLAGS = flags.FLAGS
 
@@ -44,7 +44,13 @@ def evaluate(translator: Translator) -> None:
             "counts; name the split as a whole."
         )
     other = _other_system(len(pairs)) if FLAGS.compare else None
+    read = {"--compare": FLAGS.compare or ""}
+    for corpus in corpora:
+        languages = (f".{corpus.source_lang}", f".{corpus.target_lang}", "")
+        names = [corpus.name + end + gz for end in languages for gz in ("", ".gz")]
+        read |= {f"config.data.{FLAGS.split} ({name})": name for name in names}
     for name in ("json", "output"):
+        check_not_overwritten(FLAGS[name].value or "-", read, f"--{name}")
         # A path that cannot be written should not cost an evaluation.
         if FLAGS[name].value and processes.is_primary():
             check_writable(FLAGS[name].value)

@@ -1,8 +1,10 @@
 """Files of text that the commands write."""
 
 import contextlib
+import os
+import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from etils import epath
@@ -34,6 +36,38 @@ def check_writable(name: str) -> None:
     """
     if name != "-":
         _open(name, "a").close()
+
+
+def check_not_overwritten(output: str, inputs: Mapping[str, str], flag: str = "--output") -> None:
+    """Checks that a file which is written is none of those which are read.
+
+    Args:
+      output: - is standard output.
+      inputs: path of each flag or setting; - is standard input, "" is none.
+      flag: that names the output.
+
+    Raises:
+      UserError: naming both flags.
+    """
+    if output == "-":
+        return
+    for name, path in inputs.items():
+        if path and _is_same_file(output, path):
+            raise UserError(
+                f"{flag} and {name} are the same file, {output}; give the output another name."
+            )
+
+
+def _is_same_file(output: str, path: str) -> bool:
+    """Whether both are one regular file, by any of its names."""
+    if "://" in output or "://" in path:
+        return output == path
+    try:
+        written = os.stat(output)
+        read = os.fstat(sys.stdin.fileno()) if path == "-" else os.stat(path)
+    except (OSError, ValueError):  # one of them is not there
+        return False
+    return stat.S_ISREG(written.st_mode) and os.path.samestat(written, read)
 
 
 def _open(name: str, mode: str) -> Any:

@@ -2,9 +2,8 @@
 
 import concurrent.futures
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ from transformer_jax.decoding.requests import (
     check_text,
     item_error,
     read_requests,
+    windows,
 )  # fmt: skip
 from transformer_jax.errors import UserError
 
@@ -118,6 +118,7 @@ class Engine:
         attention: AttentionChoice | None = None,
         window: int = WINDOW,
         on_error: str = "raise",
+        ready: Callable[[], bool] | None = None,
     ) -> Iterator[list[Translation]]:
         """Hypotheses of each text, best first, one list a text, in order, as batches finish.
 
@@ -137,6 +138,8 @@ class Engine:
           window: texts that are read ahead, to be sorted by length.
           on_error: what a text that cannot be translated gives: `raise`, or `skip`, an empty
             translation whose `error` says why.
+          ready: whether the next text can be read without waiting for it; where it cannot, what
+            has been read is translated first. None: always.
 
         Raises:
           UserError: an item that is no text, with its place.
@@ -156,15 +159,15 @@ class Engine:
             self.programs, placed, encoder, decode, num_hypotheses, attention,
             matmul_precision(), self._bleu_tokenizer(decode, target_lang), on_error,
         )  # fmt: skip
-        return self._windows(job, requests, window)
+        return self._windows(job, windows(requests, window, ready))
 
     @staticmethod
     def _windows(
-        job: Job, requests: Iterator[Request | UserError], window: int
+        job: Job, read_windows: Iterator[list[Request | UserError]]
     ) -> Iterator[list[Translation]]:
         number = 0
         with concurrent.futures.ThreadPoolExecutor(NUM_WORKERS) as pool:
-            while read := list(itertools.islice(requests, window)):
+            for read in read_windows:
                 yield from job.window(read, number, pool)
                 number += len(read)
 

@@ -2,14 +2,16 @@
 
 import dataclasses
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding import long_texts
 from transformer_jax.errors import UserError
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +43,26 @@ def read_requests(items: Iterable[Any]) -> Iterator[Request | UserError]:
             yield request
         except UserError as error:
             yield error
+
+
+def windows(
+    items: Iterable[T], size: int, ready: Callable[[], bool] | None = None
+) -> Iterator[list[T]]:
+    """Lists of `size` items, or fewer where the next item would have to be waited for.
+
+    Args:
+      items: read as lists are asked for.
+      size: at least 1.
+      ready: whether the next item can be had at once; None: always.
+    """
+    window = []
+    for item in items:
+        window.append(item)
+        if len(window) == size or not (ready is None or ready()):
+            yield window
+            window = []
+    if window:
+        yield window
 
 
 def check_text(value: Any) -> None:
