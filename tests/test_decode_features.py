@@ -1,14 +1,17 @@
 """What decoding offers over a small trained model: samples, ensembles, attention, files."""
 
+import collections
+import copy
 import dataclasses
 import itertools
+import types
 
 import jax
 import numpy as np
 import pytest
 
 from tests.conftest import digit_pairs
-from transformer_jax import Translator, decode_output
+from transformer_jax import Translator, decode_command, decode_output
 from transformer_jax.decoding import alignment, batching, mbr
 from transformer_jax.decoding.engine import Engine, begins_word
 from transformer_jax.decoding.job import AttentionChoice
@@ -186,7 +189,8 @@ def write(output, requests, stop_after=None):
 
 
 def make_output(path, **settings):
-    return decode_output.ResumableOutput(str(path), {"beam_size": 2, **settings})
+    describe = lambda: {"decode": {"beam_size": 2, "seed": 1}, **settings}  # noqa: E731
+    return decode_output.ResumableOutput(str(path), describe)
 
 
 def test_an_interrupted_output_is_gone_on_with(tmp_path):
@@ -199,8 +203,9 @@ def test_an_interrupted_output_is_gone_on_with(tmp_path):
         write(make_output(path), requests, stop_after=2)
     with path.open("a") as out:
         out.write("half a li")  # what a crash leaves
-    with pytest.raises(UserError, match=r"other settings \(beam_size"):
-        write(make_output(path, beam_size=3), requests)
+    with pytest.raises(UserError, match=r"differs in decode\.beam_size, checkpoint; use"):
+        write(make_output(path, decode={"beam_size": 3, "seed": 1}, checkpoint="60"), requests)
+    assert path.read_text().endswith("half a li")
     with pytest.raises(UserError, match="first 2 lines of input were others"):
         write(make_output(path), ["ä", "x", "c", "d"])
     resumed = make_output(path)
@@ -235,3 +240,34 @@ def test_impossible_attention_is_told(translator):
     for choice, word in ((AttentionChoice(7), "layer 7"), (AttentionChoice(-1, 9), "head 9")):
         with pytest.raises(UserError, match=word):
             translator.translate_n_best(["one"], 1, attention=choice)
+
+
+def test_a_jobs_record_changes_with_all_that_could_change_its_output(translator, monkeypatch):
+    def described(params=None, flags=None, **data):
+        given = collections.defaultdict(lambda: types.SimpleNamespace(value=None))
+        given |= {name: types.SimpleNamespace(value=value) for name, value in (flags or {}).items()}
+        monkeypatch.setattr(decode_command, "FLAGS", given)
+        other = copy.copy(translator)
+        other.params = translator.params if params is None else params
+        data = dataclasses.replace(translator.config.data, **data)
+        other.config = dataclasses.replace(translator.config, data=data)
+        return decode_output._flat(decode_command._describe(other))
+
+    def differing(**changes):
+        found = described(**changes)
+        return {name for name in found if found[name] != base[name]}
+
+    base = described()
+    assert differing() == set()
+    copied = jax.tree.map(np.array, translator.params)
+    assert differing(params=copied) == set()
+    copied["target_embedding"][3, 1] += 1e-6
+    ensembles = [(translator.params, other) for other in (translator.params, copied)]
+    seen = {base["parameters"]}
+    for params in (copied, *ensembles):
+        assert differing(params=params) == {"parameters"}
+        seen.add(described(params=params)["parameters"])
+    assert len(seen) == 4
+    assert differing(target_lang="fr") == {"data.target_lang"}
+    assert differing(flags={"checkpoint": "latest"}) == {"checkpoint"}
+    assert differing(flags={"seed": 7}) == {"decode.seed"}

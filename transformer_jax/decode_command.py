@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -13,7 +14,7 @@ import tqdm
 from absl import flags
 from etils import epath
 
-from transformer_jax import processes
+from transformer_jax import digests, processes
 from transformer_jax.api import Translator
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.decode_input import Lines, count_lines
@@ -21,6 +22,7 @@ from transformer_jax.decode_output import ResumableOutput
 from transformer_jax.decoding import alignment
 from transformer_jax.decoding.engine import ON_ERROR, WINDOW, PairScores
 from transformer_jax.decoding.job import AttentionChoice, Translation
+from transformer_jax.decoding.programs import matmul_precision
 from transformer_jax.decoding.requests import Request, windows
 from transformer_jax.errors import UserError
 from transformer_jax.text_output import as_line, check_not_overwritten
@@ -101,7 +103,8 @@ def ensemble() -> list[tuple[str, str]]:
 def decode(translator: Translator) -> None:
     """Translates or scores the input; several processes share it, and the first writes."""
     is_primary = processes.is_primary()
-    output = ResumableOutput(FLAGS.output if is_primary else os.devnull, _describe(translator))
+    name = FLAGS.output if is_primary else os.devnull
+    output = ResumableOutput(name, functools.partial(_describe, translator))
     names = [name for name in INPUTS if FLAGS[name].value]
     columns = {name: Lines(FLAGS[name].value, FLAGS.window) for name in names}
 
@@ -201,13 +204,19 @@ def _requests(columns: dict[str, Lines]) -> Iterator[Any]:
 
 
 def _describe(translator: Translator) -> dict[str, Any]:
-    """All that decides what comes out."""
+    """All that decides what comes out, but for the input."""
     config: Config = translator.config
-    names = ("workdir", "format", "n_best", "target_lang", "source_lang", "score", "per_token",
-             "alignment", "attention", "attention_layer", "attention_head", "ensemble")  # fmt: skip
+    names = ("checkpoint", "ensemble", "format", "n_best", "target_lang", "source_lang", "score",
+             "per_token", "alignment", "attention", "attention_layer", "attention_head",
+             "on_error")  # fmt: skip
     return {
-        "decode": dataclasses.asdict(config.decode) | _settings(),
+        "parameters": digests.of_arrays(translator.params),  # of every model of an ensemble
         "checkpoint_step": translator.checkpoint_step,
+        "tokenizers": translator.tokenizers.fingerprint,
+        "matmul_precision": str(matmul_precision()),
+        "model": dataclasses.asdict(config.model),
+        "data": dataclasses.asdict(config.data),
+        "decode": dataclasses.asdict(config.decode) | _settings(),
         **{name: FLAGS[name].value for name in names},
     }
 

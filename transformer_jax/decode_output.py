@@ -7,7 +7,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,15 @@ class ResumableOutput:
     """Where results go. Beside a local file, a record says how far it has come.
 
     The record is there while the job is not finished; the same command then goes on behind it.
+
+    Args:
+      name: - is standard output.
+      describe: all that decides what is written, as JSON; a job of another description is refused.
     """
 
     SAVE_EVERY_SECONDS = 1.0
 
-    def __init__(self, name: str, description: dict[str, Any]):
+    def __init__(self, name: str, describe: Callable[[], dict[str, Any]]):
         self._name = name
         path = epath.Path(name)
         self._record = path.parent / f"{path.name}.unfinished"
@@ -34,7 +38,8 @@ class ResumableOutput:
         self._resumable = name != "-" and "://" not in name and (
             not path.exists() or Path(name).is_file()
         )  # fmt: skip
-        self._description = json.loads(json.dumps(description))
+        # Not of other output: it takes a pass over the parameters.
+        self._description = _flat(json.loads(json.dumps(describe()))) if self._resumable else {}
         self._digest = hashlib.sha256()  # of the requests that are done
         self._pending: collections.deque[Any] = collections.deque()
         self._saved = time.monotonic()
@@ -109,7 +114,7 @@ class ResumableOutput:
             return None
         try:
             record = json.loads(self._record.read_text())
-            old = record["settings"]
+            old = _flat(record["settings"])
             size = Path(self._name).stat().st_size
             differs = [name for name in {**old, **self._description}
                        if old.get(name) != self._description.get(name)]  # fmt: skip
@@ -121,7 +126,16 @@ class ResumableOutput:
             ) from error
         if differs:
             raise UserError(
-                f"{self._name} holds part of a job with other settings ({', '.join(differs)}); "
-                f"use the same ones to go on, or delete {self._record} to begin anew."
+                f"{self._name} holds part of a job that differs in {', '.join(differs)}; "
+                f"use the same to go on, or delete {self._record} to begin anew."
             )
         return record
+
+
+def _flat(tree: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """Settings by their path, such as `decode.beam_size`."""
+    found = {}
+    for name, value in tree.items():
+        found |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {
+            f"{before}{name}": value}  # fmt: skip
+    return found

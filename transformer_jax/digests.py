@@ -1,4 +1,4 @@
-"""Digests of a checkpoint's files, kept with them: what is read is what was written.
+"""Digests of a checkpoint's files, kept with them, and of arrays in memory.
 
 Orbax notices a missing file, but neither flipped bytes nor every shortened file.
 """
@@ -7,7 +7,10 @@ import concurrent.futures
 import hashlib
 import json
 from collections.abc import Iterable
+from typing import Any
 
+import jax
+import numpy as np
 from etils import epath
 
 NAME = "digests.json"
@@ -46,6 +49,24 @@ def find_damage(folder: epath.Path, parts: Iterable[str] = ()) -> str | None:
     found = _digests(folder, wanted)
     changed = [name for name in wanted if found[name] != recorded[name]]
     return f"{changed[0]} does not hold what was written" if changed else None
+
+
+def of_arrays(tree: Any) -> str:
+    """Digest of a tree of arrays: of names, shapes, types and values, on any device.
+
+    One array at a time is copied to the host.
+    """
+
+    def one(leaf: tuple[Any, Any]) -> bytes:
+        path, array = leaf
+        host = np.ascontiguousarray(array)
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(f"{jax.tree_util.keystr(path)} {host.dtype} {host.shape}".encode())
+        digest.update(host.reshape(-1).view(np.uint8))
+        return digest.digest()
+
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return hashlib.blake2b(b"".join(map(one, leaves)), digest_size=16).hexdigest()
 
 
 def has(folder: epath.Path, part: str) -> bool:
