@@ -6,6 +6,7 @@ from typing import Any
 
 from etils import epath
 
+from transformer_jax import paths
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding.engine import WINDOW, Engine, PairScores
@@ -61,8 +62,8 @@ class Translator:
         Raises:
           UserError: where something is missing, damaged or not supported.
         """
-        model = pretrained.load(path, str(checkpoint), config, allow_pickle)
-        others = [pretrained.load(p, str(c), None, allow_pickle) for p, c in ensemble]
+        model = pretrained.load(_located(path), str(checkpoint), config, allow_pickle)
+        others = [pretrained.load(_located(p), str(c), None, allow_pickle) for p, c in ensemble]
         for (where, _), other in zip(ensemble, others, strict=True):
             if other.tokenizers.fingerprint != model.tokenizers.fingerprint or (
                 other.config.model.decoder_start_id != model.config.model.decoder_start_id
@@ -171,3 +172,10 @@ class Translator:
         return self.engine.score(
             self.params, sources, targets, target_lang, source_lang=source_lang
         )
+
+
+def _located(path: epath.PathLike) -> str:
+    """A path of the caller's, with `~` expanded and a remote one's packages checked."""
+    path = paths.expand(path)
+    paths.require(path)
+    return path

@@ -20,7 +20,7 @@ import numpy as np
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from transformer_jax import digests, processes
+from transformer_jax import digests, paths, processes
 from transformer_jax.config import CheckpointConfig
 from transformer_jax.errors import UserError
 
@@ -333,7 +333,7 @@ def _refuse_damage(folder: epath.Path, part: str) -> None:
 def _folder(workdir: epath.PathLike) -> epath.Path:
     """Where the checkpoints lie; Orbax takes absolute paths only."""
     path = epath.Path(workdir)
-    return (path if "://" in str(path) else path.expanduser().absolute()) / "checkpoints"
+    return (path if paths.is_remote(path) else path.absolute()) / "checkpoints"
 
 
 def steps(workdir: epath.PathLike) -> list[int]:

@@ -18,7 +18,7 @@ from typing import Any
 from absl import app, flags
 from absl import logging as absl_logging
 
-from transformer_jax import __version__, process_flags
+from transformer_jax import __version__, paths, process_flags
 from transformer_jax.config import Config
 from transformer_jax.errors import UserError
 
@@ -27,6 +27,9 @@ FLAGS = flags.FLAGS
 ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130
+# Flags of any command that hold a path, or a list of paths. DIR@CHECKPOINT begins with one too.
+PATH_FLAGS = ("workdir", "json", "replay", "output", "compare", "input", "prefixes", "phrases",
+              "score", "ensemble", "sentences", "scores")  # fmt: skip
 
 
 def main() -> None:
@@ -58,6 +61,7 @@ def run(command: str, argv: Sequence[str]) -> None:
                 raise UserError(
                     f"Unexpected argument {rest[1]!r}; settings are given as --flag=value."
                 )
+            _expand_paths()
             _configure_jax()
             execute()
             if _has_others():
@@ -87,6 +91,25 @@ def _check_overrides(argv: Sequence[str]) -> None:
                 hint = f"; did you mean {close[0]}?" if close else "."
                 raise UserError(f"There is no setting {name}{hint}")
             cls = fields[part]
+
+
+def _expand_paths() -> None:
+    """Expands `~` in every flag and setting that holds a path, once for the whole command.
+
+    Raises:
+      UserError: a path that cannot be opened, by its kind or for lack of a package.
+    """
+    for name in PATH_FLAGS:
+        if name not in FLAGS or not FLAGS[name].value:
+            continue
+        value = FLAGS[name].value
+        given = value if isinstance(value, list) else [value]
+        expanded = [paths.expand(path, f"--{name}") for path in given]
+        for path in expanded:
+            paths.require(path, f"--{name}")
+        FLAGS[name].value = expanded if isinstance(value, list) else expanded[0]
+    if "config" in FLAGS:
+        FLAGS.config = paths.expand_config(FLAGS.config)
 
 
 def _set_up_malloc() -> None:
@@ -222,7 +245,9 @@ def _define_reading(argv: list[str]) -> None:
     given = [a.split("=", 1)[1] for a in argv if a.startswith(prefixes)]
     given += [b for a, b in itertools.pairwise(argv) if a.lstrip("-") == "workdir"]
     if given:
-        config = pretrained.read_config(given[-1])
+        workdir = paths.expand(given[-1], "--workdir")
+        paths.require(workdir, "--workdir")
+        config = pretrained.read_config(workdir)
         config_flags.DEFINE_config_dataclass("config", config)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from absl import flags
 from etils import epath
 
-from transformer_jax import process_flags
+from transformer_jax import paths, process_flags
 from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
@@ -54,9 +54,9 @@ def _resolve_recipe(argument: str) -> str:
     name = argument.lstrip("-")
     if not argument.startswith("-") or not name.startswith("config="):
         return argument
-    path = Path(name.removeprefix("config="))
+    path = Path(paths.expand(name.removeprefix("config="), "--config"))
     if path.is_file():
-        return argument
+        return f"--config={path}"
     package = Path(__file__).parent
     folders = (package / "configs", package.parent / "configs")  # installed, or a checkout
     built_in = {p.stem: p for f in folders for p in f.glob("*.py") if p.stem != "__init__"}

@@ -19,6 +19,7 @@ from typing import Any
 
 from etils import epath
 
+from transformer_jax import paths
 from transformer_jax.config import Config, from_json, to_json
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
@@ -35,7 +36,7 @@ FREE_ON_RESUME = (
 
 
 def read_config(workdir: epath.PathLike) -> Config:
-    """The config of the run in `workdir`.
+    """The config of the run in `workdir`, its paths expanded.
 
     Raises:
       UserError: where there is none.
@@ -43,7 +44,7 @@ def read_config(workdir: epath.PathLike) -> Config:
     path = epath.Path(workdir) / "config.json"
     if not path.exists():
         raise UserError(f"{workdir} is no work directory: it has no config.json.")
-    return from_json(path.read_text(), str(path))
+    return paths.expand_config(from_json(path.read_text(), str(path)))
 
 
 def read_tokenizers(workdir: epath.PathLike) -> TokenizerPair:
@@ -117,7 +118,7 @@ def hold(workdir: epath.PathLike) -> Iterator[None]:
     if "://" in str(workdir):
         yield
         return
-    path = Path(workdir).expanduser() / ".lock"
+    path = Path(workdir) / ".lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+")

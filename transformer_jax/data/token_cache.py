@@ -138,7 +138,7 @@ def _folder(
         digest.update(f"{config.subword_sampling} {config.max_len} {seed}".encode())
     for corpus in corpora:
         digest.update(f"{corpus.fingerprint} {corpus.source_lang} {corpus.target_lang}".encode())
-    root = Path(config.cache_dir).expanduser() if config.cache_dir else Path(cache_folder())
+    root = Path(config.cache_dir) if config.cache_dir else Path(cache_folder())
     return root / "tokens" / digest.hexdigest()
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from transformer_jax import checkpoint as checkpoint_lib
-from transformer_jax import evaluation, processes
+from transformer_jax import evaluation, paths, processes
 from transformer_jax import workdir as workdir_lib
 from transformer_jax.checkpoint import Checkpointer, quality
 from transformer_jax.config import Config
@@ -54,7 +54,8 @@ def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None
       UserError: before any compilation, for whatever cannot work; later, where training cannot go
         on or its last checkpoint could not be written.
     """
-    with StopRequest(stop_after) as stop, prepared(config, epath.Path(workdir)) as trainer:
+    folder = epath.Path(paths.expand(workdir, "workdir"))
+    with StopRequest(stop_after) as stop, prepared(config, folder) as trainer:
         return trainer.run(stop)
 
 
@@ -64,6 +65,9 @@ def prepared(config: Config, workdir: epath.Path, writes: bool = True) -> Iterat
 
     With `writes=False` nothing is written and nothing said.
     """
+    config = paths.expand_config(config)
+    paths.require(workdir, "workdir")
+    paths.require_config(config)
     validate(config)
     say = _say if processes.is_primary() else lambda _: None
     with contextlib.ExitStack() as stack:

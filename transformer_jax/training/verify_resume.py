@@ -40,7 +40,7 @@ def verify_resume(
     Raises:
       UserError: where something differs, or a run fails.
     """
-    folder = Path(workdir).expanduser() / "verify_resume"
+    folder = Path(workdir) / "verify_resume"
     shutil.rmtree(folder, ignore_errors=True)
     runs = _Runs(folder, command, num_steps, say)
     plain = [f"--config.model.{name}=0.0" for name in _DROPOUT]

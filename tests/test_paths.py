@@ -1,0 +1,129 @@
+"""Paths as users write them: expanded once, for every part of a command."""
+
+import dataclasses
+import importlib.util
+
+import pytest
+from absl import flags
+
+from configs import tiny
+from transformer_jax import cli, decode_command, eval_command, paths
+from transformer_jax import workdir as workdir_lib
+from transformer_jax.config import Config
+from transformer_jax.errors import UserError
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return str(tmp_path)
+
+
+def test_a_home_folder_is_expanded_and_anything_else_kept(home):
+    assert paths.expand("~") == home
+    assert paths.expand("~/a/~b") == f"{home}/a/~b"
+    for kept in ("a/~/b", "/a", "", "-", "gs://bucket/~x", "./~x"):
+        assert paths.expand(kept) == kept
+    with pytest.raises(UserError, match=r"--input=~nobody-here/x: ~nobody-here is no user.*\./~no"):
+        paths.expand("~nobody-here/x", "--input")
+
+
+def test_every_path_among_the_settings_is_expanded(home):
+    config = tiny.get_config()
+    config.data.source, config.data.train = "files", "~/a, ~/b.tsv"
+    config.data.validation, config.data.test = "~/v", "plain"
+    config.data.tokenizer_model, config.data.cache_dir = "~/s.model,t.model", "~/cache,1"
+    config.data.data_dir, config.train.init_from = "~/tfds", "~/base"
+    found = paths.expand_config(config)
+    assert (found.data.train, found.data.validation) == (f"{home}/a,{home}/b.tsv", f"{home}/v")
+    assert (found.data.test, found.data.tokenizer_model) == ("plain", f"{home}/s.model,t.model")
+    assert (found.data.cache_dir, found.data.data_dir) == (f"{home}/cache,1", f"{home}/tfds")
+    assert found.train.init_from == f"{home}/base"
+    assert config.data.train == "~/a, ~/b.tsv"  # a value: the caller's is as it was
+
+
+def test_no_setting_that_names_a_place_is_forgotten():
+    """Every text setting whose default or use is a path, by name."""
+    words = ("dir", "path", "file", "from", "tokenizer_model", "train", "validation", "test")
+    found = {
+        (section.name, field.name)
+        for section in dataclasses.fields(Config)
+        if dataclasses.is_dataclass(section.type)
+        for field in dataclasses.fields(section.type)
+        if field.type is str
+        and (field.name in words[4:] or set(words[:4]) & set(field.name.split("_")))
+    }
+    config = tiny.get_config()
+    config.data.source = "files"
+    assert found == set(paths._path_settings(config))
+
+
+def define_all(values, monkeypatch):
+    """The flags of train, eval, decode, export and plot, in a set of their own."""
+    from transformer_jax import plot_command, process_flags, train_command
+
+    for module in (cli, decode_command, eval_command, plot_command, process_flags, train_command):
+        monkeypatch.setattr(module, "FLAGS", values)
+    for name in ("string", "bool", "integer", "float", "enum", "list"):
+        whole = getattr(flags, f"DEFINE_{name}")
+
+        def define(flag, *args, whole=whole, required=False, **kwargs):
+            if flag not in values:
+                whole(flag, *args, flag_values=values, **kwargs)
+
+        monkeypatch.setattr(flags, f"DEFINE_{name}", define)
+        for kind, old in list(decode_command.DEFINERS.items()):
+            if old is whole:
+                monkeypatch.setitem(decode_command.DEFINERS, kind, define)
+    monkeypatch.setattr("ml_collections.config_flags.DEFINE_config_file", lambda *a, **k: None)
+    monkeypatch.setattr(flags, "mark_flag_as_required", lambda *a: None)
+    cli._define_export([])
+    cli._define_eval([])
+    cli._define_decode([])
+    train_command.define_flags([])
+    plot_command.define_flags([])
+
+
+def test_every_flag_that_names_a_place_is_expanded(home, monkeypatch):
+    values = flags.FlagValues()
+    define_all(values, monkeypatch)
+    words = ("file", "folder", "director", "where the translations", "text, one sentence",
+             "further models", "source text to check")  # fmt: skip
+    about = {name: values[name].help.lower() for name in values}
+    places = {name for name, text in about.items() if any(word in text for word in words)}
+    places -= {"config", "report", "distributed", "allow_pickle", "metrics"}
+    assert places == set(cli.PATH_FLAGS), places ^ set(cli.PATH_FLAGS)
+    given = ["input=~/in", "ensemble=~/a@best,b@3", "output=-", "workdir=~/run", "format=marian"]
+    values(["x", *(f"--{flag}" for flag in given)])
+    cli._expand_paths()
+    assert (values.input, values.output) == (f"{home}/in", "-")
+    assert values.ensemble == [f"{home}/a@best", "b@3"]
+    assert values.workdir == f"{home}/run"
+
+
+def test_a_run_is_in_one_folder_however_its_path_is_written(home, tmp_path, monkeypatch):
+    """Before, `~/x` held lock and checkpoints, `./~/x` config and tokenizer."""
+    from tests.conftest import tiny_config
+    from transformer_jax.training.loop import train
+
+    monkeypatch.chdir(tmp_path)
+    config = tiny_config(tmp_path, num_steps=2, eval_every_steps=0)
+    assert train(config, "~/run")
+    assert not (tmp_path / "~").exists()
+    assert workdir_lib.has_checkpoints(tmp_path / "run")
+    assert workdir_lib.read_config(tmp_path / "run").train.num_steps == 2
+    changed = dataclasses.replace(config, model=dataclasses.replace(config.model, d_ff=48))
+    with pytest.raises(UserError, match=r"config\.model\.d_ff was .*, is 48"):
+        train(changed, "~/run")
+
+
+def test_a_path_that_nothing_installed_can_open_is_refused_at_once(monkeypatch):
+    with pytest.raises(UserError, match="--output=s3://b/x: only local paths and gs://"):
+        paths.require("s3://b/x", "--output")
+    whole = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "gcsfs" else whole(name, *a)
+    )
+    with pytest.raises(UserError, match=r"pip install 'transformer-jax\[gcs\]'"):
+        paths.require("gs://bucket/run", "--workdir")
+    paths.require("runs/mine")

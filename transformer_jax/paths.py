@@ -1,0 +1,106 @@
+"""Paths as users write them: `~`, and object stores (`gs://bucket/folder`).
+
+A command expands each path once, when its flags are parsed, so that every part of the program sees
+the same folder. The rest of the package takes paths as they are.
+"""
+
+import dataclasses
+import importlib.util
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from transformer_jax.config import Config
+from transformer_jax.errors import UserError
+
+REMOTE = "gs://"  # the one object store that checkpoints (TensorStore) and the tests know
+# Settings that hold one path, and those that hold several, separated by commas.
+_SETTINGS = (("data", "data_dir"), ("data", "cache_dir"), ("train", "init_from"))
+_SETTINGS_OF_SEVERAL = (("data", "tokenizer_model"),)
+_SETTINGS_OF_FILES = (("data", "train"), ("data", "validation"), ("data", "test"))
+
+
+def is_remote(path: Any) -> bool:
+    """Whether a path is in an object store, which has no folders, locks or appending."""
+    return "://" in os.fspath(path)
+
+
+def expand(path: Any, name: str = "path") -> str:
+    """`path` with `~` and `~user` replaced by the home folder.
+
+    Args:
+      path: text, or anything with `__fspath__`.
+      name: of the flag or setting, for messages.
+
+    Raises:
+      UserError: where there is no such home folder.
+    """
+    text = os.fspath(path)
+    if not text.startswith("~"):
+        return text
+    expanded = os.path.expanduser(text)
+    if expanded == text:
+        raise UserError(
+            f"{name}={text}: {text.split('/')[0]} is no user's home folder here. Write ./{text} "
+            "for a file or folder of that name."
+        )
+    return expanded
+
+
+def expand_config(config: Config) -> Config:
+    """`config` with every path among its settings expanded."""
+    for section, field in _path_settings(config):
+        tree = getattr(config, section)
+        value = getattr(tree, field)
+        if "~" in value:
+            name = f"config.{section}.{field}"
+            parts = [value] if (section, field) in _SETTINGS else value.split(",")
+            value = ",".join(expand(part.strip(), name) for part in parts)
+            tree = dataclasses.replace(tree, **{field: value})
+            config = dataclasses.replace(config, **{section: tree})
+    return config
+
+
+def require(path: Any, name: str = "path") -> None:
+    """Checks that a path can be opened by what is installed; call it before anything starts.
+
+    Also configures the store's client, so call it before a remote path is first used.
+
+    Raises:
+      UserError: an unknown kind of store, or a missing package.
+    """
+    text = os.fspath(path)
+    if not is_remote(text):
+        return
+    if not text.startswith(REMOTE):
+        raise UserError(f"{name}={text}: only local paths and {REMOTE}… are supported.")
+    if not importlib.util.find_spec("gcsfs"):
+        raise UserError(
+            f"{name}={text}: paths in Google Cloud Storage need further packages; "
+            "pip install 'transformer-jax[gcs]'"
+        )
+    _configure_client()
+
+
+def require_config(config: Config) -> None:
+    """`require` for every path among the settings."""
+    for section, field in _path_settings(config):
+        for part in getattr(getattr(config, section), field).split(","):
+            require(part.strip(), f"config.{section}.{field}")
+
+
+def _path_settings(config: Config) -> Iterator[tuple[str, str]]:
+    yield from (*_SETTINGS, *_SETTINGS_OF_SEVERAL)
+    if config.data.source == "files":
+        yield from _SETTINGS_OF_FILES
+
+
+def _configure_client() -> None:
+    """Makes etils and Orbax see the store as it is now, whatever else is installed."""
+    import fsspec
+
+    # With TensorFlow installed, etils would load it for gs://.
+    os.environ.setdefault("EPATH_USE_TF", "false")
+    # Listings are remembered for good by default, but other processes write too.
+    for protocol in ("gs", "gcs"):
+        fsspec.config.conf.setdefault(protocol, {}).setdefault("use_listings_cache", False)
