@@ -22,7 +22,7 @@ import numpy as np
 from etils import epath
 
 from tests.conftest import tiny_config
-from transformer_jax.training import faults, loop, runners
+from transformer_jax.training import loop, runners
 
 NUM_STEPS = 12
 SAVE_EVERY = 4
@@ -85,12 +85,9 @@ def run(data: Path, workdir: Path, file_point: int | None = None, step_point: in
             return whole_step(self, state, batch)
 
         runners.JitRunner.step = step
-    with (
-        faults.StopRequest() as stop,
-        loop.prepared(config_of(data), epath.Path(workdir)) as trainer,
-    ):
+    with loop.prepared(config_of(data), epath.Path(workdir)) as trainer:
         began = trainer.step
-        trainer.run(stop)
+        trainer.run()
         digest = hashlib.blake2b(digest_size=16)
         for leaf in jax.tree.leaves(jax.device_get(trainer.state)):
             digest.update(np.ascontiguousarray(leaf).tobytes())

@@ -16,12 +16,13 @@ from transformer_jax.config import CheckpointConfig
 from transformer_jax.errors import UserError
 
 
-def save_all(folder, scores, **config):
+def save_all(folder, scores, unscheduled=(), **config):
     checkpointer = checkpoint_lib.Checkpointer(folder, CheckpointConfig(**config))
     for step, score in scores.items():
         params = {"w": jnp.full((3,), float(step))}
         metrics = {} if score is None else {"eval_bleu": score, "eval_loss": -score}
-        checkpointer.save(step, {"params": params, "ema": None}, {"metrics": metrics})
+        meta = {"metrics": metrics, "scheduled": step not in unscheduled}
+        checkpointer.save(step, {"params": params, "ema": None}, meta)
     checkpointer.close()
     return {p.name for p in (folder / "checkpoints").iterdir() if p.name.isdigit()}
 
@@ -63,6 +64,20 @@ def test_of_equal_scores_the_one_with_the_lower_loss_is_best(tmp_path):
     checkpointer.close()
     assert checkpoint_lib.steps(tmp_path) == [2, 5]
     assert checkpoint_lib.load_params(tmp_path, "best", CheckpointConfig(), TARGET)[1] == 2
+
+
+def test_what_a_stop_has_saved_changes_no_average(tmp_path):
+    """As if the run had been stopped behind steps 2, 5 and 6, and resumed."""
+    scores = dict.fromkeys([1, 2, 3, 4, 5, 6])
+    kept = save_all(epath.Path(tmp_path), scores, unscheduled={2, 5, 6}, max_to_keep=2)
+    assert kept == {"3", "4", "6"}
+    config = CheckpointConfig(max_to_keep=2)
+    params, step = checkpoint_lib.load_params(tmp_path, "average:2", config, TARGET)
+    assert step == 4
+    np.testing.assert_allclose(params["w"], (3 + 4) / 2, rtol=1e-6)
+    assert checkpoint_lib.load_params(tmp_path, "latest", config, TARGET)[1] == 6
+    with pytest.raises(UserError, match="the 2 newest"):
+        checkpoint_lib.load_params(tmp_path, "average:3", config, TARGET)
 
 
 def test_missing_and_foreign_checkpoints_are_named(tmp_path):

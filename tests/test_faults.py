@@ -17,7 +17,7 @@ from tests.conftest import fill, tiny_config
 from tests.test_processes import ROOT, train_command, wait_for
 from transformer_jax import workdir as workdir_lib
 from transformer_jax.errors import UserError
-from transformer_jax.training import faults, loop, setup
+from transformer_jax.training import faults, loop, runners, setup
 from transformer_jax.training.loop import train
 from transformer_jax.training.replay import replay
 from transformer_jax.training.step import TrainStep
@@ -40,8 +40,8 @@ def short_config(data, **train_fields):
 
 def run(config, workdir):
     """Trains; the last state, on the host."""
-    with faults.StopRequest() as stop, loop.prepared(config, epath.Path(workdir)) as trainer:
-        trainer.run(stop)
+    with loop.prepared(config, epath.Path(workdir)) as trainer:
+        trainer.run()
         return jax.device_get(trainer.state)
 
 
@@ -52,6 +52,50 @@ def same(a, b):
 @pytest.fixture(scope="module")
 def undisturbed(data, tmp_path_factory):
     return run(short_config(data), tmp_path_factory.mktemp("undisturbed"))
+
+
+# --- Memory --------------------------------------------------------------------------------------
+
+
+def live_bytes():
+    """Bytes of all arrays on all devices; those of views count once."""
+    buffers = {
+        (shard.device.id, shard.data.unsafe_buffer_pointer()): shard.data.nbytes
+        for x in jax.live_arrays()
+        for shard in x.addressable_shards
+    }
+    return sum(buffers.values())
+
+
+@pytest.mark.parametrize("runner", ["jit", "pmap"])
+def test_resuming_holds_one_state(data, tmp_path, monkeypatch, runner):
+    config = short_config(data, num_steps=4, ema_decay=0.9)
+    devices = 1 if runner == "jit" else 2
+    config = dataclasses.replace(
+        config, parallel=dataclasses.replace(config.parallel, runner=runner, data=devices)
+    )
+    run(config, tmp_path)
+    before, most = live_bytes(), []
+
+    def watched(function):
+        def call(*arguments, **named):
+            most.append(live_bytes() - before)
+            result = function(*arguments, **named)
+            most.append(live_bytes() - before)
+            return result
+
+        return call
+
+    monkeypatch.setattr(loop.Checkpointer, "restore", watched(loop.Checkpointer.restore))
+    monkeypatch.setattr(runners.Runner, "init", watched(runners.Runner.init))
+    monkeypatch.setattr(runners.PmapRunner, "_move", watched(runners.PmapRunner._move))
+    with loop.prepared(config, epath.Path(tmp_path)) as trainer:
+        state = jax.tree.leaves(trainer.state)
+        one = sum(s.data.nbytes for x in state for s in x.addressable_shards)
+        largest = devices * max(x.nbytes for x in state)
+    assert len(most) >= 2
+    assert max(most) <= one + largest  # an array is copied while the old one is there
+    assert one > 3 * largest
 
 
 # --- Kills ---------------------------------------------------------------------------------------
@@ -302,6 +346,21 @@ def test_sigterm_saves_once_and_the_run_goes_on_exactly(tmp_path):
     assert last[0]["step"] == step + 15
     for name in ("train_loss", "grad_norm", "batch_digest"):
         assert last[0][name] == last[1][name]
+
+
+@pytest.mark.slow
+def test_sigterm_before_the_first_step_ends_at_once(tmp_path):
+    """Preparing a large corpus takes hours; nothing of it would have to be saved."""
+    command = train_command(tmp_path, tmp_path / "run", 10)
+    endless = tmp_path / "train.en"
+    endless.unlink()
+    os.mkfifo(endless)
+    process = subprocess.Popen(command, cwd=ROOT)
+    with endless.open("w"):  # as soon as the program reads the corpus, of which nothing comes
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == -signal.SIGTERM
+    endless.unlink()
+    subprocess.run(train_command(tmp_path, tmp_path / "run", 10), cwd=ROOT, check=True)
 
 
 def test_a_work_directory_is_held_by_one(tmp_path):

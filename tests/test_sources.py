@@ -186,6 +186,7 @@ def test_a_prepared_set_is_read_by_name(tmp_path):
     for fields, words in (
         ({"target_lang": "fr"}, ["de, en", "'fr'"]),
         ({"train": "dev"}, ["'dev'", "train, validation"]),
+        ({"train": "train[:0]"}, ["'train[:0]'", "is empty"]),
     ):
         with pytest.raises(UserError) as error:
             sources.open_corpora(dataclasses.replace(config, **fields), "train")

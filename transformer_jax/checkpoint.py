@@ -7,12 +7,12 @@ files are what was written.
 """
 
 import contextlib
-import functools
+import dataclasses
 import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from transformer_jax.errors import UserError
 
 Tree = Any
 SAVE_SECONDS = 600  # a save that takes longer has failed
+UNSCHEDULED = "unscheduled"  # among Orbax's metrics of a checkpoint that only a stop has caused
 TMP_SUFFIX = ".orbax-checkpoint-tmp"  # of a checkpoint that Orbax has not committed
 
 
@@ -39,11 +40,38 @@ def quality(metrics: dict[str, float], metric: str) -> list[float]:
     return [-math.inf if math.isnan(x) else x for x in (score, -loss)]
 
 
+@dataclasses.dataclass
+class Retention:
+    """Which checkpoints stay, as a preservation policy of Orbax.
+
+    The newest, from which the run resumes; the `max_to_keep` newest that were scheduled, so that
+    `average:N` does not depend on when a run was stopped; and the `keep_best` best.
+    """
+
+    config: CheckpointConfig
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Whether each checkpoint stays; they have `step` and `metrics`, oldest first."""
+        del context
+        metrics = {info.step: info.metrics or {} for info in checkpoints}
+        scheduled = [step for step in metrics if UNSCHEDULED not in metrics[step]]
+        name = self.config.best_metric
+        ranked = sorted(
+            (step for step in metrics if name in metrics[step]),
+            key=lambda step: quality(metrics[step], name), reverse=True,
+        )  # fmt: skip
+        kept = {
+            *list(metrics)[-1:], *scheduled[-self.config.max_to_keep :],
+            *ranked[: self.config.keep_best],
+        }  # fmt: skip
+        return [step in kept for step in metrics]
+
+
 class Checkpointer:
     """Saves and restores the checkpoints of one work directory.
 
-    Keeps the `max_to_keep` newest and the `keep_best` best by `best_metric`. A save that fails
-    costs no older checkpoint: those are removed only after a newer one is whole.
+    Keeps those that `Retention` names. A save that fails costs no older checkpoint: those are
+    removed only after a newer one is whole.
     """
 
     def __init__(self, workdir: epath.PathLike, config: CheckpointConfig):
@@ -60,17 +88,22 @@ class Checkpointer:
         Args:
           step: optimizer steps done.
           items: trees by item name; those that are None are left out.
-          meta: JSON-able; `meta["metrics"]` ranks the checkpoint.
+          meta: JSON-able; `meta["metrics"]` ranks the checkpoint, and `meta["scheduled"]` is False
+            where only a stop was the reason to save.
 
         Returns:
           None, or why this save, or the one before it, has failed.
         """
         saved = {name: tree for name, tree in items.items() if tree is not None}
 
+        metrics = dict(meta.get("metrics") or {})
+        if not meta.get("scheduled", True):
+            metrics[UNSCHEDULED] = 1.0
+
         def start():
             self._saving = step
             self._response = self._opened().save_checkpointables_async(
-                step, {**saved, "meta": meta}, force=True, metrics=meta.get("metrics") or None
+                step, {**saved, "meta": meta}, force=True, metrics=metrics or None
             )
 
         problem = self.wait()
@@ -162,15 +195,6 @@ class Checkpointer:
 def _open(
     folder: epath.Path, config: CheckpointConfig, before_commit: Callable[[], None]
 ) -> ocp.training.Checkpointer:
-    policies = ocp.training.preservation_policies
-    keep: list[Any] = [policies.LatestN(config.max_to_keep)]
-    if config.keep_best:
-        rank = functools.partial(quality, metric=config.best_metric)
-        keep.append(
-            policies.BestN(
-                get_metric_fn=rank, n=config.keep_best, keep_checkpoints_without_metrics=False
-            )
-        )
     context = _context()
     context.asynchronous.timeout_secs = SAVE_SECONDS
     # A function: Orbax copies its settings deeply, and a bound method with its object.
@@ -178,7 +202,7 @@ def _open(
     return ocp.training.Checkpointer(
         folder,
         context=context,
-        preservation_policy=policies.AnyPreservationPolicy(keep),
+        preservation_policy=Retention(config),
         cleanup_tmp_directories=True,
     )
 
@@ -289,7 +313,7 @@ def load_params(
 
     Args:
       workdir: of a run.
-      which: `best`, `latest`, a step, or `average:N` (mean of the N newest).
+      which: `best`, `latest`, a step, or `average:N` (mean of the N newest scheduled ones).
       config: says what `best` means, and how many of the newest were kept.
       target: tree of `jax.ShapeDtypeStruct`.
 
@@ -317,9 +341,12 @@ def load_params(
 
 def read_metrics(workdir: epath.PathLike, step: int) -> dict[str, float]:
     """Evaluation metrics kept with a checkpoint; empty where it was not evaluated."""
-    folder = _folder(workdir) / str(step)
+    return _read_meta(_folder(workdir) / str(step)).get("metrics") or {}
+
+
+def _read_meta(folder: epath.Path) -> dict[str, Any]:
     _refuse_damage(folder, "meta")
-    return _read(folder, "meta").get("metrics") or {}
+    return _read(folder, "meta")
 
 
 def _refuse_damage(folder: epath.Path, part: str) -> None:
@@ -370,13 +397,14 @@ def _choose(
     if which.startswith("average:") and which[8:].isdigit() and int(which[8:]):
         count = int(which[8:])
         # An older one may have stayed because it is best; it is not among the newest.
-        kept = min(len(steps), config.max_to_keep)
-        if count > kept:
+        scheduled = [s for s in steps if _read_meta(folder / str(s)).get("scheduled", True)]
+        newest = scheduled[-config.max_to_keep :]
+        if count > len(newest):
             raise UserError(
-                f"--checkpoint={which}: {folder} holds the {kept} newest checkpoints; "
+                f"--checkpoint={which}: {folder} holds the {len(newest)} newest checkpoints; "
                 "raise config.checkpoint.max_to_keep when training."
             )
-        return steps[-count:]
+        return newest[-count:]
     if which.isdigit():
         if int(which) not in steps:
             raise UserError(

@@ -186,13 +186,16 @@ def open_tfds(config: DataConfig, split: str) -> Corpus:
                 f"not {language!r}; set config.data.source_lang and config.data.target_lang."
             )
     try:
-        source = builder.as_data_source(split=split)
+        size = builder.info.splits[split].num_examples
+        source = builder.as_data_source(split=split) if size else ()
     except Exception as error:
         raise UserError(
             f"The data set {name} in {folder} cannot be read as split {split!r} "
             f"({_first_line(error)}); its splits are {', '.join(builder.info.splits)}, and it "
             "must have been prepared with --file_format=array_record."
         ) from error
+    if not size:
+        raise UserError(f"Split {split!r} of the data set {name} is empty; name a larger part.")
 
     def read() -> Iterator[tuple[str, str]]:
         for example in source:

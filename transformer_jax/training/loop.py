@@ -45,7 +45,7 @@ def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None
     """Trains in `workdir`, or goes on there, until `train.num_steps` or early stopping.
 
     On SIGTERM or a preemption notice, and behind step `stop_after`, it saves and returns; the next
-    call goes on.
+    call goes on. Before the first step there is nothing to save, and SIGTERM ends the process.
 
     Returns:
       Whether the run has come to its end.
@@ -55,8 +55,8 @@ def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None
         on or its last checkpoint could not be written.
     """
     folder = epath.Path(paths.expand(workdir, "workdir"))
-    with StopRequest(stop_after) as stop, prepared(config, folder) as trainer:
-        return trainer.run(stop)
+    with prepared(config, folder) as trainer:
+        return trainer.run(stop_after)
 
 
 @contextlib.contextmanager
@@ -79,6 +79,7 @@ def prepared(config: Config, workdir: epath.Path, writes: bool = True) -> Iterat
         )
         config, data = setup.prepare_everywhere(config, workdir, say, writes)
         trainer = Trainer(config, workdir, make_runner(config, devices), data, step, writes)
+        del data  # which may hold the parameters that the run started from
         try:
             yield trainer
         except BaseException as error:
@@ -109,18 +110,20 @@ class Trainer:
         step: int | None,
         writes: bool = True,
     ):
-        self.config, self.runner, self.data = config, runner, data
+        self.config, self.runner = config, runner
+        self.data = dataclasses.replace(data, initial_params=None)
         self._workdir = workdir
         self.row_multiple = runner.num_row_parts * config.train.accumulate_steps
         self._checkpointer = Checkpointer(workdir, config.checkpoint)
         self._progress = Progress()
         self.step = step or 0
-        self.state = runner.init(config.seed, data.initial_params)
         self._reporter = Reporter(
             workdir, self.step, config.train.num_steps, writes and processes.is_primary()
         )
         self._describe()
-        if step is not None:
+        if step is None:
+            self.state = runner.init(config.seed, data.initial_params)
+        else:
             self.restore(step)
             self._reporter.say(f"going on from step {step}")
         self._engine = Engine(config, data.tokenizers)
@@ -143,16 +146,18 @@ class Trainer:
                     "the parameters; each device has all of those"
                 )
 
-    def run(self, stop: StopRequest) -> bool:
-        """Steps until the end; False where it stopped before.
-
-        Metrics are read one step late, so the device never waits.
-        """
-        train = self.config.train
-        if self.step >= train.num_steps or self._stops_early():
+    def run(self, stop_after: int | None = None) -> bool:
+        """Steps until the end; False where it was asked to stop before."""
+        if self.step >= self.config.train.num_steps or self._stops_early():
             self._reporter.say(f"nothing to do: the run stands at step {self.step}")
             return True
         self.compile()
+        with StopRequest(stop_after) as stop:
+            return self._run_steps(stop)
+
+    def _run_steps(self, stop: StopRequest) -> bool:
+        """The loop of `run`. Metrics are read one step late, so the device never waits."""
+        train = self.config.train
         batches = load_batches(self.batches(), self.step)
         self._window.resume()
         late = None
@@ -165,12 +170,8 @@ class Trainer:
             self.step += 1
             self._read(late)
             late = self.step, metrics
-            evaluates = bool(train.eval_every_steps) and (
-                self.step % train.eval_every_steps == 0 or self.step == train.num_steps
-            )
-            self._save_is_due |= (
-                self.step % train.checkpoint_every_steps == 0 or self.step == train.num_steps
-            )
+            evaluates = self._is_due(train.eval_every_steps)
+            self._save_is_due |= self._is_due(train.checkpoint_every_steps)
             if evaluates or self._save_is_due:
                 self._read(late)
                 late = None
@@ -182,6 +183,11 @@ class Trainer:
         self.data.segmentations.finish()
         self._reporter.say(f"finished at step {self.step}")
         return True
+
+    def _is_due(self, every_steps: int) -> bool:
+        """Whether this step ends a period of so many steps, or the run; 0: never."""
+        at_end = self.step == self.config.train.num_steps
+        return bool(every_steps) and (self.step % every_steps == 0 or at_end)
 
     def compile(self) -> None:
         """Compiles the step for every batch shape, the largest first."""
@@ -306,7 +312,13 @@ class Trainer:
         if jax.default_backend() == "cpu":
             # Orbax writes in the background from the very buffers that the next step overwrites.
             state = jax.tree.map(jnp.copy, state)
-        meta = {"metrics": metrics, "progress": dataclasses.asdict(self._progress)}
+        train = self.config.train
+        meta = {
+            "metrics": metrics,
+            "progress": dataclasses.asdict(self._progress),
+            "scheduled": not ends
+            or any(map(self._is_due, (train.checkpoint_every_steps, train.eval_every_steps))),
+        }
         self._tell(self._checkpointer.save(self.step, _items(state), meta))
 
     def _tell(self, problem: str | None) -> None:
@@ -346,9 +358,13 @@ class Trainer:
 
     def restore(self, step: int) -> None:
         """Takes over the checkpoint of `step`, which may be of other devices or another runner."""
+        if hasattr(self, "state"):
+            del self.state  # two may not fit
         target = self.runner.restore_target()
         items, meta = self._checkpointer.restore(step, _items(target))
-        self.state = self.runner.from_host_layout(_state(items))
+        state = _state(items)
+        del items
+        self.state = self.runner.from_host_layout(state)
         self._progress = Progress(**meta["progress"])
         self.step = step
 

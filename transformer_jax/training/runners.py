@@ -154,7 +154,7 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def from_host_layout(self, state: TrainState) -> TrainState:
-        """Inverse of `to_host_layout`."""
+        """Inverse of `to_host_layout`; `state` is consumed."""
 
 
 def _step_rng(step: TrainStep, number: jax.Array, axes: Any) -> jax.Array:
@@ -291,4 +291,9 @@ class PmapRunner(Runner):
         return jax.tree.map(functools.partial(self._move, lambda x: x[0], False), state)
 
     def from_host_layout(self, state: TrainState) -> TrainState:
-        return jax.tree.map(functools.partial(self._move, lambda x: x[None], True), state)
+        def consume(x: jax.Array) -> jax.Array:
+            stacked = self._move(lambda part: part[None], True, x)
+            x.delete()  # one array after the other: two states may not fit
+            return stacked
+
+        return jax.tree.map(consume, state)
