@@ -60,7 +60,7 @@ def _loss() -> None:
         @jax.checkpoint
         def chunk(args):
             h, t, w = args
-            logits = losses._logits(h, table.astype(h.dtype), bias)
+            logits = losses.projected_logits(h, table.astype(h.dtype), bias)
             return losses.cross_entropy(logits, t, w, label_smoothing)
 
         def divide(x):

@@ -3,6 +3,7 @@
 import collections
 import copy
 import dataclasses
+import functools
 import itertools
 import types
 
@@ -12,7 +13,8 @@ import pytest
 
 from tests.conftest import digit_pairs
 from transformer_jax import Translator, decode_command, decode_output
-from transformer_jax.decoding import alignment, batching, mbr
+from transformer_jax.decoding import alignment, batching, mbr, programs
+from transformer_jax.decoding import engine as engine_lib
 from transformer_jax.decoding.engine import Engine, begins_word
 from transformer_jax.decoding.job import AttentionChoice
 from transformer_jax.decoding.requests import Request
@@ -46,6 +48,37 @@ def test_mbr_gives_the_sample_most_like_the_others(translator):
     assert best.score == pytest.approx(max(utilities))
     assert best.text == samples[int(np.argmax(utilities))].text
     assert max(utilities) > min(utilities)
+
+
+@pytest.mark.parametrize("num_models", [1, 2])
+def test_scoring_holds_a_chunk_of_logits(translator, monkeypatch, num_models):
+    """All logits of 4,096 positions and 256,000 tokens take 4 GB. Here: 5 of 24 positions."""
+    monkeypatch.setattr(programs, "LOGITS_AT_ONCE", 5 * 295 + 3)
+    config, rng = translator.config.model, np.random.default_rng(0)
+    trees = [jax.tree.map(lambda x, n=n: x * (1 - n / 9), translator.params) for n in range(2)]
+    trees = trees[:num_models]
+    ids = engine_lib.special_ids(translator.tokenizers, config)
+    source, target = (rng.integers(4, 295, (3, 8)).astype(np.int32) for _ in range(2))
+    lengths = np.full(3, 8, np.int32)
+    score = jax.jit(functools.partial(programs._score, (config,) * num_models, ids))
+    placed = programs.Placed(tuple(trees), ())
+    got = score(placed, source, lengths, target, lengths)
+    start = np.full((3, 1), ids.decoder_start, np.int32)
+    decoder_inputs = np.concatenate([start, target[:, :-1]], axis=1)
+    probs = 0.0
+    for params in trees:
+        apply = functools.partial(Transformer(config).apply, {"params": params})
+        hidden = apply(apply(source, method="encode"), decoder_inputs, method="decode")
+        logits = np.asarray(apply(hidden, method="logits"), np.float64)
+        weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        probs += weights / weights.sum(axis=-1, keepdims=True) / num_models
+    want = np.take_along_axis(np.log(probs), target[..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(got.log_probs, want, atol=1e-5)
+    np.testing.assert_array_equal(got.correct, probs.argmax(axis=-1) == target)
+    text = score.lower(placed, source, lengths, target, lengths).as_text()
+    assert "tensor<5x295xf32>" in text
+    assert "24x295" not in text
+    assert "x8x295" not in text
 
 
 @pytest.mark.slow

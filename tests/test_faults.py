@@ -387,10 +387,47 @@ def test_a_changed_tokenizer_is_refused_by_name(tiny_run, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(done, workdir)
     kept = json.loads((workdir / "data.json").read_text())
-    assert set(kept) == {"corpus", "tokenizer"}
+    assert set(kept) == {"corpus", "tokenizer", "tokenizer_settings"}
     (workdir / "data.json").write_text(json.dumps({**kept, "tokenizer": "other"}))
     with pytest.raises(UserError, match="The training tokenizer is not the one"):
         train(tiny_config(data, num_steps=70), workdir)
+
+
+def test_without_a_checkpoint_the_tokenizer_follows_the_settings(tmp_path, monkeypatch):
+    """A run that was stopped before its first checkpoint begins anew, with what it is given."""
+    workdir, making = epath.Path(tmp_path / "run"), []
+    original = setup.make_tokenizers
+    monkeypatch.setattr(setup, "make_tokenizers", lambda *a: making.append(1) or original(*a))
+
+    def prepare(**fields):
+        config = tiny_config(tmp_path)
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, **fields))
+        config, data = setup.prepare(config, workdir, lambda _: None)
+        kept = workdir_lib.read_tokenizers(workdir)
+        assert kept.fingerprint == data.tokenizers.fingerprint
+        assert config.model.source_vocab_size == data.tokenizers.source.vocab_size
+        return kept
+
+    first = prepare()
+    assert prepare().fingerprint == first.fingerprint
+    assert len(making) == 1
+    assert prepare(vocab_size=290).source.vocab_size == 290
+    assert prepare(lowercase=True).source.lowercase
+    assert prepare(tokenizer="bpe").source.model != first.source.model
+    (tmp_path / "train.en").write_text("one\n" * 400)
+    assert prepare(vocab_size=286).source.vocab_size == 286
+    assert prepare(vocab_size=287).source.vocab_size == 287
+    assert len(making) == 6
+
+    # A kill between the model and its description leaves no mixture.
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(workdir), "replace", die)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(vocab_size=288)
+    assert prepare(vocab_size=287).source.vocab_size == 287
 
 
 @pytest.mark.slow

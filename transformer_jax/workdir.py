@@ -84,7 +84,7 @@ def check_resumable(workdir: epath.PathLike, config: Config) -> None:
 
 
 def check_same_data(workdir: epath.PathLike, fingerprints: dict[str, str]) -> None:
-    """Notes what a new run trains on; refuses to go on with anything else.
+    """Refuses to resume on other data than the run in `workdir` was started on.
 
     Args:
       workdir: of the run.
@@ -93,17 +93,26 @@ def check_same_data(workdir: epath.PathLike, fingerprints: dict[str, str]) -> No
     Raises:
       UserError: naming what is not as it was when the run was started.
     """
-    path = epath.Path(workdir) / "data.json"
-    if not path.exists():
-        write_atomically(path, json.dumps(fingerprints) + "\n")
+    before = read_data_record(workdir)
+    if before is None or not has_checkpoints(workdir):
         return
-    before = json.loads(path.read_text())
     for name, fingerprint in fingerprints.items():
         if before.get(name) != fingerprint:
             raise UserError(
                 f"The training {name} is not the one that the run in {workdir} was started on; "
                 "restore it, or use another --workdir."
             )
+
+
+def read_data_record(workdir: epath.PathLike) -> dict[str, Any] | None:
+    """`data.json`: fingerprints of what is trained on, and how its tokenizer was made."""
+    path = epath.Path(workdir) / "data.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def write_data_record(workdir: epath.PathLike, record: dict[str, Any]) -> None:
+    """Writes `data.json`."""
+    write_atomically(epath.Path(workdir) / "data.json", json.dumps(record) + "\n")
 
 
 @contextlib.contextmanager

@@ -89,17 +89,21 @@ class TokenizerPair:
     def save(self, folder: epath.Path) -> None:
         """Writes `tokenizer.json` and one or two models."""
         folder.mkdir(parents=True, exist_ok=True)
+        # Written last and at once: it marks the folder as complete.
+        description = folder / "tokenizer.json"
+        description.unlink(missing_ok=True)
         named = {"shared": self.source} if self.shared else {
             "source": self.source, "target": self.target}  # fmt: skip
         for name, tokenizer in named.items():
             (folder / f"{name}.model").write_bytes(tokenizer.model)
-        # Written last: it marks the folder as complete.
         state = {
             "shared": self.shared,
             "tags": dataclasses.asdict(self.tags),
             "tokenizers": [tokenizer.state for tokenizer in named.values()],
         }
-        (folder / "tokenizer.json").write_text(json.dumps(state, ensure_ascii=False) + "\n")
+        aside = folder / ".tokenizer.json"
+        aside.write_text(json.dumps(state, ensure_ascii=False) + "\n")
+        aside.replace(description)
 
     @classmethod
     def load(cls, folder: epath.Path) -> "TokenizerPair":

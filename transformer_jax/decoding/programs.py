@@ -20,8 +20,10 @@ from transformer_jax.decoding.processors import Demands
 from transformer_jax.decoding.sampling import Sampling
 from transformer_jax.decoding.stepping import ModelStepper, first_size
 from transformer_jax.model import Transformer
+from transformer_jax.ops import losses
 
 AXIS = "data"
+LOGITS_AT_ONCE = 2**24  # of scoring, on a device: 64 MB in float32, whatever the vocabulary
 
 
 @flax.struct.dataclass
@@ -228,15 +230,32 @@ def _teacher_forced(models, ids, placed, inputs, lengths, targets, target_length
 
 def _score(models, ids, placed, inputs, lengths, targets, target_lengths):
     sides = inputs, lengths, targets, target_lengths
-    found = [
-        jax.nn.log_softmax(apply(hidden, method="logits"), axis=-1)
+    decoded = [
+        (hidden.reshape(-1, hidden.shape[-1]), *apply(method="output_projection"))
         for apply, hidden in _teacher_forced(models, ids, placed, *sides)
-    ]
-    log_probs = jax.nn.logsumexp(jnp.stack(found), axis=0) - jnp.log(len(found))
-    if len(found) == 1:
+    ]  # hidden: [B, T, M] --> [B * T, M]
+    vocab = max(model.target_vocab_size for model in models)
+    chunk_size = min(targets.size, max(1, LOGITS_AT_ONCE // vocab))
+
+    def score_chunk(chunk):
+        hiddens, chunk_targets = chunk
+        found = [
+            jax.nn.log_softmax(losses.projected_logits(hidden, table.astype(hidden.dtype), bias))
+            for hidden, (_, table, bias) in zip(hiddens, decoded, strict=True)
+        ]  # [chunk, V] each
         log_probs = found[0]
-    own = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
-    return TokenScores(own, own >= jnp.max(log_probs, axis=-1))
+        if len(found) > 1:
+            log_probs = jax.nn.logsumexp(jnp.stack(found), axis=0) - jnp.log(len(found))
+        own = jnp.take_along_axis(log_probs, chunk_targets[:, None], axis=-1)[:, 0]
+        return own, own >= jnp.max(log_probs, axis=-1)
+
+    def chunked(x):
+        x = jnp.pad(x, [(0, -targets.size % chunk_size)] + [(0, 0)] * (x.ndim - 1))
+        return x.reshape(-1, chunk_size, *x.shape[1:])
+
+    chunks = jax.tree.map(chunked, ([hidden for hidden, *_ in decoded], targets.reshape(-1)))
+    found = jax.lax.map(score_chunk, chunks)
+    return TokenScores(*(x.reshape(-1)[: targets.size].reshape(targets.shape) for x in found))
 
 
 def _attention(models, ids, placed, inputs, lengths, targets, target_lengths, *, layer, head):

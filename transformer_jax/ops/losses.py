@@ -100,7 +100,8 @@ def projected_cross_entropy(
     )
 
 
-def _logits(hidden, table, bias):
+def projected_logits(hidden: jax.Array, table: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """Logits `[N, V]` in float32 of `hidden` `[N, M]` by `table` `[V, M]`, plus `bias` `[V]`."""
     logits = jnp.einsum("nm,vm->nv", hidden, table, preferred_element_type=jnp.float32)
     return logits if bias is None else logits + bias
 
@@ -111,7 +112,7 @@ def _chunked_sums(hidden, table, bias, targets, weights, label_smoothing):
 
     def add(sums, chunk):
         h, t, w = chunk
-        new = cross_entropy(_logits(h, table, bias), t, w, label_smoothing)
+        new = cross_entropy(projected_logits(h, table, bias), t, w, label_smoothing)
         return jax.tree.map(jnp.add, sums, tuple(new)), None
 
     zero = (jnp.zeros((), jnp.float32),) * 4
@@ -128,7 +129,7 @@ def _forward(hidden, table, bias, targets, weights, label_smoothing):
     def add(carry, chunk):
         sums, table_grad, bias_grad = carry
         h, t, w = chunk
-        logits = _logits(h, cast, bias)
+        logits = projected_logits(h, cast, bias)
         largest = jnp.max(logits, axis=-1)
         powers = jnp.exp(logits - largest[:, None])
         total = jnp.sum(powers, axis=-1)

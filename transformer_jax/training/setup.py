@@ -96,26 +96,48 @@ def prepare(
         config = adopt(config, start.config)
         say(f"starting from {config.train.init_from}: its model, tokenizer and suppressed pieces; "
             "of config.model, dropout rates, dtype and attention are the recipe's")  # fmt: skip
-    elif (folder / "tokenizer.json").exists():
-        tokenizers = TokenizerPair.load(folder)
     else:
-        tokenizers = make_tokenizers(config.data, corpora)
+        tokenizers = _made_before(workdir, config, corpora) or make_tokenizers(config.data, corpora)
     config = resolve(config, tokenizers)
     workdir_lib.check_resumable(workdir, config)
     segmentations, selection = segment(corpora, tokenizers, config)
     plan = segmentations.first.plan
     padding = batch_plan.padding_report(plan, selection)
-    new_tokenizer = initial_params is not None or not (folder / "tokenizer.json").exists()
-    if writes and processes.is_primary() and new_tokenizer:
-        tokenizers.save(folder)
-    workdir_lib.check_same_data(
-        workdir, {"corpus": _fingerprint(corpora), "tokenizer": tokenizers.fingerprint}
-    )
+    fingerprints = {"corpus": _fingerprint(corpora), "tokenizer": tokenizers.fingerprint}
+    workdir_lib.check_same_data(workdir, fingerprints)
     if writes and processes.is_primary():
+        if not workdir_lib.has_checkpoints(workdir):
+            tokenizers.save(folder)
+            record = {**fingerprints, "tokenizer_settings": _tokenizer_settings(config)}
+            workdir_lib.write_data_record(workdir, record)
         workdir_lib.write_config(workdir, config)
     _describe(config, corpora, tokenizers, selection, plan, padding, say)
     _report_lost_references([target for _, target in validation], tokenizers.target, say)
     return config, TrainingData(tokenizers, segmentations, padding, validation, initial_params)
+
+
+def _tokenizer_settings(config: Config) -> dict[str, Any]:
+    """The settings that a trained tokenizer depends on, besides its corpora."""
+    names = (
+        "tokenizer", "vocab_size", "shared_vocab", "lowercase", "normalization", "byte_fallback",
+        "character_coverage", "target_language_tags", "tokenizer_model",
+    )  # fmt: skip
+    return {name: getattr(config.data, name) for name in names}
+
+
+def _made_before(
+    workdir: epath.Path, config: Config, corpora: Sequence[sources.Corpus]
+) -> TokenizerPair | None:
+    """The tokenizer of a run that has no checkpoint yet, if it would be made the same again."""
+    record = workdir_lib.read_data_record(workdir) or {}
+    same = record.get("corpus") == _fingerprint(corpora) and (
+        record.get("tokenizer_settings") == _tokenizer_settings(config)
+    )
+    folder = workdir / "tokenizer"
+    # A file that is named is read again: it may have been replaced.
+    if not same or config.data.tokenizer_model or not (folder / "tokenizer.json").exists():
+        return None
+    return TokenizerPair.load(folder)
 
 
 def _fingerprint(corpora: Sequence[sources.Corpus]) -> str:
