@@ -272,41 +272,11 @@ def test_devices_get_empty_rows_and_the_same_sentences():
     assert not eight["inputs_segment_ids"][2:].any()
 
 
-@pytest.fixture
-def small_corpus(tmp_path, tokenizers):
-    pairs = [*digit_pairs(50), ("", "x")]
-    config = DataConfig(source="files", train=write_pairs(tmp_path, "a", pairs),
+def test_the_loader_gives_the_plans_batches_from_any_step(tmp_path, tokenizers):
+    config = DataConfig(source="files", train=write_pairs(tmp_path, "a", digit_pairs(50)),
                         cache_dir=str(tmp_path / "cache"))  # fmt: skip
     corpora = sources.open_corpora(config, "train")
-    return config, corpora, token_cache.tokenize_corpora(corpora, tokenizers, config)
-
-
-def test_the_cache_holds_what_the_tokenizer_says(small_corpus, tokenizers, monkeypatch):
-    config, corpora, corpus = small_corpus
-    assert len(corpus) == 51
-    for i, (source, target) in enumerate(corpora[0].read()):
-        np.testing.assert_array_equal(corpus.source[i], tokenizers.source.encode(source))
-        np.testing.assert_array_equal(corpus.target[i], tokenizers.target.encode(target))
-    assert isinstance(corpus.source.tokens, np.memmap)
-    # The second time nothing is tokenised.
-    monkeypatch.setattr(token_cache, "_write", None)
-    again = token_cache.tokenize_corpora(corpora, tokenizers, config)
-    np.testing.assert_array_equal(again.source.tokens, corpus.source.tokens)
-
-
-def test_tags_stand_before_the_text(tmp_path, tokenizers, monkeypatch):
-    pairs = [("one", "eins"), ("", "x")]
-    monkeypatch.setattr(type(tokenizers), "prefixes", lambda self, *languages: ([7], [8]))
-    config = DataConfig(source="files", train=write_pairs(tmp_path, "a", pairs),
-                        cache_dir=str(tmp_path / "cache"), target_language_tags=True)  # fmt: skip
-    corpus = token_cache.tokenize_corpora(sources.open_corpora(config, "train"), tokenizers, config)
-    assert list(corpus.source[0]) == [7, *tokenizers.source.encode("one")]
-    assert list(corpus.target[0]) == [8, *tokenizers.target.encode("eins")]
-    assert len(corpus.source[1]) == 0
-
-
-def test_the_loader_gives_the_plans_batches_from_any_step(small_corpus):
-    _, _, corpus = small_corpus
+    corpus = token_cache.tokenize_corpora(corpora, tokenizers, config)
     selection = select_pairs(corpus.source.lengths, corpus.target.lengths, 40)
     plan, _ = make("pack", selection=selection, max_len=40, batch_tokens=160)
     source = loader.BatchSource(Segmentation(corpus, plan), IDS, num_steps=9)

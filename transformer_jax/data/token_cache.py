@@ -3,7 +3,9 @@
 With subword sampling, once for each seed too.
 """
 
+import contextlib
 import dataclasses
+import errno
 import hashlib
 import itertools
 import logging
@@ -17,11 +19,15 @@ from pathlib import Path
 import numpy as np
 
 from transformer_jax.config import DataConfig
+from transformer_jax.data import cache_manifest
 from transformer_jax.data.permutation import make_key
 from transformer_jax.data.sources import Corpus, cache_folder
 from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.errors import UserError
 
 CHUNK = 20_000  # sentence pairs tokenised at once
+ATTEMPTS = 3  # to make a cache that is intact
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR)
 ABANDONED = 7 * 24 * 3600  # seconds without a write: nobody is at it any more
 FORMAT = "1"  # part of the key: change it when the files' meaning changes
 
@@ -61,7 +67,7 @@ def tokenize_corpora(
     config: DataConfig,
     seed: int | None = None,
 ) -> TokenizedCorpus:
-    """The corpora as piece ids, from the cache if the same was tokenised before.
+    """The corpora as piece ids, from the cache if the same was tokenised before and is intact.
 
     Args:
       corpora: what to tokenise.
@@ -69,33 +75,77 @@ def tokenize_corpora(
       config: where the cache is, and whether languages are tagged.
       seed: of subword sampling; None: each word as the tokenizer cuts it best. A sentence that
         sampling makes longer than `config.max_len` stays as that would be.
+
+    Raises:
+      UserError: where the cache cannot be written, or is damaged each time.
     """
     folder = _folder(corpora, tokenizers, config, seed)
-    try:
-        return _read(folder)
-    except FileNotFoundError:
-        pass  # not made yet, or just forgotten by another run
+    damage = ""
+    for attempts_left in reversed(range(ATTEMPTS + 1)):
+        try:
+            return _read(folder)
+        except FileNotFoundError:
+            pass  # not made yet, or just forgotten by another run
+        except cache_manifest.DamageError as error:
+            damage = f" ({error})"
+            logging.warning("the token cache %s is damaged%s; made anew", folder, damage)
+        if attempts_left:
+            with _write_errors(folder.parent):
+                if damage:
+                    _discard(folder)
+                _make(folder, corpora, tokenizers, config, seed)
+    raise UserError(
+        f"The token cache {folder} was made {ATTEMPTS} times and is damaged again{damage}: set "
+        "config.data.cache_dir to a folder on another disk."
+    )
+
+
+def _make(
+    folder: Path,
+    corpora: Sequence[Corpus],
+    tokenizers: TokenizerPair,
+    config: DataConfig,
+    seed: int | None,
+) -> None:
+    """Makes a cache aside, then renames it: one half-written or concurrent is never read."""
     _remove_abandoned(folder.parent)
-    # Made aside, then renamed, so that a half-written or concurrent cache is never read.
     aside = _aside(folder)
     aside.mkdir(parents=True)
     try:
         _write(aside, corpora, tokenizers, config, seed)
+        cache_manifest.write(aside)
         try:
             os.rename(aside, folder)
         except OSError:
             if not folder.exists():
                 raise
+        cache_manifest.sync_folder_of(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return _read(folder)
+
+
+@contextlib.contextmanager
+def _write_errors(root: Path) -> Iterator[None]:
+    """Turns what keeps a cache from being written into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE:
+            raise
+        raise UserError(
+            f"The token cache {root} cannot be written ({error.strerror}): make room, or set "
+            "config.data.cache_dir to another folder."
+        ) from error
 
 
 def forget(
     corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: DataConfig, seed: int
 ) -> None:
     """Removes what sampling with `seed` gave from the cache; who reads it now can go on."""
-    folder = _folder(corpora, tokenizers, config, seed)
+    _discard(_folder(corpora, tokenizers, config, seed))
+
+
+def _discard(folder: Path) -> None:
     aside = _aside(folder)
     try:
         os.rename(folder, aside)  # so that no part of it is found
@@ -120,6 +170,7 @@ def _remove_abandoned(root: Path) -> None:
 
 
 def _read(folder: Path) -> TokenizedCorpus:
+    cache_manifest.check(folder)
     sizes = np.load(folder / "corpus_sizes.npy")
     sides = [
         TokenizedSide(_map(folder / f"{side}_tokens.npy"), np.load(folder / f"{side}_offsets.npy"))

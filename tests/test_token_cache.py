@@ -1,0 +1,120 @@
+"""The cache of tokenised corpora: what it holds, and that nothing damaged is read from it."""
+
+import dataclasses
+import errno
+import os
+
+import numpy as np
+import pytest
+
+from tests.conftest import digit_pairs, write_pairs
+from transformer_jax.config import DataConfig
+from transformer_jax.data import cache_manifest, sources, token_cache
+from transformer_jax.errors import UserError
+
+
+@pytest.fixture
+def small_corpus(tmp_path, tokenizers):
+    pairs = [*digit_pairs(50), ("", "x")]
+    config = DataConfig(source="files", train=write_pairs(tmp_path, "a", pairs),
+                        cache_dir=str(tmp_path / "cache"))  # fmt: skip
+    corpora = sources.open_corpora(config, "train")
+    return config, corpora, token_cache.tokenize_corpora(corpora, tokenizers, config)
+
+
+def test_the_cache_holds_what_the_tokenizer_says(small_corpus, tokenizers, monkeypatch):
+    config, corpora, corpus = small_corpus
+    assert len(corpus) == 51
+    for i, (source, target) in enumerate(corpora[0].read()):
+        np.testing.assert_array_equal(corpus.source[i], tokenizers.source.encode(source))
+        np.testing.assert_array_equal(corpus.target[i], tokenizers.target.encode(target))
+    assert isinstance(corpus.source.tokens, np.memmap)
+    # The second time nothing is tokenised.
+    monkeypatch.setattr(token_cache, "_write", None)
+    again = token_cache.tokenize_corpora(corpora, tokenizers, config)
+    np.testing.assert_array_equal(again.source.tokens, corpus.source.tokens)
+
+
+def flip(path):
+    """Another id in the middle of a file, which keeps its size."""
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "truncated": ("source_tokens.npy", lambda path: os.truncate(path, path.stat().st_size - 3)),
+    "emptied": ("target_offsets.npy", lambda path: os.truncate(path, 0)),
+    "flipped": ("target_tokens.npy", flip),
+    "flipped offset": ("source_offsets.npy", flip),
+    "removed": ("corpus_sizes.npy", lambda path: path.unlink()),
+    "no manifest": ("manifest.json", lambda path: path.unlink()),  # as of an older version
+    "half a manifest": ("manifest.json", lambda path: os.truncate(path, 40)),
+    "another manifest": ("manifest.json", lambda path: path.write_text('{"source_tokens.npy": 1}')),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_cache_is_made_anew_and_it_is_said_once(
+    small_corpus, tokenizers, tmp_path, caplog, damage
+):
+    config, corpora, corpus = small_corpus
+    folder = tmp_path / "cache" / "tokens" / corpus.fingerprint
+    want = [np.array(x) for x in (corpus.source.tokens, corpus.target.tokens)]
+    name, spoil = DAMAGE[damage]
+    spoil(folder / name)
+    again = token_cache.tokenize_corpora(corpora, tokenizers, config)
+    np.testing.assert_array_equal(again.source.tokens, want[0])
+    np.testing.assert_array_equal(again.target.tokens, want[1])
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert name in said
+    assert "made anew" in said
+    caplog.clear()
+    token_cache.tokenize_corpora(corpora, tokenizers, config)
+    assert not caplog.records
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_disk_that_spoils_or_is_full_is_said(small_corpus, tokenizers, monkeypatch):
+    config, corpora, _ = small_corpus
+
+    def spoiled(folder):
+        raise cache_manifest.DamageError("source_tokens.npy does not hold what was written")
+
+    def full(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cache_manifest, "check", spoiled)
+    with pytest.raises(UserError, match=r"made 3 times .*\(source_tokens.npy .* another disk"):
+        token_cache.tokenize_corpora(corpora, tokenizers, config)
+    monkeypatch.setattr(cache_manifest, "_sync", full)
+    with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)"):
+        token_cache.tokenize_corpora(corpora, tokenizers, config)
+
+
+def test_a_cache_gets_its_name_only_when_it_is_on_the_disk(
+    small_corpus, tokenizers, tmp_path, monkeypatch
+):
+    config, corpora, corpus = small_corpus
+    config = dataclasses.replace(config, cache_dir=str(tmp_path / "other"))
+    events = []
+    sync, rename = cache_manifest._sync, os.rename
+    monkeypatch.setattr(cache_manifest, "_sync", lambda p: (events.append(p.name), sync(p)))
+    monkeypatch.setattr(os, "rename", lambda a, b: (events.append("rename"), rename(a, b)))
+    token_cache.tokenize_corpora(corpora, tokenizers, config)
+    files = {path.name for path in (tmp_path / "other" / "tokens" / corpus.fingerprint).iterdir()}
+    place = events.index("rename")
+    assert files <= set(events[:place])
+    assert events[place - 1].startswith("incomplete.")  # the folder, after its files
+    assert events[place + 1 :] == ["tokens"]
+
+
+def test_tags_stand_before_the_text(tmp_path, tokenizers, monkeypatch):
+    pairs = [("one", "eins"), ("", "x")]
+    monkeypatch.setattr(type(tokenizers), "prefixes", lambda self, *languages: ([7], [8]))
+    config = DataConfig(source="files", train=write_pairs(tmp_path, "a", pairs),
+                        cache_dir=str(tmp_path / "cache"), target_language_tags=True)  # fmt: skip
+    corpus = token_cache.tokenize_corpora(sources.open_corpora(config, "train"), tokenizers, config)
+    assert list(corpus.source[0]) == [7, *tokenizers.source.encode("one")]
+    assert list(corpus.target[0]) == [8, *tokenizers.target.encode("eins")]
+    assert len(corpus.source[1]) == 0
