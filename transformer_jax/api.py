@@ -50,10 +50,12 @@ class Translator:
         allow_pickle: bool = False,
         ensemble: Sequence[tuple[epath.PathLike, str]] = (),
     ) -> "Translator":
-        """Reads a work directory, or a Hugging Face Marian, M2M-100 or NLLB directory.
+        """Reads a work directory, or a Hugging Face Marian, M2M-100 or NLLB model.
 
         Args:
-          path: of the directory.
+          path: of the directory; or a name on the Hugging Face Hub, such as
+            "Helsinki-NLP/opus-mt-en-de": from its local cache, else downloaded where the package
+            huggingface_hub is installed.
           checkpoint: of a work directory: `best`, `latest`, a step, or `average:N`.
           config: instead of the directory's own, for other data or search settings.
           allow_pickle: also read a Hugging Face `pytorch_model.bin`, which needs torch.

@@ -237,7 +237,10 @@ def _define_reading(argv: list[str]) -> None:
     from transformer_jax.interop import pretrained
 
     flags.DEFINE_string(
-        "workdir", None, "Folder of the run, or of a Hugging Face model.", required=True
+        "workdir",
+        None,
+        "Folder of the run or of a Hugging Face model, or its name on the Hub.",
+        required=True,
     )
     flags.DEFINE_string("checkpoint", "best", "best, latest, a step, or average:N.")
     flags.DEFINE_bool("allow_pickle", False, "Read a Hugging Face pytorch_model.bin, with torch.")

@@ -99,7 +99,7 @@ class TrainConfig:
     """Length of the run and what happens along it."""
 
     num_steps: int = 100_000
-    init_from: str = ""  # work directory or Hugging Face directory whose model is fine-tuned
+    init_from: str = ""  # work directory, or Hugging Face directory or name, that is fine-tuned
     allow_pickle: bool = False  # read a pytorch_model.bin there
     label_smoothing: float = 0.1
     eval_every_steps: int = 1000  # 0: never

@@ -15,7 +15,7 @@ from transformer_jax.config import Config
 from transformer_jax.data import sources
 from transformer_jax.errors import UserError
 from transformer_jax.interop import ctranslate2, parity, stablehlo
-from transformer_jax.interop.huggingface import checking, families, reading, writing
+from transformer_jax.interop.huggingface import checking, families, hub, reading, writing
 from transformer_jax.interop.parity import Examples, Peer, Reference
 from transformer_jax.interop.pretrained import Pretrained
 
@@ -143,7 +143,7 @@ def find_sentences(workdir: epath.PathLike, config: Config, given: str = "") -> 
         if not epath.Path(given).exists():
             raise UserError(f"There is no file {given} (--sentences).")
         return [line for line in sources.read_lines(epath.Path(given)) if line][:NUM_SENTENCES]
-    if not reading.is_directory(workdir):
+    if not reading.is_directory(hub.locate(workdir)):
         try:
             corpora = sources.open_corpora(config.data, "validation")
             found = [pair[0] for corpus in corpora for pair in corpus.read() if pair[0]]

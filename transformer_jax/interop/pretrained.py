@@ -1,4 +1,4 @@
-"""A trained model from wherever it lies: a work directory, or a Hugging Face directory."""
+"""A trained model from a work directory, a Hugging Face directory, or the Hugging Face Hub."""
 
 import dataclasses
 from typing import Any
@@ -11,7 +11,7 @@ from transformer_jax import workdir as workdir_lib
 from transformer_jax.config import Config
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
-from transformer_jax.interop.huggingface import reading
+from transformer_jax.interop.huggingface import hub, reading
 from transformer_jax.model import init_params
 from transformer_jax.validation import validate
 
@@ -27,11 +27,12 @@ class Pretrained:
 
 
 def read_config(path: epath.PathLike) -> Config:
-    """Config of the model in `path`.
+    """Config of the model in `path`, a folder or a name on the Hugging Face Hub.
 
     Raises:
       UserError: where there is none.
     """
+    path = hub.locate(path)
     if reading.is_directory(path):
         return reading.read_config(path)
     return workdir_lib.read_config(path)
@@ -46,7 +47,8 @@ def load(
     """Reads a model.
 
     Args:
-      path: a work directory, or one with a Hugging Face Marian, M2M-100 or NLLB model.
+      path: a work directory, or one with a Hugging Face Marian, M2M-100 or NLLB model; or the name
+        of such a model on the Hugging Face Hub, which is looked up in the local cache first.
       checkpoint: of a work directory: `best`, `latest`, a step, or `average:N`.
       config: instead of the directory's own, for other data or search settings.
       allow_pickle: also read a Hugging Face `pytorch_model.bin`, which needs torch.
@@ -54,6 +56,7 @@ def load(
     Raises:
       UserError: where something is missing or damaged.
     """
+    path = hub.locate(path)
     if reading.is_directory(path):
         if checkpoint != "best":
             raise UserError(f"{path} has no checkpoints to choose from ({checkpoint}).")

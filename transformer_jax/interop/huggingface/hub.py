@@ -1,0 +1,92 @@
+"""Models by their name on the Hugging Face Hub: in its local cache, else downloaded."""
+
+import os
+import re
+import sys
+
+from etils import epath
+
+from transformer_jax.errors import UserError
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_SMALL_FILES = ("*.json", "*.model", "*.spm")
+# In the order in which they are read.
+_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+
+
+def locate(path: epath.PathLike) -> epath.Path:
+    """The folder of a model: `path` itself, or the local copy of the model of that name.
+
+    Args:
+      path: a folder; or OWNER/NAME of a model on the Hugging Face Hub, where no folder OWNER is
+        here.
+
+    Returns:
+      `path` where it is no such name.
+
+    Raises:
+      UserError: there is no model of that name in the cache, and it cannot be downloaded.
+    """
+    name, folder = os.fspath(path), epath.Path(path)
+    if not _NAME.fullmatch(name) or folder.parent.exists():
+        return folder
+    cached = _cached(name)
+    return cached if cached is not None and _is_complete(cached) else _download(name)
+
+
+def cache_folder() -> epath.Path:
+    """Where Hugging Face's tools keep what they download."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if os.environ.get(variable):
+            return epath.Path(os.environ[variable]).expanduser()
+    home = os.environ.get("HF_HOME") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
+    )
+    return epath.Path(home).expanduser() / "hub"
+
+
+def _cached(name: str) -> epath.Path | None:
+    """The snapshot of the model's branch `main`."""
+    folder = cache_folder() / f"models--{name.replace('/', '--')}"
+    reference = folder / "refs" / "main"
+    if not reference.exists():
+        return None
+    return folder / "snapshots" / reference.read_text().strip()
+
+
+def _is_complete(folder: epath.Path) -> bool:
+    """Whether there are config and weights: other tools may have asked for a single file."""
+    return (folder / "config.json").exists() and _has_weights(folder)
+
+
+def _has_weights(folder: epath.Path) -> bool:
+    return any(next(folder.glob(pattern), None) is not None for pattern in _WEIGHTS)
+
+
+def _download(name: str) -> epath.Path:
+    missing = (
+        f"There is no folder {name}, and no model of this name in the Hugging Face cache "
+        f"{cache_folder()}"
+    )
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise UserError(
+            f"{missing}; install huggingface_hub to have it downloaded (pip install "
+            "'transformer-jax[interop]'), or give the path of a folder."
+        ) from error
+    print(f"looking for {name} on the Hugging Face Hub", file=sys.stderr, flush=True)
+    try:
+        for weights in _WEIGHTS:  # a second kind only where the first is missing
+            found = huggingface_hub.snapshot_download(
+                name, allow_patterns=[*_SMALL_FILES, weights], cache_dir=str(cache_folder())
+            )
+            if _has_weights(epath.Path(found)):
+                break
+    except Exception as error:  # of many packages: no network, no such model, a full disk
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"{missing}; downloading it failed ({reason[:300]}). Give the path of a folder, or "
+            "download it where there is a network."
+        ) from error
+    return epath.Path(found)
