@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import tracemalloc
 import types
 
 import jax
@@ -16,7 +17,7 @@ from transformer_jax import Translator, decode_command, decode_output
 from transformer_jax.decoding import alignment, batching, mbr, programs
 from transformer_jax.decoding import engine as engine_lib
 from transformer_jax.decoding.engine import Engine, begins_word
-from transformer_jax.decoding.job import AttentionChoice
+from transformer_jax.decoding.job import AttentionChoice, Translation, _join
 from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
 from transformer_jax.model import Transformer
@@ -270,9 +271,66 @@ def test_impossible_settings_are_told(translator, settings, word):
 
 
 def test_impossible_attention_is_told(translator):
-    for choice, word in ((AttentionChoice(7), "layer 7"), (AttentionChoice(-1, 9), "head 9")):
+    for choice, word in ((AttentionChoice(7), "layer 7"), (AttentionChoice(-1, 9), "head 9"),
+                         (AttentionChoice(-3), "layer -3; the model has 1")):  # fmt: skip
         with pytest.raises(UserError, match=word):
             translator.translate_n_best(["one"], 1, attention=choice)
+    deep = dataclasses.replace(translator.config.model, num_decoder_layers=4)
+    AttentionChoice(-4).check(deep)
+    ensemble = copy.copy(translator)
+    ensemble.engine = Engine(translator.config, translator.tokenizers, [deep])
+    with pytest.raises(UserError, match="layer 3; the model has 1"):
+        ensemble.translate_n_best(["one"], 1, attention=AttentionChoice(3))
+
+
+def test_the_default_layer_of_attention_is_the_only_one_of_a_small_decoder(translator):
+    assert translator.config.model.num_decoder_layers == 1
+    default, last = (
+        next(translator.translate_n_best(TEXTS[:1], 1, attention=choice, beam_size=2))[0].attention
+        for choice in (AttentionChoice(), AttentionChoice(-1))
+    )
+    np.testing.assert_array_equal(default, last)
+
+
+def test_attention_of_a_text_in_parts_is_that_of_its_parts(translator):
+    text = " ".join(a for a, _ in digit_pairs(12, seed=4))
+    choice = AttentionChoice()
+    (best,) = next(translator.translate_n_best([text], 1, attention=choice, beam_size=2))
+    assert best.attention.shape == (len(best.pieces), len(best.source_pieces))
+    assert len(best.source_pieces) > translator.engine.max_len
+    dense = best.attention.toarray()
+    assert best.attention.nnz < dense.size / 1.5  # outside its part nothing is stored
+    words = alignment.word_attention(best.attention, best.source_pieces, best.pieces)
+    want = alignment.word_attention(dense, best.source_pieces, best.pieces)
+    np.testing.assert_allclose(words.toarray(), want, atol=1e-7)
+    assert alignment.links(words) == alignment.links(want)
+    found = decode_command._attention_as_json(best.attention)
+    for values, start, whole in zip(
+        found["attention"], found["attention_starts"], dense, strict=True
+    ):
+        np.testing.assert_allclose(whole[start : start + len(values)], values, atol=1e-6)
+        assert not whole[:start].any()
+        assert not whole[start + len(values) :].any()
+
+
+def test_joined_attention_by_hand_and_its_memory():
+    parts = [np.array([[1.0, 2.0], [0.0, 3.0]]), np.zeros((0, 2)), np.array([[4.0], [5.0]])]
+    want = [[1, 2, 0, 0, 0], [0, 3, 0, 0, 0], [0, 0, 0, 0, 4], [0, 0, 0, 0, 5]]
+    joined = alignment.block_diagonal(parts)
+    np.testing.assert_array_equal(joined.toarray(), want)
+    assert joined.nnz == 6  # a part's zeros are its own
+    pieces = ["▁a"] * 100
+    many = [Translation("a", 0.0, 0.0, tuple(pieces), tuple(range(100)), tuple(pieces),
+                        np.full((100, 100), 0.01, np.float32))] * 40  # fmt: skip
+    tracemalloc.start()
+    whole = _join(many)
+    links = alignment.links(
+        alignment.word_attention(whole.attention, whole.source_pieces, whole.pieces)
+    )
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert links == [(i // 100 * 100, i) for i in range(4000)]
+    assert peak < 4000 * 4000 * 8 / 4  # bytes: a quarter of a dense matrix
 
 
 def test_a_jobs_record_changes_with_all_that_could_change_its_output(translator, monkeypatch):

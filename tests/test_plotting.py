@@ -7,7 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from transformer_jax import plotting
+from transformer_jax import Translator, plotting
+from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
+from transformer_jax.decoding.alignment import block_diagonal
 from transformer_jax.errors import UserError
 from transformer_jax.layers import MultiHeadAttention
 from transformer_jax.model import Transformer
@@ -170,6 +172,33 @@ def test_a_sentences_attention_is_that_of_the_translation(translator):
     assert seen.of("decoder")[1:] == (seen.target, seen.read)
     assert seen.of("cross")[1:] == (seen.target, seen.source)
     assert seen.of("encoder")[1:] == (seen.source, seen.source)
+
+
+def test_a_multilingual_models_tag_is_read_and_shown(translator):
+    from transformer_jax.decoding.job import AttentionChoice
+
+    source = translator.tokenizers.source
+    pair = TokenizerPair(source, source, LanguageTags("▁{}", both_sides=True))
+    t = Translator(translator.config, pair, translator.params)
+    languages = {"source_lang": "one", "target_lang": "zwei"}
+    choice = AttentionChoice(-1, None)
+    (best,) = next(t.translate_n_best(["three four"], 1, attention=choice, **languages))
+    for target in (None, best.text):
+        seen = collect.sentence_attention(t, "three four", target, **languages)
+        assert seen.read[:2] == ("<s>", "▁zwei")
+        assert seen.source[0] == "▁one"
+        if seen.target == ("▁zwei", *best.pieces, "</s>"):
+            shown = seen.cross[-1].mean(axis=0)[1:-1, 1:-1]
+            np.testing.assert_allclose(shown, best.attention, atol=1e-5)
+        assert target or seen.target[1:-1] == best.pieces
+
+
+def test_attention_of_a_text_in_parts_can_be_drawn():
+    joined = block_diagonal([np.array([[0.5, 0.25]]), np.array([[0.75]])])
+    want = np.array([[0.5, 0.25, 0], [0, 0, 0.75]])
+    figures = plotting.heat_map(joined), plotting.alignment(joined, ["x", "y"], ["a", "b", "c"])
+    np.testing.assert_array_equal(shown(figures[0].axes[0])[0], want)
+    assert plotting.to_svg(figures[1])
 
 
 def test_a_given_target_is_looked_at_as_it_is(translator):

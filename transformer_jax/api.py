@@ -141,14 +141,8 @@ class Translator:
             raise UserError(
                 f"config.decode.suppressed_ids={decode.suppressed_ids} must be ids below {vocab}."
             )
-        model = self.config.model.for_decoder()
-        if attention and not -model.num_decoder_layers <= attention.layer < (
-            model.num_decoder_layers
-        ):
-            raise UserError(f"There is no decoder layer {attention.layer}; the model has "
-                            f"{model.num_decoder_layers}.")  # fmt: skip
-        if attention and attention.head is not None and not 0 <= attention.head < model.num_heads:
-            raise UserError(f"There is no head {attention.head}; a layer has {model.num_heads}.")
+        for model in self.engine.models if attention else ():
+            attention.check(model)
 
     def score(
         self,

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tqdm
 from absl import flags
 from etils import epath
@@ -259,8 +260,18 @@ def _as_json(hypotheses: Sequence[Translation], links: str | None) -> dict[str, 
         found["alignment"] = links
     if FLAGS.attention and best.attention is not None:
         found["source_tokens"] = list(best.source_pieces)
-        found["attention"] = [[round(float(x), 6) for x in row] for row in best.attention]
+        found |= _attention_as_json(best.attention)
     return found
+
+
+def _attention_as_json(attention: Any) -> dict[str, Any]:
+    """Rows of attention; of a text in parts, the weights of each row's part and where it starts."""
+    if isinstance(attention, np.ndarray):
+        return {"attention": np.round(attention.astype(float), 6).tolist()}
+    begins = attention.indptr[:-1]
+    rows = np.split(np.round(attention.data.astype(float), 6), begins[1:])
+    return {"attention": [row.tolist() for row in rows],
+            "attention_starts": attention.indices[begins].tolist()}  # fmt: skip
 
 
 def _one_as_json(one: Translation) -> dict[str, Any]:

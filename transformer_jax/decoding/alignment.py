@@ -1,8 +1,10 @@
 """Which source words an output's words were written from, by the decoder's attention."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 WORD_START = "▁"
 
@@ -24,31 +26,60 @@ def join_words(pieces: Sequence[str]) -> list[str]:
     return words
 
 
+def block_diagonal(parts: Sequence[np.ndarray]) -> sparse.csr_array:
+    """Matrices `[T, S]` of a text's parts as one, sparse: a part attends to itself only.
+
+    Every element of a part is stored, zeros too.
+    """
+    rows, columns = np.array([part.shape for part in parts]).T
+    starts = np.cumsum(columns) - columns
+    indices = [np.tile(np.arange(start, start + part.shape[1], dtype=np.int32), len(part))
+               for start, part in zip(starts, parts, strict=True)]  # fmt: skip
+    ends = np.cumsum(np.repeat(columns, rows))
+    return sparse.csr_array(
+        (np.concatenate([part.reshape(-1) for part in parts]), np.concatenate(indices),
+         np.concatenate([[0], ends])),
+        shape=(rows.sum(), columns.sum()),
+    )  # fmt: skip
+
+
+def dense(matrix: Any) -> np.ndarray:
+    """A matrix as an array, be it sparse or not."""
+    return matrix.toarray() if sparse.issparse(matrix) else np.asarray(matrix)
+
+
 def word_attention(
-    attention: np.ndarray, source_pieces: Sequence[str], target_pieces: Sequence[str]
-) -> np.ndarray:
+    attention: np.ndarray | sparse.csr_array,
+    source_pieces: Sequence[str],
+    target_pieces: Sequence[str],
+) -> np.ndarray | sparse.csr_array:
     """Attention of words to words: summed over a source word's pieces, averaged over a target's.
 
     Args:
-      attention: `[T, S]`; further rows and columns, such as of end symbols, are not read.
+      attention: `[T, S]`, dense or sparse; further rows and columns, such as of end symbols, are
+        not read.
       source_pieces: S of them.
       target_pieces: T of them.
 
     Returns:
-      `[target words, source words]`.
+      `[target words, source words]`, sparse where `attention` is.
     """
     source, target = words_of(source_pieces), words_of(target_pieces)
-    to_source = np.zeros((len(source), max(source, default=-1) + 1))
-    to_source[np.arange(len(source)), source] = 1.0
-    to_target = np.zeros((max(target, default=-1) + 1, len(target)))
-    to_target[target, np.arange(len(target))] = 1.0
-    to_target /= np.maximum(to_target.sum(axis=1, keepdims=True), 1.0)
+    sizes = np.bincount(target, minlength=1)
+    to_source = _membership(source, np.ones(len(source)))
+    to_target = _membership(target, 1.0 / sizes[target]).T
     return to_target @ attention[: len(target), : len(source)] @ to_source
 
 
-def links(word_weights: np.ndarray) -> list[tuple[int, int]]:
+def _membership(words: Sequence[int], values: np.ndarray) -> sparse.csr_array:
+    """`values` of pieces `[N]` as `[N, words]`, each in the column of its word."""
+    shape = (len(words), max(words, default=-1) + 1)
+    return sparse.csr_array((values, (np.arange(len(words)), words)), shape=shape)
+
+
+def links(word_weights: Any) -> list[tuple[int, int]]:
     """(source word, target word) for every target word: the source word that it attends to most."""
-    if not word_weights.size:
+    if 0 in word_weights.shape:
         return []
     return [(int(s), t) for t, s in enumerate(word_weights.argmax(axis=1))]
 

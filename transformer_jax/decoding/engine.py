@@ -75,7 +75,8 @@ class Engine:
         self.config = config
         self.tokenizers = tokenizers
         self.ids = special_ids(tokenizers, config.model)
-        self.max_len = min(model.max_len for model in (config.model, *others))
+        self.models = (config.model, *others)
+        self.max_len = min(model.max_len for model in self.models)
         devices, parallel = jax.local_devices(), config.parallel
         sizes = (parallel.data, parallel.fsdp, parallel.tensor)
         if -1 not in sizes:
@@ -85,7 +86,7 @@ class Engine:
         names = target.pieces(range(min(target.vocab_size, ends_word.size)))
         ends_word[: len(names)] = [begins_word(name) for name in names]
         ends_word[self.ids.target_eos] = True
-        self.programs = Programs((config.model, *others), self.ids, devices, ends_word)
+        self.programs = Programs(self.models, self.ids, devices, ends_word)
 
     def prefixes(self, target_lang: str = "", source_lang: str = "") -> Prefixes:
         """Ids before source and target that tell a multilingual model its languages.

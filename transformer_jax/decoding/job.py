@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from transformer_jax import bleu_tokenizers
-from transformer_jax.config import DecodeConfig
-from transformer_jax.decoding import batching, long_texts, mbr
+from transformer_jax.config import DecodeConfig, ModelConfig
+from transformer_jax.decoding import alignment, batching, long_texts, mbr
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.processors import Demands
 from transformer_jax.decoding.programs import Placed, Programs
@@ -37,7 +37,8 @@ class Translation:
     pieces: tuple[str, ...]
     ids: tuple[int, ...]  # of the pieces
     source_pieces: tuple[str, ...] = ()  # where attention was asked for
-    attention: np.ndarray | None = dataclasses.field(default=None, compare=False)  # [T, S]
+    # [T, S]; of a text that was translated in parts a scipy.sparse.csr_array
+    attention: Any = dataclasses.field(default=None, compare=False)
     error: str = ""  # why the text was not translated, with on_error="skip"; text is then ""
 
 
@@ -45,8 +46,22 @@ class Translation:
 class AttentionChoice:
     """Whose attention to the source comes with a translation."""
 
-    layer: int = -2  # of the decoder; the last but one aligns best as a rule
+    # Of the decoder; the last but one aligns best as a rule. Of one layer, -2 is that layer.
+    layer: int = -2
     head: int | None = None  # None: the mean of all
+
+    def check(self, model: ModelConfig) -> None:
+        """Checks that a model has this layer and head.
+
+        Raises:
+          UserError: it has not.
+        """
+        decoder = model.for_decoder()
+        depth, heads = decoder.num_decoder_layers, decoder.num_heads
+        if not -max(depth, 2) <= self.layer < depth:
+            raise UserError(f"There is no decoder layer {self.layer}; the model has {depth}.")
+        if self.head is not None and not 0 <= self.head < heads:
+            raise UserError(f"There is no head {self.head}; a layer has {heads}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,8 +237,9 @@ class Job:
         return dataclasses.replace(
             best,
             source_pieces=tuple(self.encoder.tokenizers.source.pieces(source)),
-            attention=attention[before : before + len(best.ids), part.num_tags :][
-                :, : len(source)],
+            # A copy, as a part of it would hold the whole batch's.
+            attention=attention[before : before + len(best.ids),
+                                part.num_tags : part.num_tags + len(source)].copy(),
         )  # fmt: skip
 
 
@@ -267,16 +283,7 @@ def _distinct(hypotheses: list[Translation]) -> list[Translation]:
 
 def _join(parts: Sequence[Translation]) -> Translation:
     """The translations of a text's parts as one; of no part, an empty one."""
-    attention = None
-    if parts and parts[0].attention is not None:
-        attention = np.zeros((sum(len(p.pieces) for p in parts),
-                              sum(len(p.source_pieces) for p in parts)))  # fmt: skip
-        t = s = 0
-        for part in parts:
-            own = np.asarray(part.attention)
-            rows, columns = own.shape
-            attention[t : t + rows, s : s + columns] = own
-            t, s = t + rows, s + columns
+    found = [part.attention for part in parts if part.attention is not None]
     return Translation(
         text=long_texts.join([part.text for part in parts]),
         score=sum(part.score for part in parts),
@@ -284,7 +291,7 @@ def _join(parts: Sequence[Translation]) -> Translation:
         pieces=tuple(piece for part in parts for piece in part.pieces),
         ids=tuple(i for part in parts for i in part.ids),
         source_pieces=tuple(piece for part in parts for piece in part.source_pieces),
-        attention=attention,
+        attention=alignment.block_diagonal(found) if found else None,
     )
 
 

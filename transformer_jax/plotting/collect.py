@@ -73,11 +73,11 @@ def sentence_attention(
     _check_length(source, source_ids, engine.max_len)
     if target is None:
         (best,) = translator.translate([source], target_lang=target_lang, source_lang=source_lang)
-        target_ids = list(best.ids)
+        text_ids = list(best.ids)
     else:
-        before = engine.prefixes(target_lang, source_lang)[1]
-        target_ids = [*before, *tokenizers.target.encode(target)]
-    target_ids = [*target_ids, ids.target_eos]
+        text_ids = tokenizers.target.encode(target)
+    # The decoder reads its language tag too.
+    target_ids = [*engine.prefixes(target_lang, source_lang)[1], *text_ids, ids.target_eos]
     _check_length(target or source, target_ids, engine.max_len)
     params = translator.params
     inputs = [ids.decoder_start, *target_ids[:-1]]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from transformer_jax.decoding.alignment import dense
 from transformer_jax.errors import UserError
 
 try:
@@ -126,7 +127,7 @@ def heat_maps(
       per_row: so many beside each other.
       largest: size of the value that is darkest; None: the largest there is.
     """
-    arrays = {title: np.asarray(matrix, np.float64) for title, matrix in matrices.items()}
+    arrays = {title: dense(matrix).astype(np.float64) for title, matrix in matrices.items()}
     (height, width), *others = {array.shape for array in arrays.values()}
     if others:
         raise ValueError(f"matrices of one picture need one shape, not {(height, width)}, {others}")
@@ -186,7 +187,7 @@ def alignment(weights: np.ndarray, target: Sequence[str], source: Sequence[str])
       target: T words or pieces.
       source: S words or pieces.
     """
-    weights = np.asarray(weights)
+    weights = dense(weights)
     places = [
         np.cumsum([0.0] + [len(w) * 0.09 + 0.22 for w in words]) for words in (source, target)
     ]
