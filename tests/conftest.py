@@ -15,13 +15,17 @@ import contextlib
 import dataclasses
 import io
 import random
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import sentencepiece
+from etils import epath
 
+from tests import gcs as gcs_server
+from transformer_jax import paths
 from transformer_jax.config import Config
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
@@ -122,3 +126,21 @@ def translator(tiny_run):
     from transformer_jax import Translator
 
     return Translator.load(tiny_run[1])
+
+
+@pytest.fixture(scope="session")
+def gcs(tmp_path_factory) -> Iterator[gcs_server.Server]:
+    """A server of Google Cloud Storage's API, which `gs://` paths of this process go to."""
+    server = gcs_server.Server(tmp_path_factory.mktemp("gcs"))
+    os.environ.update(server.environment)
+    paths.require("gs://")
+    yield server
+    for name in server.environment:
+        del os.environ[name]
+    server.stop()
+
+
+@pytest.fixture
+def bucket(gcs, request) -> epath.Path:
+    """An empty folder in a bucket."""
+    return epath.Path(f"gs://{gcs_server.BUCKET}/{re.sub(r'[^a-z0-9]+', '_', request.node.name)}")

@@ -10,11 +10,11 @@ import pytest
 ROOT = Path(__file__).parent.parent / "transformer_jax"
 # Each room imports only from those before it.
 ORDER = ["errors", "config", "paths", "validation", "scripts", "ops", "layers", "model",
-         "incremental", "data", "processes", "workdir", "digests", "checkpoint",
-         "bleu_tokenizers", "decoding", "corpus_metrics", "evaluation", "interop",
-         "training", "api", "plotting", "process_flags", "text_output", "decode_input",
-         "decode_output", "decode_command", "eval_command", "plot_command",
-         "train_command", "cli"]  # fmt: skip
+         "incremental", "data", "processes", "lease", "appending", "workdir", "digests",
+         "checkpoint", "bleu_tokenizers", "decoding", "corpus_metrics", "evaluation",
+         "interop", "training", "api", "plotting", "process_flags", "text_output",
+         "decode_input", "decode_output", "decode_command", "eval_command",
+         "plot_command", "train_command", "cli"]  # fmt: skip
 
 
 def edges():

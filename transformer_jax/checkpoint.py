@@ -21,13 +21,13 @@ from etils import epath
 from orbax.checkpoint import v1 as ocp
 
 from transformer_jax import digests, paths, processes
+from transformer_jax import workdir as workdir_lib
 from transformer_jax.config import CheckpointConfig
 from transformer_jax.errors import UserError
 
 Tree = Any
 SAVE_SECONDS = 600  # a save that takes longer has failed
 UNSCHEDULED = "unscheduled"  # among Orbax's metrics of a checkpoint that only a stop has caused
-TMP_SUFFIX = ".orbax-checkpoint-tmp"  # of a checkpoint that Orbax has not committed
 
 
 def quality(metrics: dict[str, float], metric: str) -> list[float]:
@@ -167,8 +167,9 @@ class Checkpointer:
             return None
         probe = self._folder.parent / ".probe"
         try:
-            probe.write_bytes(bytes(4096))
-            probe.unlink()
+            with paths.store_errors():
+                probe.write_bytes(bytes(4096))
+                probe.unlink()
         except OSError as error:
             return _reason(error)
         return None
@@ -177,7 +178,7 @@ class Checkpointer:
         """Makes room; Orbax would do it at the next start of the program."""
         if processes.is_primary():
             with contextlib.suppress(OSError):
-                for path in list(self._folder.glob(f"*{TMP_SUFFIX}*")):
+                for path in workdir_lib.uncommitted_checkpoints(self._folder.parent):
                     path.rmtree(missing_ok=True)
 
     def _opened(self) -> ocp.training.Checkpointer:
@@ -188,7 +189,7 @@ class Checkpointer:
     def _write_digests(self) -> None:
         """Called when all files of a checkpoint are there and before its folder gets its name."""
         if processes.is_primary():
-            aside = list(self._folder.glob(f"{self._saving}{TMP_SUFFIX}*"))
+            aside = list(self._folder.glob(f"{self._saving}{workdir_lib.TMP_SUFFIX}*"))
             digests.write(aside[0] if aside else self._folder / str(self._saving))
 
 
@@ -302,7 +303,7 @@ def _set_aside(folder: epath.Path) -> epath.Path:
     target, number = parent / folder.name, 1
     while target.exists():
         target, number = parent / f"{folder.name}.{number}", number + 1
-    folder.rename(target)
+    paths.move_folder(folder, target)
     return target
 
 
@@ -365,13 +366,7 @@ def _folder(workdir: epath.PathLike) -> epath.Path:
 
 def steps(workdir: epath.PathLike) -> list[int]:
     """Steps of the checkpoints that are there, rising."""
-    folder = _folder(workdir)
-    if not folder.exists():
-        return []
-    found = [p for p in folder.iterdir() if p.name.isdigit()]
-    if "://" in str(folder):  # written in place; this file comes last
-        found = [p for p in found if (p / "commit_success.txt").exists()]
-    return sorted(int(p.name) for p in found)
+    return workdir_lib.committed_steps(workdir)
 
 
 def _choose(

@@ -138,7 +138,8 @@ def malloc_settings() -> str:
 def _one_sentence() -> Iterator[None]:
     """Turns what the user can mend into one sentence and an exit status."""
     try:
-        yield
+        with paths.store_errors():
+            yield
         return
     except UserError as error:
         message = str(error)

@@ -4,7 +4,9 @@ A command expands each path once, when its flags are parsed, so that every part 
 the same folder. The rest of the package takes paths as they are.
 """
 
+import contextlib
 import dataclasses
+import errno
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -14,6 +16,8 @@ from transformer_jax.config import Config
 from transformer_jax.errors import UserError
 
 REMOTE = "gs://"  # the one object store that checkpoints (TensorStore) and the tests know
+# Packages whose exceptions mean that the store could not be reached, or refused.
+_CLIENT_PACKAGES = ("gcsfs", "fsspec", "google", "aiohttp", "requests")
 # Settings that hold one path, and those that hold several, separated by commas.
 _SETTINGS = (("data", "data_dir"), ("data", "cache_dir"), ("train", "init_from"))
 _SETTINGS_OF_SEVERAL = (("data", "tokenizer_model"),)
@@ -87,6 +91,67 @@ def require_config(config: Config) -> None:
     for section, field in _path_settings(config):
         for part in getattr(getattr(config, section), field).split(","):
             require(part.strip(), f"config.{section}.{field}")
+
+
+@contextlib.contextmanager
+def store_errors() -> Iterator[None]:
+    """Turns errors of the object store's client, which are of many kinds, into `OSError`."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in _CLIENT_PACKAGES:
+            raise
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise OSError(errno.EIO, f"the object store answered: {lines[0]}") from error
+
+
+def fetch_details(folder: Any) -> dict[str, dict[str, Any]]:
+    """What the store knows of each object below a remote folder, by its name there.
+
+    Each has `size` in bytes, `crc32c` in base64 and more. One request per 1,000 objects; nothing
+    is downloaded.
+    """
+    store, root = _open_store(folder)
+    with store_errors():
+        found = store.find(root, detail=True)
+    return {name.removeprefix(f"{root}/"): details for name, details in found.items()}
+
+
+def move_folder(source: Any, target: Any) -> None:
+    """Renames a folder. A remote one's objects are copied inside the store, then deleted."""
+    if not is_remote(source):
+        os.rename(source, target)
+        return
+    store, root = _open_store(source)
+    with store_errors():
+        for name in store.find(root):
+            store.cp_file(name, _without_scheme(target) + name.removeprefix(root))
+        store.rm(root, recursive=True)
+
+
+def create(path: Any, data: bytes) -> None:
+    """Writes a remote object that must not be there yet, which the store checks atomically.
+
+    Raises:
+      FileExistsError: where it is there.
+    """
+    store, name = _open_store(path)
+    with store_errors():
+        store.pipe_file(name, data, mode="create")
+
+
+def _open_store(path: Any) -> tuple[Any, str]:
+    """The client of the store that `path` is in, and the path as the client wants it."""
+    import fsspec
+
+    # As etils opens it, so that both are one object.
+    return fsspec.filesystem("gcs", finalize_on_close=True), _without_scheme(path)
+
+
+def _without_scheme(path: Any) -> str:
+    return os.fspath(path).removeprefix(REMOTE).rstrip("/")
 
 
 def _path_settings(config: Config) -> Iterator[tuple[str, str]]:

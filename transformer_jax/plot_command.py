@@ -1,10 +1,11 @@
 """The command `plot`: pictures of work directories, and their `report.html`."""
 
-from pathlib import Path
+import io
 
 from absl import flags
 from etils import epath
 
+from transformer_jax import paths
 from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
@@ -44,10 +45,10 @@ def plot() -> None:
 
         print(f"wrote {write_report(FLAGS.workdir[0], FLAGS.scores)}")
         return
-    output = Path(FLAGS.output or f"{FLAGS.picture}.svg")
+    output = epath.Path(FLAGS.output or f"{FLAGS.picture}.svg")
     if output.suffix not in (".svg", ".png", ".pdf"):
         raise UserError(f"--output={output} must end in .svg, .png or .pdf.")
-    if not output.parent.is_dir():
+    if not paths.is_remote(output) and not output.parent.is_dir():
         raise UserError(f"--output={output}: there is no folder {output.parent}.")
     from transformer_jax import plotting
 
@@ -59,7 +60,9 @@ def plot() -> None:
     if output.suffix == ".svg":
         output.write_text(plotting.to_svg(figure))
     else:
-        figure.savefig(output)
+        picture = io.BytesIO()
+        figure.savefig(picture, format=output.suffix[1:])
+        output.write_bytes(picture.getvalue())
     print(f"wrote {output}")
 
 

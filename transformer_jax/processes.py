@@ -22,6 +22,7 @@ from jax._src import distributed  # no public name leads to the coordinator's se
 from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost as orbax_multihost
 
+from transformer_jax import paths
 from transformer_jax.errors import UserError
 
 T = TypeVar("T")
@@ -138,13 +139,14 @@ class _RollCall:
         self._num_processes, self._process_id = num_processes, process_id
 
     def enter(self) -> None:
-        with contextlib.suppress(OSError):  # a folder that is only read
+        # A folder that is only read is no reason to stop.
+        with contextlib.suppress(OSError), paths.store_errors():
             if self._process_id is not None:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 (self._folder / str(self._process_id)).write_text(str(time.time()))
 
     def leave(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), paths.store_errors():
             if self._process_id is not None:
                 (self._folder / str(self._process_id)).unlink(missing_ok=True)
 
@@ -163,7 +165,8 @@ class _RollCall:
 
     def _has_come(self, number: int, since: float) -> bool:
         try:
-            return float((self._folder / str(number)).read_text()) >= since
+            with paths.store_errors():
+                return float((self._folder / str(number)).read_text()) >= since
         except (OSError, ValueError):
             return False
 
@@ -239,7 +242,8 @@ def _wait_for_all(name: str) -> None:
 
 def _attempt(function: Callable[[], Any]) -> tuple[Any, str | None]:
     try:
-        return function(), None
+        with paths.store_errors():
+            return function(), None
     except UserError as error:
         return None, str(error)
     except OSError as error:

@@ -2,14 +2,19 @@
 
 import contextlib
 import os
+import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from etils import epath
 
+from transformer_jax import paths
 from transformer_jax.errors import UserError
+
+_CHUNK = 8 << 20  # bytes
 
 
 def as_line(text: str) -> str:
@@ -19,13 +24,25 @@ def as_line(text: str) -> str:
 
 @contextlib.contextmanager
 def writing(name: str) -> Iterator[Any]:
-    """A text file that is written from its beginning; - is standard output."""
+    """A text file that is written from its beginning; - is standard output.
+
+    One in an object store is there when all of it is written; after an error, it is as it was.
+    """
     if name == "-":
         sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
         yield sys.stdout
         return
-    with _open(name, "w") as out:
+    if not paths.is_remote(name):
+        with _open(name, "w") as out:
+            yield out
+        return
+    # An upload that was begun cannot always be dropped, so nothing is sent before the end.
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
         yield out
+        out.flush()
+        out.buffer.seek(0)
+        with paths.store_errors(), epath.Path(name).open("wb") as target:
+            shutil.copyfileobj(out.buffer, target, _CHUNK)
 
 
 def check_writable(name: str) -> None:
@@ -34,8 +51,18 @@ def check_writable(name: str) -> None:
     Raises:
       UserError: it cannot be written.
     """
-    if name != "-":
+    if name == "-":
+        return
+    if not paths.is_remote(name):
         _open(name, "a").close()
+        return
+    probe = epath.Path(f"{name}.probe")  # to open the file itself for appending would empty it
+    try:
+        with paths.store_errors():
+            probe.write_bytes(b"")
+            probe.unlink()
+    except OSError as error:
+        raise _unwritable(name, error) from error
 
 
 def check_not_overwritten(output: str, inputs: Mapping[str, str], flag: str = "--output") -> None:
@@ -60,7 +87,7 @@ def check_not_overwritten(output: str, inputs: Mapping[str, str], flag: str = "-
 
 def _is_same_file(output: str, path: str) -> bool:
     """Whether both are one regular file, by any of its names."""
-    if "://" in output or "://" in path:
+    if paths.is_remote(output) or paths.is_remote(path):
         return output == path
     try:
         written = os.stat(output)
@@ -74,4 +101,8 @@ def _open(name: str, mode: str) -> Any:
     try:
         return epath.Path(name).open(mode, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{name} cannot be written: {error.strerror or error}.") from error
+        raise _unwritable(name, error) from error
+
+
+def _unwritable(name: str, error: OSError) -> UserError:
+    return UserError(f"{name} cannot be written: {error.strerror or error}.")

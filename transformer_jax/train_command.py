@@ -12,6 +12,7 @@ from etils import epath
 
 from transformer_jax import paths, process_flags
 from transformer_jax.errors import UserError
+from transformer_jax.text_output import writing
 
 FLAGS = flags.FLAGS
 
@@ -128,7 +129,8 @@ def _dry_run() -> None:
         jax.config.update("jax_enable_compilation_cache", False)  # no device to load programs for
     report = dry_run(FLAGS.config, FLAGS.topology, print)
     if FLAGS.json:
-        Path(FLAGS.json).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
+        with writing(FLAGS.json) as out:
+            out.write(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
     if report.fits is False:
         raise UserError(f"The step does not fit {report.topology}.")
 

@@ -19,11 +19,13 @@ from typing import Any
 
 from etils import epath
 
-from transformer_jax import paths
+from transformer_jax import lease, paths
 from transformer_jax.config import Config, from_json, to_json
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 
+# Orbax's: of a checkpoint that is not committed, on a disk; in one that is, in an object store.
+TMP_SUFFIX, COMMIT_FILE = ".orbax-checkpoint-tmp", "commit_success.txt"
 # What may differ when a run goes on; everything else would make it another run.
 FREE_ON_RESUME = (
     "train.num_steps", "train.eval_every_steps", "train.checkpoint_every_steps",
@@ -57,8 +59,32 @@ def write_config(workdir: epath.PathLike, config: Config) -> None:
 
 def has_checkpoints(workdir: epath.PathLike) -> bool:
     """Whether a run in `workdir` would go on instead of starting."""
-    checkpoints = epath.Path(workdir) / "checkpoints"
-    return checkpoints.exists() and any(p.name.isdigit() for p in checkpoints.iterdir())
+    return bool(committed_steps(workdir))
+
+
+def committed_steps(workdir: epath.PathLike) -> list[int]:
+    """Steps of the checkpoints in `workdir` that were written to their end, rising.
+
+    On a disk Orbax renames a checkpoint when it is complete. In an object store nothing can be
+    renamed, and `commit_success.txt` is written last.
+    """
+    folder = epath.Path(workdir) / "checkpoints"
+    if not folder.exists():
+        return []
+    found = [path for path in folder.iterdir() if path.name.isdigit()]
+    if paths.is_remote(folder):
+        found = [path for path in found if (path / COMMIT_FILE).exists()]
+    return sorted(int(path.name) for path in found)
+
+
+def uncommitted_checkpoints(workdir: epath.PathLike) -> list[epath.Path]:
+    """Folders of checkpoints in `workdir` that were not written to their end."""
+    folder = epath.Path(workdir) / "checkpoints"
+    if not paths.is_remote(folder):
+        return list(folder.glob(f"*{TMP_SUFFIX}*"))
+    committed = committed_steps(workdir)
+    there = folder.iterdir() if folder.exists() else ()
+    return [path for path in there if path.name.isdigit() and int(path.name) not in committed]
 
 
 def check_resumable(workdir: epath.PathLike, config: Config) -> None:
@@ -119,13 +145,14 @@ def write_data_record(workdir: epath.PathLike, record: dict[str, Any]) -> None:
 def hold(workdir: epath.PathLike) -> Iterator[None]:
     """Makes the work directory and keeps other runs out of it; ends with the process at the latest.
 
-    By a lock of the file system, which remote ones (`gs://`) do not have: there it does nothing.
+    By a lock of the file system; in an object store, by an object (`lease.py`).
 
     Raises:
       UserError: where another process trains there, or it cannot be written.
     """
-    if "://" in str(workdir):
-        yield
+    if paths.is_remote(workdir):
+        with lease.hold(workdir):
+            yield
         return
     path = Path(workdir) / ".lock"
     try:
@@ -158,12 +185,15 @@ def hold(workdir: epath.PathLike) -> Iterator[None]:
 
 def write_atomically(path: epath.Path, text: str) -> None:
     """Writes `path` so that a reader finds the old text or the new one, never a part."""
+    if paths.is_remote(path):  # where each write is atomic
+        with paths.store_errors():
+            path.write_bytes(text.encode())
+        return
     aside = path.parent / f".{path.name}.{uuid.uuid4().hex}"
     with aside.open("w") as file:
         file.write(text)
         file.flush()
-        if "://" not in str(path):
-            os.fsync(file.fileno())
+        os.fsync(file.fileno())
     aside.replace(path)
 
 

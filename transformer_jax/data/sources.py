@@ -20,6 +20,7 @@ from typing import Any
 
 from etils import epath
 
+from transformer_jax import paths
 from transformer_jax.config import DataConfig
 from transformer_jax.errors import UserError
 
@@ -86,6 +87,7 @@ def open_text(prefix: str, source_lang: str, target_lang: str) -> Corpus:
 
 
 def _existing(name: str) -> epath.Path:
+    paths.require(name, "a text file")
     for candidate in (name, f"{name}.gz"):
         path = epath.Path(candidate)
         if path.exists() and not path.is_dir():
@@ -177,6 +179,9 @@ def data_dir(config: DataConfig) -> str:
 def open_tfds(config: DataConfig, split: str) -> Corpus:
     """A TFDS translation data set, prepared first where that is possible."""
     name, folder = config.tfds_name, data_dir(config)
+    if paths.is_remote(folder):
+        raise UserError(f"config.data.data_dir={folder}: TFDS data sets are read at random, from a "
+                        "local folder only. Copy it to each machine.")  # fmt: skip
     builder = prepared_builder(name, folder)
     languages = list(getattr(builder.info.features, "keys", lambda: ())())
     for language in (config.source_lang, config.target_lang):

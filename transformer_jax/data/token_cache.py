@@ -18,8 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
+from transformer_jax import paths
 from transformer_jax.config import DataConfig
-from transformer_jax.data import cache_manifest
+from transformer_jax.data import cache_manifest, remote_cache
 from transformer_jax.data.permutation import make_key
 from transformer_jax.data.sources import Corpus, cache_folder
 from transformer_jax.data.tokenizer_pair import TokenizerPair
@@ -80,6 +81,23 @@ def tokenize_corpora(
       UserError: where the cache cannot be written, or is damaged each time.
     """
     folder = _folder(corpora, tokenizers, config, seed)
+    # What is sampled serves one epoch only.
+    shared = seed is None and paths.is_remote(config.cache_dir)
+    if shared:
+        remote_cache.fetch(config.cache_dir, folder)
+    found = _read_or_make(folder, corpora, tokenizers, config, seed)
+    if shared:
+        remote_cache.publish(config.cache_dir, folder)
+    return found
+
+
+def _read_or_make(
+    folder: Path,
+    corpora: Sequence[Corpus],
+    tokenizers: TokenizerPair,
+    config: DataConfig,
+    seed: int | None,
+) -> TokenizedCorpus:
     damage = ""
     for attempts_left in reversed(range(ATTEMPTS + 1)):
         try:
@@ -189,7 +207,8 @@ def _folder(
         digest.update(f"{config.subword_sampling} {config.max_len} {seed}".encode())
     for corpus in corpora:
         digest.update(f"{corpus.fingerprint} {corpus.source_lang} {corpus.target_lang}".encode())
-    root = Path(config.cache_dir) if config.cache_dir else Path(cache_folder())
+    is_local = config.cache_dir and not paths.is_remote(config.cache_dir)
+    root = Path(config.cache_dir if is_local else cache_folder())
     return root / "tokens" / digest.hexdigest()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
-from transformer_jax import processes
+from transformer_jax import paths, processes
 from transformer_jax.config import Config
 from transformer_jax.data.loader import Batch
 from transformer_jax.errors import UserError
@@ -88,8 +88,9 @@ def write_bad_batch(
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     path = workdir / "bad_batches" / f"step_{step}.npz"
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(buffer.getvalue())
+    with paths.store_errors():
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(buffer.getvalue())
     return path
 
 

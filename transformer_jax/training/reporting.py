@@ -10,8 +10,11 @@ from typing import Any
 import tqdm
 from etils import epath
 
+from transformer_jax import paths
+from transformer_jax.appending import AppendedFile
 from transformer_jax.workdir import write_atomically
 
+MAX_REMOTE_EVENTS = 1 << 20  # bytes of a remote event file, after which another is begun
 NUM_SHOWN = 2  # translations on the terminal after an evaluation; samples.jsonl has more
 
 
@@ -111,7 +114,8 @@ class Reporter:
             try:
                 file.flush()
             except OSError as error:
-                self.say(f"{file.path} cannot be written ({error.strerror}); tried again later")
+                why = error.strerror or error
+                self.say(f"{file.path} cannot be written ({why}); tried again later")
 
     def close(self) -> None:
         if self._bar:
@@ -139,24 +143,15 @@ class _Lines:
         self.path = path
         self._waiting = ""
         _drop_after(path, first_step)
+        self._file = AppendedFile(path)
 
     def add(self, line: dict[str, Any]) -> None:
         self._waiting += json.dumps(line, ensure_ascii=False) + "\n"
 
     def flush(self) -> None:
-        if not self._waiting:
-            return
-        before = self.path.stat().length if self.path.exists() else 0
-        try:
-            with self.path.open("a") as out:
-                out.write(self._waiting)
-        except OSError:
-            # A part of a line would spoil the next one.
-            if "://" not in str(self.path) and self.path.exists():
-                with contextlib.suppress(OSError):
-                    os.truncate(self.path, before)
-            raise
-        self._waiting = ""
+        if self._waiting:
+            self._file.append(self._waiting.encode())
+            self._waiting = ""
 
 
 class _Board:
@@ -168,8 +163,12 @@ class _Board:
         self._waiting: list[Any] = []
         self._file: Any = None
         self._number = 0  # of files; one that could not be written is not gone on with
+        self._size = 0  # bytes in the newest file
         with _without_torch():
             from tensorboardX.proto import event_pb2, summary_pb2
+            from tensorboardX.record_writer import register_writer_factory
+        # tensorboardX's own writer for gs:// raises errors of its own kinds.
+        register_writer_factory("gs", _RemoteEventFiles())
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         # Points of later steps, from before a crash, are hidden.
@@ -191,18 +190,48 @@ class _Board:
                 self._file = self._new_file()
             for event in self._waiting:
                 self._file.write_event(event)
+                self._size += event.ByteSize()
             self._file.flush()
         except OSError:
             self._file = None
             raise
         self._waiting = []
+        if self._size > MAX_REMOTE_EVENTS and paths.is_remote(self.path):
+            self._file = None  # each flush writes a remote file anew
 
     def _new_file(self) -> Any:
         with _without_torch():
             from tensorboardX.event_file_writer import EventsWriter
         self._number += 1
+        self._size = 0
         self.path.mkdir(parents=True, exist_ok=True)
         return EventsWriter(str(self.path / "events"), f".{os.getpid()}.{self._number}")
+
+
+class _RemoteEventFiles:
+    """Opens event files in an object store, as tensorboardX asks for them."""
+
+    def open(self, path: str) -> "_RemoteEventFile":
+        return _RemoteEventFile(path)
+
+    def directory_check(self, path: str) -> None:
+        """There are no folders to make."""
+
+
+class _RemoteEventFile:
+    def __init__(self, path: str):
+        self._file = AppendedFile(epath.Path(path))
+        self._waiting = b""
+
+    def write(self, data: bytes) -> None:
+        self._waiting += data
+
+    def flush(self) -> None:
+        self._file.append(self._waiting)
+        self._waiting = b""
+
+    def close(self) -> None:
+        self.flush()
 
 
 @contextlib.contextmanager

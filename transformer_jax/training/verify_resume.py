@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from transformer_jax import paths
 from transformer_jax.config import Config
 from transformer_jax.errors import UserError
 
@@ -40,6 +41,9 @@ def verify_resume(
     Raises:
       UserError: where something differs, or a run fails.
     """
+    if paths.is_remote(workdir):
+        raise UserError(f"--verify_resume needs a local --workdir, not {workdir}: what it checks "
+                        "does not depend on where a run is.")  # fmt: skip
     folder = Path(workdir) / "verify_resume"
     shutil.rmtree(folder, ignore_errors=True)
     runs = _Runs(folder, command, num_steps, say)

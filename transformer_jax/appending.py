@@ -1,0 +1,52 @@
+"""Files that grow at their end, on a disk or in an object store.
+
+An object store cannot append: opening an object for appending replaces it. There the file is kept
+in memory and written anew by each `append`, which is atomic: a reader, and a process that is
+started after a kill, finds what the last completed `append` has written.
+"""
+
+import contextlib
+import os
+
+from etils import epath
+
+from transformer_jax import paths
+
+
+class AppendedFile:
+    """A file to which bytes are added.
+
+    Args:
+      path: of the file; what it holds stays.
+    """
+
+    def __init__(self, path: epath.Path):
+        self.path = path
+        self._content: bytes | None = None  # of a remote file; None: not read yet
+
+    def append(self, data: bytes) -> None:
+        """Adds `data` at the end.
+
+        Raises:
+          OSError: where it cannot be written; the file is then as it was.
+        """
+        if paths.is_remote(self.path):
+            self._replace(data)
+            return
+        before = self.path.stat().length if self.path.exists() else 0
+        try:
+            with self.path.open("ab") as out:
+                out.write(data)
+        except OSError:
+            # A part of a line would spoil the next one.
+            if self.path.exists():
+                with contextlib.suppress(OSError):
+                    os.truncate(self.path, before)
+            raise
+
+    def _replace(self, data: bytes) -> None:
+        with paths.store_errors():
+            if self._content is None:
+                self._content = self.path.read_bytes() if self.path.exists() else b""
+            self.path.write_bytes(self._content + data)
+        self._content += data
