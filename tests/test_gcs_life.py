@@ -1,0 +1,112 @@
+"""The life of a run in a bucket: two processes train, are killed twice, evaluate and decode.
+
+Text, work directory, cache, translations and scores are all in the bucket; `tests/gcs.py` says what
+its server is. The oracle is an undisturbed run of one process on this machine's disk.
+"""
+
+import dataclasses
+import json
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.conftest import tiny_config
+from tests.test_gcs import event_steps, names
+from tests.test_multiprocess import assert_close, command, finish, start
+from transformer_jax import Translator, evaluation
+from transformer_jax import checkpoint as checkpoint_lib
+from transformer_jax import workdir as workdir_lib
+
+pytestmark = pytest.mark.slow
+
+NUM_STEPS, SAVE_EVERY = 24, 4
+ENDLESS = 1_000_000
+
+
+def flags(data, workdir, num_steps, *more):
+    """A run on the files of `data`, which may be in the bucket, as may be all else."""
+    places = {"train": data / "train", "validation": data / "val", "cache_dir": data / "cache"}
+    given = [f"--config.data.{name}={place}" for name, place in places.items()]
+    given += [f"--config.train.eval_every_steps={NUM_STEPS}", *more]
+    return [*given, f"--workdir={workdir}", f"--config.train.num_steps={num_steps}"]
+
+
+def kill_at(step, workdir, processes):
+    """Kills all with SIGKILL once the checkpoint of `step` is there; makes it the last one."""
+    deadline = time.monotonic() + 120
+    while step not in checkpoint_lib.steps(workdir):
+        assert all(process.poll() is None for process in processes), processes[0].stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for process in processes:
+        process.kill()
+        process.communicate()
+    for later in (s for s in checkpoint_lib.steps(workdir) if s > step):
+        # As if it had been killed while it wrote this one.
+        (workdir / "checkpoints" / str(later) / workdir_lib.COMMIT_FILE).unlink()
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_bytes().decode().split("\n")[:-1]]
+
+
+def test_two_processes_killed_twice_end_as_one_that_was_not(bucket, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    tiny_config(tmp_path)  # writes the text
+    data, workdir = bucket / "data", bucket / "run"
+    for name in ("train", "val", "test"):
+        for language in ("en", "de"):
+            text = (tmp_path / f"{name}.{language}").read_bytes()
+            (data / f"{name}.{language}").write_bytes(text)
+    base = command(tmp_path, "-", NUM_STEPS)
+    (alone,) = start([*base, *flags(tmp_path, tmp_path / "alone", NUM_STEPS)], 1, 2)
+    finish([alone])
+
+    kill_at(8, workdir, start([*base, *flags(data, workdir, ENDLESS)], 2, 1))
+    kill_at(16, workdir, start([*base, *flags(data, workdir, ENDLESS)], 2, 1))
+    first, second = finish(start([*base, *flags(data, workdir, NUM_STEPS)], 2, 1))
+    assert "2 cpu device(s) of 2 processes" in first
+    assert "going on from step 16" in first
+    assert f"finished at step {NUM_STEPS}" in first
+    assert "step" not in second
+
+    # Each step is reported once, though those after a kill were done twice.
+    found, wanted = lines(workdir / "metrics.jsonl"), lines(tmp_path / "alone" / "metrics.jsonl")
+    trained, undisturbed = ([m for m in ms if "train_loss" in m] for ms in (found, wanted))
+    assert [m["step"] for m in trained] == list(range(1, NUM_STEPS + 1))
+    assert [m["batch_digest"] for m in trained] == [m["batch_digest"] for m in undisturbed]
+    np.testing.assert_allclose(
+        [m["train_loss"] for m in trained], [m["train_loss"] for m in undisturbed], rtol=1e-5
+    )
+    assert lines(workdir / "samples.jsonl") == lines(tmp_path / "alone" / "samples.jsonl")
+    events = [event_steps(path.read_bytes()) for path in (workdir / "tensorboard").iterdir()]
+    assert len(events) == 3
+    assert {step for steps in events for step in steps} >= set(range(1, NUM_STEPS + 1))
+    held = {name.split("/")[0] for name in names(workdir)}
+    assert held == {"checkpoints", "config.json", "data.json", "metrics.jsonl", "samples.jsonl",
+                    "tensorboard", "tokenizer"}  # fmt: skip
+    assert checkpoint_lib.newest_whole(workdir, print) == NUM_STEPS
+    ours = Translator.load(workdir, str(NUM_STEPS))
+    theirs = Translator.load(tmp_path / "alone", str(NUM_STEPS))
+    assert_close(ours.params, theirs.params)
+
+    def run(program, *more):
+        given = [f"--workdir={workdir}", "--checkpoint=latest", *more]
+        finish(start([sys.executable, program, *given], 2, 1))
+
+    run("eval.py", f"--config.data.test={data / 'test'}", f"--json={bucket / 'eval.json'}",
+        f"--output={bucket / 'eval.txt'}")  # fmt: skip
+    run("decode.py", f"--input={data / 'test.en'}", f"--output={bucket / 'decoded.txt'}")
+    pairs = list(zip(*((tmp_path / f"test.{language}").read_text().splitlines()
+                       for language in ("en", "de")), strict=True))  # fmt: skip
+    scores, outputs = evaluation.evaluate(theirs.engine, theirs.params, pairs, theirs.config.decode)
+    told = json.loads((bucket / "eval.json").read_text())
+    for name, value in dataclasses.asdict(scores).items():
+        want = pytest.approx(value, rel=1e-4) if isinstance(value, float) else value
+        assert told[name] == want, name
+    texts = "".join(output.text + "\n" for output in outputs)
+    assert (bucket / "eval.txt").read_bytes().decode() == texts
+    assert (bucket / "decoded.txt").read_bytes().decode() == texts
+    assert len(set(texts.split())) > 3  # not trained for long, but not nothing
