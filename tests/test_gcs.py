@@ -331,7 +331,7 @@ def test_a_remote_cache_of_tokens_serves_other_machines(bucket, tokenizers, tmp_
     np.testing.assert_array_equal(fetched.source.offsets, made.source.offsets)
     assert not (tmp_path / "gs:").exists()
     # A copy whose upload was cut short is not used, and completed by the next that has one.
-    (mark,) = [n for n in names(bucket) if n.endswith(remote_cache._COMPLETE)]
+    (mark,) = [n for n in names(bucket) if n.endswith(remote_cache.MANIFEST)]
     (bucket / mark).unlink()
     with pytest.raises(TypeError):
         on_machine("c", unreadable)
