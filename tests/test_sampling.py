@@ -149,6 +149,17 @@ def test_top_k_in_two_stages_is_top_k(vocab, count):
         np.testing.assert_array_equal(np.asarray(beams[row]) * vocab + np.asarray(ids[row]), order)
 
 
+@pytest.mark.parametrize(("vocab", "count"), [(5, 4), (1280, 9), (1279, 7)])
+def test_of_equal_numbers_the_first_comes_first(vocab, count):
+    rng = np.random.default_rng(vocab)
+    x = rng.choice([0.0, 1.0, 2.0], (vocab, 4, 2), p=[0.99, 0.008, 0.002]).astype(np.float32)
+    x[:, 0] = 0.0
+    _, beams, ids = top_k_columns(jnp.asarray(x), jnp.zeros((4, 2)), count)
+    for row in range(4):
+        order = np.argsort(-x[:, row].T.reshape(-1), kind="stable")[:count]
+        np.testing.assert_array_equal(np.asarray(beams[row]) * vocab + np.asarray(ids[row]), order)
+
+
 def test_the_expected_metric_by_hand():
     # chrF of equal texts is 100, of texts without a common character 0.
     assert mbr.expected_utilities(["aaa", "bbb", "aaa", "ccc"], "chrf") == pytest.approx(

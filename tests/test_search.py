@@ -114,12 +114,15 @@ class TableStepper:
 
 
 @functools.cache
-def compiled(rows, longest, config, num_hypotheses, free=0):
+def compiled(rows, longest, config, num_hypotheses, free=0, may_follow=None):
     """Search over logits `[rows, prefixes, V]`, compiled once for all tables of one size."""
 
     def find(logits, demands, attention=None):
         stepper = TableStepper(logits, config.beam_size, attention)
-        search = BeamSearch(stepper, demands, IDS, config, longest, num_hypotheses, free)
+        search = BeamSearch(
+            stepper, demands, IDS, config, longest, num_hypotheses, free,
+            None if may_follow is None else np.array(may_follow),
+        )  # fmt: skip
         return search.run(stepper.begin())
 
     return jax.jit(find)

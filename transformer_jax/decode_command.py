@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -275,8 +276,10 @@ def _attention_as_json(attention: Any) -> dict[str, Any]:
 
 
 def _one_as_json(one: Translation) -> dict[str, Any]:
-    return {"text": one.text, "score": one.score, "log_prob": one.log_prob,
-            "tokens": list(one.pieces)}  # fmt: skip
+    numbers = {name: getattr(one, name) for name in ("score", "log_prob")}
+    found = {name: x if math.isfinite(x) else None for name, x in numbers.items()}
+    unmet = {"unmet": list(one.unmet)} if one.unmet else {}
+    return {"text": one.text, **found, "tokens": list(one.pieces), **unmet}
 
 
 def _format_score(text: str, pair: PairScores) -> str:

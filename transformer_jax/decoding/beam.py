@@ -33,6 +33,7 @@ class Finished:
     log_probs: jax.Array  # [R, k]
     scores: jax.Array  # [R, k]; NEVER where there is none
     lengths: jax.Array  # [R, k]
+    unmet: jax.Array  # [R, k] phrases that are not in it
 
 
 @flax.struct.dataclass
@@ -46,6 +47,7 @@ class BeamState:
     finished: Finished
     num_finished: jax.Array  # [R], ever found
     done: jax.Array  # [R]
+    finite: jax.Array  # [B] whether all logits were
 
 
 @flax.struct.dataclass
@@ -56,6 +58,8 @@ class Candidates:
     log_probs: jax.Array  # [R, N]
     parents: jax.Array  # [R, N]
     pieces: jax.Array  # [R, N]
+    finishes: Any = None  # [R, N] ends, and is one of the K that would be chosen
+    unmet: Any = None  # [R, N] phrases that are not in it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +83,8 @@ class BeamSearch:
       max_decode_len: pieces at most, T.
       num_hypotheses: how many will be read from the result, at most K.
       free_prefix: first pieces of each prefix that cost nothing.
-      may_follow: `[V]` boolean, pieces that may stand behind a phrase, such as those that begin a
-        word; None: all.
+      may_follow: `[V]` boolean, tokens that may follow a phrase that ends a word, such as those
+        that begin one; None: all.
     """
 
     stepper: Stepper
@@ -113,8 +117,10 @@ class BeamSearch:
             end.finished,
         )  # [B*G, k] --> [B, K]
         if self.groups > 1:
-            found = gather_beams(found, jnp.argsort(-found.scores, axis=1))
-        return Hypotheses(found.tokens, found.scores, found.log_probs, found.lengths, end.index)
+            found = _best(found, found.scores.shape[1])
+        return Hypotheses(
+            found.tokens, found.scores, found.log_probs, found.lengths, end.index, end.finite
+        )
 
     def _per_row(self, x: jax.Array) -> jax.Array:
         """`x` `[B, ...]` for each group of a sentence, `[R, ...]`."""
@@ -131,9 +137,10 @@ class BeamSearch:
             tokens=tokens,
             # All beams start alike: only the first may grow.
             log_probs=never.at[:, 0].set(0.0),
-            finished=Finished(tokens, never, never, jnp.zeros(shape, jnp.int32)),
+            finished=Finished(tokens, never, never, *[jnp.zeros(shape, jnp.int32)] * 2),
             num_finished=jnp.zeros((rows,), jnp.int32),
             done=self._per_row(self.demands.limits <= 0),
+            finite=jnp.ones(self.demands.limits.shape, bool),
         )
 
     def _step(self, state: BeamState) -> BeamState:
@@ -150,7 +157,7 @@ class BeamSearch:
             written, candidates.pieces, state.index, axis=2
         )
         ends = self._ends(candidates, state.index)
-        finished, found = self._finish(state, candidates, written, ends, cache)
+        finished, found = self._finish(state, candidates, written, cache)
         parents = gather_beams(candidates.parents, kept)
         if total > 1:
             first = (jnp.arange(rows * self.groups) % self.groups * self.beams)[:, None]
@@ -164,6 +171,7 @@ class BeamSearch:
             finished=finished,
             num_finished=state.num_finished + found,
             done=state.done,
+            finite=state.finite & jnp.all(following.finite, axis=1),
         )
         return dataclasses.replace(state, done=state.done | self._is_done(state))
 
@@ -188,6 +196,7 @@ class BeamSearch:
                 following.log_probs[:, :, beams],
                 following.forced,
                 following.forced_log_probs[:, beams],
+                following.finite[:, beams],
             )
             candidates, kept = self._choose_rows(
                 tokens[:, g], state.index, log_probs[:, g], own, taken
@@ -211,11 +220,11 @@ class BeamSearch:
         log_probs = following.log_probs
         vocab, rows, beams = log_probs.shape
         if self.demands.phrases is not None:
-            met, held = constraints.progress(tokens, index, self.demands.phrases)
+            progress = self._progress(tokens, index)
             if self.may_follow is not None:
-                inside = constraints.just_ended(held, self.demands.phrases)
-                keeps = jnp.asarray(self.may_follow)[:, None, None] | ~inside
-                log_probs = jnp.where(keeps, log_probs, NEVER)
+                log_probs = constraints.forbid_longer_words(
+                    log_probs, progress, self.demands.phrases, self.may_follow
+                )
         count = min(2 * beams, vocab * beams) if beams > 1 else 1
         priced = log_probs if taken is None else log_probs - taken
         forced = following.forced[:, None]
@@ -226,7 +235,7 @@ class BeamSearch:
             totals = self._candidates(log_probs, live, parents, pieces).log_probs
             found = dataclasses.replace(found, log_probs=totals)
         if self.demands.phrases is not None:
-            found = self._with_phrases(found, log_probs, live, met, held)
+            found = self._with_phrases(found, log_probs, live, progress)
         must = jnp.maximum(live + following.forced_log_probs, NEVER)
         must = _pad_columns(must, found.choice.shape[1], NEVER)
         own = _pad_columns(jnp.broadcast_to(jnp.arange(beams), (rows, beams)), must.shape[1], 0)
@@ -238,12 +247,14 @@ class BeamSearch:
             parents=jnp.where(forced >= 0, own, found.parents),
             pieces=jnp.where(forced >= 0, forced, found.pieces),
         )
-        choice = jnp.where(self._ends(found, index), NEVER, found.choice)
-        if self.demands.phrases is None:
-            return found, jax.lax.top_k(choice, beams)[1]
-        found, banks = self._banks(tokens, index, found)
-        choice = jnp.where(self._ends(found, index), NEVER, found.choice)
-        return found, constraints.allot(choice, banks, beams)
+        if self.demands.phrases is not None:
+            return self._choose_banks(tokens, index, found)
+        ends = self._ends(found, index)
+        choice = jnp.where(ends, NEVER, found.choice)
+        finishes = ends & (found.choice > NEVER) & (jnp.arange(ends.shape[1]) < beams)
+        unmet = jnp.zeros(ends.shape, jnp.int32)
+        found = dataclasses.replace(found, finishes=finishes, unmet=unmet)
+        return found, jax.lax.top_k(choice, beams)[1]
 
     def _candidates(self, log_probs, live, parents, pieces) -> Candidates:
         """Candidates by parent and piece, `[R, N]`, chosen by log-probability."""
@@ -253,11 +264,17 @@ class BeamSearch:
         totals = jnp.where(pieces < 0, NEVER, totals)
         return Candidates(totals, totals, parents, pieces)
 
-    def _with_phrases(self, found: Candidates, log_probs, live, met, held) -> Candidates:
+    def _progress(self, tokens: jax.Array, index: jax.Array) -> constraints.Progress:
+        demands: Any = self.demands
+        return constraints.progress(
+            tokens, index, demands.phrases, demands.word_ends, self.may_follow
+        )
+
+    def _with_phrases(self, found: Candidates, log_probs, live, progress) -> Candidates:
         """More candidates: each hypothesis's best piece, its end, and what brings phrases on."""
-        rows, beams, _ = met.shape
+        rows, beams, _ = progress.met.shape
         phrases: Any = self.demands.phrases
-        following = constraints.next_pieces(met, held, phrases)  # --> [R, k, C]
+        following = constraints.next_pieces(progress, phrases)  # --> [R, k, C]
         best = jnp.argmax(log_probs, axis=0)[..., None]  # --> [R, k, 1]
         ending = jnp.full_like(best, self.ids.target_eos)
         pieces = jnp.concatenate([best, ending, following], axis=-1)
@@ -269,16 +286,26 @@ class BeamSearch:
         choice = constraints.drop_repeated(merged.choice, merged.parents, merged.pieces)
         return dataclasses.replace(merged, choice=choice)
 
-    def _banks(self, tokens, index, found: Candidates) -> tuple[Candidates, jax.Array]:
-        """Candidates, none of which ends without its phrases, and how much of them each holds."""
+    def _choose_banks(self, tokens, index, found: Candidates) -> tuple[Candidates, jax.Array]:
+        """Candidates, and which go on; each bank of hypotheses gets its share of both.
+
+        An end counts if it would be chosen to go on. One without all phrases counts only as the
+        best of its bank, and is taken where there is no better.
+        """
         written = gather_beams(tokens, found.parents)
         written = jax.lax.dynamic_update_index_in_dim(written, found.pieces, index, axis=2)
-        phrases: Any = self.demands.phrases
-        met, held = constraints.progress(written, index + 1, phrases)
-        ends = self._ends(found, index)
-        choice = jnp.where(ends & ~jnp.all(met, axis=-1), NEVER, found.choice)
-        found = dataclasses.replace(found, choice=choice)
-        return found, constraints.bank(met, held, phrases)
+        progress = self._progress(written, index + 1)
+        unmet = jnp.sum(~progress.met, axis=-1)
+        banks = constraints.bank(progress, self.demands.phrases)
+        beams = tokens.shape[1]
+        ends, possible = self._ends(found, index), found.choice > NEVER
+        incomplete = ends & (unmet > 0)
+        is_best = constraints.rank_in_bank(found.choice, banks) == 0
+        chosen = constraints.allot(jnp.where(incomplete, NEVER, found.choice), banks, beams)
+        counts = jnp.any(chosen[..., None] == jnp.arange(ends.shape[1]), axis=1)  # --> [R, N]
+        finishes = ends & possible & jnp.where(incomplete, is_best, counts)
+        found = dataclasses.replace(found, finishes=finishes, unmet=unmet)
+        return found, constraints.allot(jnp.where(ends, NEVER, found.choice), banks, beams)
 
     # --- Ending --------------------------------------------------------------------------------
 
@@ -295,12 +322,10 @@ class BeamSearch:
         return (limits if same else self._per_row(limits))[:, None]
 
     def _finish(
-        self, state: BeamState, found: Candidates, written: jax.Array, ends: jax.Array, cache: Any
+        self, state: BeamState, found: Candidates, written: jax.Array, cache: Any
     ) -> tuple[Finished, jax.Array]:
-        """Takes those of the k best candidates that end into the finished hypotheses."""
-        ends = ends & (found.choice > NEVER) & ~state.done[:, None]
-        if self.demands.phrases is None:
-            ends &= jnp.arange(ends.shape[1]) < self.beams
+        """Adds the ends that count to the finished hypotheses, and says how many are complete."""
+        ends = found.finishes & ~state.done[:, None]
         scores = found.log_probs / penalty(state.index + 1, self.config)
         if self.config.coverage_penalty:
             coverage = self.stepper.coverage(cache)  # --> [B, K, S]
@@ -308,17 +333,21 @@ class BeamSearch:
             cost = coverage_penalty(coverage, self.config.coverage_penalty)
             scores = scores + gather_beams(cost, found.parents)
         scores = jnp.where(ends, scores, NEVER)
-        new = Finished(
-            written, found.log_probs, scores, jnp.full(scores.shape, state.index + 1, jnp.int32)
-        )
+        length = jnp.full(scores.shape, state.index + 1, jnp.int32)
+        new = Finished(written, found.log_probs, scores, length, found.unmet)
         pool = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), state.finished, new)
-        _, order = jax.lax.top_k(pool.scores, self.beams)
-        return gather_beams(pool, order), jnp.sum(ends, axis=1, dtype=jnp.int32)
+        complete = ends & (found.unmet == 0)
+        if self.demands.phrases is None:
+            _, order = jax.lax.top_k(pool.scores, self.beams)
+            kept = gather_beams(pool, order)
+        else:
+            kept = _best(pool, self.beams)
+        return kept, jnp.sum(complete, axis=1, dtype=jnp.int32)
 
     def _is_done(self, state: BeamState) -> jax.Array:
         best_live = jnp.max(state.log_probs, axis=1)
         stopping = "first_k" if self.config.beam_size == 1 else self.config.stopping
-        scores = state.finished.scores
+        scores = jnp.where(state.finished.unmet > 0, NEVER, state.finished.scores)
         if stopping == "first_k":
             enough = state.num_finished >= self.beams
         elif stopping == "hf_default":
@@ -336,3 +365,10 @@ def _pad_columns(x: jax.Array, width: int, value: float) -> jax.Array:
     if x.shape[1] >= width:
         return x[:, :width]
     return jnp.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=value)
+
+
+def _best(pool: Finished, count: int) -> Finished:
+    """The best `count`: fewest phrases missing, then the score, then the order of `pool`."""
+    missing = jnp.where(pool.scores > NEVER, pool.unmet, jnp.iinfo(jnp.int32).max)
+    order = jnp.lexsort((-pool.scores, missing), axis=1)[:, :count]
+    return gather_beams(pool, order)

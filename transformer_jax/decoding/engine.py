@@ -14,7 +14,14 @@ from transformer_jax.config import Config, DecodeConfig, ModelConfig
 from transformer_jax.data.loader import SpecialIds
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding import batching
-from transformer_jax.decoding.job import NUM_WORKERS, AttentionChoice, Job, Translation, say
+from transformer_jax.decoding.job import (
+    NUM_WORKERS,
+    AttentionChoice,
+    Job,
+    Translation,
+    reported,
+    say,
+)
 from transformer_jax.decoding.programs import Programs, matmul_precision
 from transformer_jax.decoding.requests import (
     Request,
@@ -25,6 +32,7 @@ from transformer_jax.decoding.requests import (
     windows,
 )  # fmt: skip
 from transformer_jax.errors import UserError
+from transformer_jax.scripts import separates_words
 
 WINDOW = 4096  # sentences sorted together, and held in memory
 ON_ERROR = ("raise", "skip")
@@ -55,8 +63,13 @@ def special_ids(tokenizers: TokenizerPair, model: ModelConfig) -> SpecialIds:
 
 
 def begins_word(piece: str) -> bool:
-    """Whether a piece cannot go on with the word before it."""
-    return piece.startswith("▁") or not any(c.isalnum() for c in piece)
+    """Whether a piece cannot continue the word before it.
+
+    It begins with a space or a letter of a script without spaces, or it has no letter.
+    """
+    if piece.startswith("▁") or not any(c.isalnum() for c in piece):
+        return True
+    return not separates_words(piece[0])
 
 
 class Engine:
@@ -169,7 +182,7 @@ class Engine:
         number = 0
         with concurrent.futures.ThreadPoolExecutor(NUM_WORKERS) as pool:
             for read in read_windows:
-                yield from job.window(read, number, pool)
+                yield from reported(job.window(read, number, pool), number)
                 number += len(read)
 
     def _bleu_tokenizer(self, decode: DecodeConfig, target_lang: str) -> str:

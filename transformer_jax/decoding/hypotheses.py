@@ -18,6 +18,7 @@ class Hypotheses:
     log_probs: jax.Array  # [B, K], natural log-probability of all pieces and the end symbol
     lengths: jax.Array  # [B, K], pieces in `tokens`, the end symbol included
     steps: jax.Array  # [] decoder steps taken
+    finite: jax.Array  # [B] whether all logits were
 
 
 def length_penalty(length: jax.Array, alpha: float, kind: str) -> jax.Array:

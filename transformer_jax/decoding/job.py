@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,8 +14,9 @@ import numpy as np
 
 from transformer_jax import bleu_tokenizers
 from transformer_jax.config import DecodeConfig, ModelConfig
-from transformer_jax.decoding import alignment, batching, long_texts, mbr
+from transformer_jax.decoding import alignment, batching, long_texts, mbr, phrases
 from transformer_jax.decoding.hypotheses import Hypotheses
+from transformer_jax.decoding.phrases import Phrase
 from transformer_jax.decoding.processors import Demands
 from transformer_jax.decoding.programs import Placed, Programs
 from transformer_jax.decoding.requests import Part, Request, RequestEncoder, item_error
@@ -40,6 +41,7 @@ class Translation:
     # [T, S]; of a text that was translated in parts a scipy.sparse.csr_array
     attention: Any = dataclasses.field(default=None, compare=False)
     error: str = ""  # why the text was not translated, with on_error="skip"; text is then ""
+    unmet: tuple[str, ...] = ()  # what was asked for and is not so, such as "phrase 'Haus'"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,14 +159,7 @@ class Job:
         inputs, lengths = batching.pad_rows(
             [part.source for part in parts], group.rows, group.length, ids.source_pad
         )
-        longest, demands = self._demands(group, parts)
-        with jax.default_matmul_precision(self.precision):
-            found: Hypotheses = self.programs.search(
-                self.placed, inputs, lengths, demands, decode=self.search,
-                max_decode_len=longest, num_hypotheses=self.num_hypotheses,
-                free_prefix=self.encoder.free_prefix,
-            )  # fmt: skip
-        results = [self._hypotheses(found, row) for row in range(len(parts))]
+        longest, results = self._searched(group, parts, inputs, lengths)
         if self.attention:
             tags = [part.prefix[: self.encoder.free_prefix] for part in parts]
             outputs = [
@@ -181,33 +176,82 @@ class Job:
                 own[0] = self._with_attention(own[0], part, weights[row])
         return dict(zip(group.indices, results, strict=True))
 
-    def _hypotheses(self, found: Hypotheses, row: int) -> list[Translation]:
-        """Of one sentence, as many as asked for."""
+    def _searched(
+        self, group: batching.Group, parts: list[Part], inputs: np.ndarray, lengths: np.ndarray
+    ) -> tuple[int, list[list[Translation]]]:
+        """The longest possible output, and hypotheses of each part.
+
+        The first search asks for no phrases. Parts whose outputs lack one are searched again.
+        """
+
+        def search(wanted: list[tuple[Phrase, ...]]) -> tuple[int, list[list[Translation]]]:
+            longest, demands = self._demands(group, parts, wanted)
+            if demands.phrases is not None:  # rows that ask for none are done already
+                demands = dataclasses.replace(
+                    demands, limits=np.where(_padded(wanted, group.rows), demands.limits, 0)
+                )
+            with jax.default_matmul_precision(self.precision):
+                found: Hypotheses = self.programs.search(
+                    self.placed, inputs, lengths, demands, decode=self.search,
+                    max_decode_len=longest, num_hypotheses=self.num_hypotheses,
+                    free_prefix=self.encoder.free_prefix,
+                )  # fmt: skip
+            return longest, [self._hypotheses(found, i, part) for i, part in enumerate(parts)]
+
+        longest, results = search([()] * len(parts))
+        wanted = [
+            tuple(p for p in part.phrases if phrases.is_possible(p, self.decode))
+            if any(one.unmet for one in own) else ()
+            for part, own in zip(parts, results, strict=True)
+        ]  # fmt: skip
+        if self.decode.method == "beam" and any(wanted):
+            more, second = search(wanted)
+            longest = max(longest, more)
+            for row in (row for row, asked in enumerate(wanted) if asked):
+                fewest = _fewest_unmet([*second[row], *results[row]])
+                results[row] = fewest[: self.num_hypotheses]
+        return longest, results
+
+    def _hypotheses(self, found: Hypotheses, row: int, part: Part) -> list[Translation]:
+        """Of one sentence, as many as asked for; an empty one where there is none."""
         hypotheses = [
-            self._translation(found, row, k)
+            self._translation(found, row, k, part)
             for k in range(self.search.beam_size)
             if found.scores[row, k] > NEVER
         ]
+        if not hypotheses:
+            what = (
+                "any output under these settings"
+                if found.finite[row]
+                else ("finite probabilities: the model gives NaN, so its parameters may be damaged")
+            )
+            unmet = (what, *(p.name for p in part.phrases))
+            return [Translation("", -math.inf, -math.inf, (), (), unmet=unmet)]
         if self.decode.method == "mbr":
             hypotheses = _by_utility(hypotheses, self.decode.mbr_metric, self.bleu_tokenizer)
         if self.decode.method != "sample":
             hypotheses = _distinct(hypotheses)
         return hypotheses[: self.num_hypotheses]
 
-    def _demands(self, group: batching.Group, parts: list[Part]) -> tuple[int, Demands]:
+    def _demands(
+        self, group: batching.Group, parts: list[Part], wanted: list[tuple[Phrase, ...]]
+    ) -> tuple[int, Demands]:
         """The longest output of the batch's shape, and what is asked of each row."""
         limits = [self._limits(len(part.source)) for part in parts]
         longest = self._limits(group.length)[1]
-        needed = max(part.needed for part in parts)
-        if needed > longest:
-            longest = batching.padded_length(needed, self.encoder.max_len)
+        needs = [dataclasses.replace(part, phrases=asked).needed
+                 for part, asked in zip(parts, wanted, strict=True)]  # fmt: skip
+        if max(needs) > longest:
+            longest = batching.padded_length(max(needs), self.encoder.max_len)
         free = [0] * (group.rows - len(parts))
-        most = [max(m, part.needed) for (_, m), part in zip(limits, parts, strict=True)]
+        most = [max(m, need) for (_, m), need in zip(limits, needs, strict=True)]
+        stacked, word_ends = _stack_phrases(wanted, group.rows)
         return longest, Demands(
             limits=np.asarray(most + free, np.int32),
             minimums=np.asarray([least for least, _ in limits] + free, np.int32),
             prefix=_stack([part.prefix for part in parts], group.rows),
-            phrases=_stack_phrases([part.phrases for part in parts], group.rows),
+            phrases=stacked,
+            word_ends=word_ends,
             seeds=np.asarray([part.seed for part in parts] + free, np.uint32),
         )
 
@@ -219,17 +263,19 @@ class Job:
         least = max(decode.min_decode_len, math.ceil(decode.min_decode_ratio * source_len))
         return min(least, most), most
 
-    def _translation(self, found: Hypotheses, row: int, k: int) -> Translation:
+    def _translation(self, found: Hypotheses, row: int, k: int, part: Part) -> Translation:
         ids = found.tokens[row, k, self.encoder.free_prefix : found.lengths[row, k]]
         if len(ids) and ids[-1] == self.programs.ids.target_eos:
             ids = ids[:-1]
         target = self.encoder.tokenizers.target
+        text = target.decode(ids)
         return Translation(
-            text=target.decode(ids),
+            text=text,
             score=float(found.scores[row, k]),
             log_prob=float(found.log_probs[row, k]),
             pieces=tuple(target.pieces(ids)),
             ids=tuple(int(i) for i in ids),
+            unmet=tuple(p.name for p in part.phrases if not phrases.holds(text, p.text)),
         )
 
     def _with_attention(self, best: Translation, part: Part, attention: Any) -> Translation:
@@ -251,18 +297,32 @@ def _stack(sequences: Sequence[Sequence[int]], rows: int) -> np.ndarray | None:
     return batching.pad_rows(sequences, rows, _roomy(longest), -1)[0]
 
 
-def _stack_phrases(phrases: Sequence[Sequence[Sequence[int]]], rows: int) -> np.ndarray | None:
-    """Phrases as `[rows, C, L]`; None where there is none."""
-    most = max(map(len, phrases))
+def _padded(wanted: Sequence[Sequence[Phrase]], rows: int) -> np.ndarray:
+    """Whether each row asks for phrases, `[rows]`."""
+    return np.asarray([*map(bool, wanted), *[False] * (rows - len(wanted))])
+
+
+def _stack_phrases(wanted: Sequence[Sequence[Phrase]], rows: int) -> tuple[Any, Any]:
+    """Phrases as `[rows, C, L]` and whether each ends a word `[rows, C]`; None for no phrase."""
+    most = max(map(len, wanted))
     if not most:
-        return None
+        return None, None
     most = _roomy(most)
-    longest = _roomy(max(len(p) for own in phrases for p in own))
+    longest = _roomy(max(len(p.ids) for own in wanted for p in own))
     found = np.full((rows, most, longest), -1, np.int32)
-    for row, own in enumerate(phrases):
+    word_ends = np.zeros((rows, most), bool)
+    for row, own in enumerate(wanted):
         for number, phrase in enumerate(own):
-            found[row, number, : len(phrase)] = phrase
-    return found
+            found[row, number, : len(phrase.ids)] = phrase.ids
+            word_ends[row, number] = phrase.ends_word
+    return found, word_ends
+
+
+def _fewest_unmet(hypotheses: list[Translation]) -> list[Translation]:
+    """Those that lack as few of the phrases as the best of them, by score."""
+    fewest = min(len(one.unmet) for one in hypotheses)
+    kept = [one for one in hypotheses if len(one.unmet) == fewest]
+    return _distinct(sorted(kept, key=lambda one: -one.score))
 
 
 def _roomy(size: int) -> int:
@@ -278,7 +338,10 @@ def _by_utility(hypotheses: list[Translation], metric: str, tokenizer: str) -> l
 
 def _distinct(hypotheses: list[Translation]) -> list[Translation]:
     """The first of those with the same pieces, which groups may find and samples repeat."""
-    return list({h.ids: h for h in reversed(hypotheses)}.values())[::-1]
+    first: dict[tuple[int, ...], Translation] = {}
+    for hypothesis in hypotheses:
+        first.setdefault(hypothesis.ids, hypothesis)
+    return list(first.values())
 
 
 def _join(parts: Sequence[Translation]) -> Translation:
@@ -292,12 +355,21 @@ def _join(parts: Sequence[Translation]) -> Translation:
         ids=tuple(i for part in parts for i in part.ids),
         source_pieces=tuple(piece for part in parts for piece in part.source_pieces),
         attention=alignment.block_diagonal(found) if found else None,
+        unmet=tuple(dict.fromkeys(what for part in parts for what in part.unmet)),
     )
 
 
 def _failed(error: str) -> Translation:
     """In place of the translation of a text that has none; its score is below all others."""
     return Translation("", -math.inf, -math.inf, (), (), error=error)
+
+
+def reported(results: Iterable[list[Translation]], first: int) -> Iterator[list[Translation]]:
+    """The same results; what the best of a line lacks is said with the line's number."""
+    for number, result in enumerate(results, start=first + 1):
+        if result[0].unmet:
+            say(f"line {number}: not met: {'; '.join(result[0].unmet)}.")
+        yield result
 
 
 def say(message: str) -> None:

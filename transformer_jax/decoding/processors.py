@@ -23,6 +23,7 @@ class Demands:
     minimums: Any  # [B] fewest pieces, the end symbol included
     prefix: Any = None  # [B, P] pieces to begin with, -1 behind them
     phrases: Any = None  # [B, C, L] pieces that must appear in a row, -1 behind them
+    word_ends: Any = None  # [B, C] boolean: the phrase must end where a word ends
     seeds: Any = None  # [B] uint32, for sampling
 
 
@@ -125,6 +126,7 @@ class Next:
     log_probs: jax.Array  # [V, B, K], `NEVER` where a piece is forbidden
     forced: jax.Array  # [B] the only piece that may come; -1 where the choice is free
     forced_log_probs: jax.Array  # [B, K] of that piece
+    finite: jax.Array  # [B, K] whether the logits are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +146,8 @@ class Rules:
             logits = penalize(logits.reshape(shape), written).reshape(logits.shape)
         # Over two axes: with a last one of size 1, XLA's sum on CPU is several times slower.
         plain = jax.nn.log_softmax(logits, axis=0).reshape(shape)
+        finite = ~jnp.isnan(plain[self.eos_id])  # one logit that is not makes all of them NaN
+        plain = jnp.where(finite, plain, NEVER)
         log_probs = plain
         for process in log_prob_processors(config, self.eos_id):
             log_probs = process(log_probs, written)
@@ -163,4 +167,4 @@ class Rules:
             given = plain[jnp.maximum(wanted, 0), jnp.arange(wanted.shape[0])]  # --> [B, K]
             given = jnp.where(written.index < self.free_prefix, 0.0, given)
             costs = jnp.where(in_prefix[:, None], given, costs)
-        return Next(log_probs, forced, costs)
+        return Next(log_probs, forced, costs, finite)

@@ -69,6 +69,7 @@ class Programs:
             (len(devices),), (AXIS,), (jax.sharding.AxisType.Auto,), devices=devices
         )
         self._lock = threading.Lock()
+        self._placing = threading.Lock()
         self._compiled: dict[Any, Any] = {}
         self._newest: tuple[Any, Placed] | None = None
         self.num_loaded = 0  # programs that came from the persistent cache
@@ -81,20 +82,24 @@ class Programs:
     def place(self, params: Any) -> Placed:
         """Lays parameters out on the devices; those of the last call are kept.
 
+        Any number of threads may call it: they wait for each other and share one copy.
+
         Args:
           params: of the model, or a tuple of them for several.
         """
-        if self._newest is None or self._newest[0] is not params:
-            trees = params if isinstance(params, tuple) else (params,)
-            if len(trees) != len(self._models):
-                raise ValueError(f"{len(trees)} parameter trees for {len(self._models)} models")
-            trees = jax.device_put(trees, NamedSharding(self._mesh, PartitionSpec()))
-            self._newest = params, Placed(trees, _prepare(trees, self._models))
-        return self._newest[1]
+        with self._placing:
+            if self._newest is None or self._newest[0] is not params:
+                trees = params if isinstance(params, tuple) else (params,)
+                if len(trees) != len(self._models):
+                    raise ValueError(f"{len(trees)} parameter trees for {len(self._models)} models")
+                trees = jax.device_put(trees, NamedSharding(self._mesh, PartitionSpec()))
+                self._newest = params, Placed(trees, _prepare(trees, self._models))
+            return self._newest[1]
 
     def release(self) -> None:
         """Lets the parameters of the last call go."""
-        self._newest = None
+        with self._placing:
+            self._newest = None
 
     def search(
         self,

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.decoding import long_texts
+from transformer_jax.decoding import long_texts, phrases
+from transformer_jax.decoding.phrases import Phrase
 from transformer_jax.errors import UserError
 
 T = TypeVar("T")
@@ -94,7 +95,7 @@ class Part:
 
     source: tuple[int, ...]  # language tag and end symbol included
     prefix: tuple[int, ...] = ()  # language tag included
-    phrases: tuple[tuple[int, ...], ...] = ()
+    phrases: tuple[Phrase, ...] = ()
     num_tags: int = 0  # at the beginning of `source`
 
     @property
@@ -107,7 +108,7 @@ class Part:
         """Pieces of output that prefix and phrases may take, the end symbol included."""
         if not self.prefix and not self.phrases:
             return 0
-        return len(self.prefix) + sum(map(len, self.phrases)) + 1
+        return len(self.prefix) + sum(len(p.ids) for p in self.phrases) + 1
 
 
 class RequestEncoder:
@@ -178,13 +179,13 @@ class RequestEncoder:
         parts = []
         for number, ids in enumerate(pieces):
             prefix = list(self._prefixes[1])
-            phrases: tuple[tuple[int, ...], ...] = ()
+            wanted: list[Phrase | None] = []
             if number == 0:
                 target = self.tokenizers.target
                 if request.prefix:
                     prefix += target.encode(request.prefix)
-                phrases = tuple(tuple(target.encode(p)) for p in request.phrases)
-            part = Part((*ids, self._source_eos), tuple(prefix), tuple(filter(None, phrases)), tags)
+                wanted = [phrases.encode(target, p) for p in request.phrases]
+            part = Part((*ids, self._source_eos), tuple(prefix), tuple(filter(None, wanted)), tags)
             if part.needed > self.max_len:
                 raise UserError(
                     f"The prefix and phrases for {request.text[:40]!r} take {part.needed} pieces, "

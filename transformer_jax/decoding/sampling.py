@@ -115,6 +115,7 @@ class SampleState:
     log_probs: jax.Array  # [B, K], under the model, before `warp`
     lengths: jax.Array  # [B, K]; 0 while it goes on
     done: jax.Array  # [B]
+    finite: jax.Array  # [B] whether all logits were
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,13 +151,14 @@ class Sampling:
             log_probs=jnp.zeros(shape, jnp.float32),
             lengths=jnp.zeros(shape, jnp.int32),
             done=self.demands.limits <= 0,
+            finite=jnp.ones(shape[:1], bool),
         )
         end = repeat(self._step, lambda state: ~jnp.all(state.done), start, self.stepper,
                      self.max_decode_len)  # fmt: skip
         used = (self.demands.limits > 0)[:, None]
         scores = end.log_probs / penalty(jnp.maximum(end.lengths, 1), self.config)
-        scores = jnp.where(used, scores, NEVER)
-        return Hypotheses(end.tokens, scores, end.log_probs, end.lengths, end.index)
+        scores = jnp.where(used & _is_possible(end.log_probs), scores, NEVER)
+        return Hypotheses(end.tokens, scores, end.log_probs, end.lengths, end.index, end.finite)
 
     def _step(self, state: SampleState) -> SampleState:
         last = jnp.take(state.tokens, jnp.maximum(state.index - 1, 0), axis=2)
@@ -176,15 +178,18 @@ class Sampling:
         if self.config.at_limit == "cut":
             ends |= (state.index + 1 >= self.demands.limits)[:, None]
         lengths = jnp.where(ends & ~ended, state.index + 1, state.lengths)
+        log_probs = state.log_probs + jnp.where(ended, 0.0, own)
+        over = (lengths > 0) | ~_is_possible(log_probs)
         return SampleState(
             index=state.index + 1,
             cache=cache,
             tokens=jax.lax.dynamic_update_index_in_dim(
                 state.tokens, pieces.astype(jnp.int32), state.index, axis=2
             ),
-            log_probs=state.log_probs + jnp.where(ended, 0.0, own),
+            log_probs=log_probs,
             lengths=lengths,
-            done=state.done | jnp.all(lengths > 0, axis=1),
+            done=state.done | jnp.all(over, axis=1),
+            finite=state.finite & jnp.all(following.finite, axis=1),
         )
 
     def _uniform(self, index: jax.Array) -> jax.Array:
@@ -198,3 +203,8 @@ class Sampling:
 
         numbers = jnp.arange(self.config.beam_size)
         return jax.vmap(jax.vmap(one, (None, 0)), (0, None))(self.demands.seeds, numbers)
+
+
+def _is_possible(log_probs: jax.Array) -> jax.Array:
+    """Whether no forbidden token was drawn, as happens where all are forbidden."""
+    return log_probs > NEVER / 2

@@ -13,6 +13,8 @@ SMALL = 1024  # vocabularies up to here are not cut
 def top_k_columns(x: jax.Array, offsets: jax.Array, count: int) -> tuple[jax.Array, ...]:
     """The `count` largest of `x[v, r, k] + offsets[r, k]` for each r, largest first.
 
+    Of equal ones, that of the lower k is first, then that of the lower v.
+
     In two stages: the largest of every chunk of V, then the members of the `count` best chunks,
     among which the `count` largest must be.
 
@@ -38,6 +40,7 @@ def top_k_columns(x: jax.Array, offsets: jax.Array, count: int) -> tuple[jax.Arr
         best = (jnp.max(x, axis=1) + offsets).transpose(1, 2, 0)  # --> [R, K, chunks]
         most = min(count, beams * chunks)
         _, which = jax.lax.top_k(best.reshape(rows, -1), most)
+        which = jnp.sort(which, axis=1)  # so that of equal members the first comes first
         k, c = which // chunks, which % chunks
         row = jnp.arange(rows)[:, None]
         members = x[c, :, row, k] + offsets[row, k][..., None]  # --> [R, most, chunk]

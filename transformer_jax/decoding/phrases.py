@@ -1,0 +1,77 @@
+"""Phrases of a request as text: their tokens, and which of them an output holds."""
+
+import dataclasses
+
+from transformer_jax.config import DecodeConfig
+from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.scripts import separates_words
+
+
+@dataclasses.dataclass(frozen=True)
+class Phrase:
+    """What must appear in a translation."""
+
+    text: str  # as the tokenizer gives it back
+    ids: tuple[int, ...]
+    ends_word: bool  # the token after it must not continue its last word
+
+    @property
+    def name(self) -> str:
+        """For messages and `Translation.unmet`."""
+        return f"phrase {self.text!r}"
+
+
+def encode(tokenizer: Tokenizer, text: str) -> Phrase | None:
+    """The phrase `text` as it is inside a sentence; None where no token is left of it.
+
+    Scripts that put no spaces between words have no word boundaries to keep: a phrase of these
+    begins without the space that tokenizers add before a text, and may be followed by anything.
+    """
+    ids = tokenizer.encode(text)
+    if not ids:
+        return None
+    given_back = tokenizer.decode(ids).strip()
+    text = given_back or text
+    if not separates_words(text[0]):
+        ids = _without_space(tokenizer, text, ids)
+    return Phrase(text, tuple(ids), separates_words(text[-1]))
+
+
+def _without_space(tokenizer: Tokenizer, text: str, ids: list[int]) -> list[int]:
+    """Ids of `text` directly after other text; `ids`, with a space, where that cannot be had."""
+    pieces = tokenizer.pieces(ids)
+    if not pieces[0].startswith("▁"):
+        return ids
+    if pieces[0] == "▁" and len(ids) > 1:
+        return ids[1:]
+    for before in "。(.1":
+        first, both = tokenizer.encode(before), tokenizer.encode(before + text)
+        size = len(first)
+        if both[:size] == first and both[size:]:
+            return both[size:]
+    return ids
+
+
+def holds(output: str, phrase: str) -> bool:
+    """Whether `output` has `phrase`, with word boundaries around it where its script has them."""
+    start = output.find(phrase)
+    while start >= 0:
+        end = start + len(phrase)
+        before = start == 0 or _is_boundary(output[start - 1], phrase[0])
+        after = end == len(output) or _is_boundary(phrase[-1], output[end])
+        if before and after:
+            return True
+        start = output.find(phrase, start + 1)
+    return False
+
+
+def _is_boundary(left: str, right: str) -> bool:
+    """Whether a word may end between two characters."""
+    return any(not c.isalnum() or not separates_words(c) for c in (left, right))
+
+
+def is_possible(phrase: Phrase, decode: DecodeConfig) -> bool:
+    """Whether the rules allow all tokens of `phrase`."""
+    size, ids = decode.no_repeat_ngram_size, phrase.ids
+    grams = [ids[i : i + size] for i in range(len(ids) - size + 1)] if size else []
+    return not set(ids) & set(decode.suppressed_ids) and len(set(grams)) == len(grams)
