@@ -39,7 +39,7 @@ def get_config() -> Config:
             vocab_size=37_000,
             tokenizer="bpe",
             max_len=256,
-            batch_tokens=25_088,  # 98 rows of 256
+            batch_tokens=25_088,  # 96 rows of 256
         ),
         train=TrainConfig(num_steps=100_000, eval_every_steps=5000, checkpoint_every_steps=1500),
         optimizer=OptimizerConfig(schedule="rsqrt", learning_rate=1.0, warmup_steps=4000),

@@ -1,10 +1,11 @@
 import dataclasses
 import importlib
+import json
 from pathlib import Path
 
 import pytest
 
-from transformer_jax.config import Config, from_json, to_json
+from transformer_jax.config import Config, DataConfig, from_json, keep_former_defaults, to_json
 from transformer_jax.errors import UserError
 from transformer_jax.validation import validate
 
@@ -119,3 +120,17 @@ def test_damaged_json_is_named(text, words):
         from_json(text, "run/config.json")
     for word in words:
         assert word in str(error.value)
+
+
+def test_a_file_of_0_1_0_means_what_it_meant():
+    text = json.dumps({"data": {"max_len": 16}})
+    stored = from_json(text)
+    assert (stored.data.max_ratio, stored.data.plan_version) == (0.0, 1)
+    assert from_json(to_json(Config())) == Config()  # a file of today says what it means
+    # The recipe of today goes on with it, unless it sets one of these itself.
+    assert keep_former_defaults(Config(seed=3), stored).data == dataclasses.replace(
+        DataConfig(), max_ratio=0.0, plan_version=1, normalization="nmt_nfkc"
+    )
+    own = Config(data=DataConfig(max_ratio=5.0))
+    assert keep_former_defaults(own, stored).data.max_ratio == 5.0
+    assert keep_former_defaults(own, Config()) == own

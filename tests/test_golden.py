@@ -12,6 +12,7 @@ import pytest
 
 from transformer_jax import Translator
 from transformer_jax import workdir as workdir_lib
+from transformer_jax.config import DataConfig
 from transformer_jax.training.loop import train
 
 ROOT = Path(__file__).parent.parent
@@ -42,7 +43,10 @@ def test_a_run_is_restored_and_resumed_to_the_same_text(golden):
     assert_translates(folder, expected["sources"], expected["as_written"])
     assert Translator.load(folder / "run", "best").checkpoint_step < expected["num_steps"]
     config = workdir_lib.read_config(folder / "run")
+    assert (config.data.max_ratio, config.data.plan_version) == (0.0, 1)  # as it was
     places = {name: str(folder / name) for name in ("train", "validation")}
+    # What a recipe of today says of settings that the version did not have.
+    places |= {name: getattr(DataConfig(), name) for name in ("max_ratio", "plan_version")}
     config = dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, **places, cache_dir=str(folder / "cache")),
@@ -51,6 +55,7 @@ def test_a_run_is_restored_and_resumed_to_the_same_text(golden):
         ),
     )
     assert train(config, folder / "run")
+    assert workdir_lib.read_config(folder / "run").data.plan_version == 1
     assert_translates(folder, expected["sources"], expected["resumed"])
     last = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["train_loss"] == pytest.approx(expected["resumed"]["train_loss"], rel=1e-4)

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 import yaml
+from etils import epath
 
 from tests.conftest import tiny_config
 from transformer_jax.config import Config, DataConfig, ParallelConfig
@@ -20,7 +21,7 @@ from transformer_jax.data.pair_selection import select_pairs
 from transformer_jax.data.placement import BatchShape
 from transformer_jax.data.segmentation import Segmentation
 from transformer_jax.errors import UserError
-from transformer_jax.training import dry_run, hlo, partition
+from transformer_jax.training import dry_run, hlo, partition, setup
 from transformer_jax.validation import validate
 from transformer_jax.workdir import FREE_ON_RESUME
 
@@ -84,6 +85,27 @@ def test_processes_rows_are_the_batch(monkeypatch):
         for p, part in enumerate(parts):
             together[p::2] = part[name]
         np.testing.assert_array_equal(together, array, err_msg=name)
+
+
+def test_empty_rows_for_devices_are_said_and_counted_as_padding(tmp_path):
+    """97 rows on 8 devices x 4 parts; today's plan makes 96, which need none."""
+    config = tiny_config(tmp_path)
+    said = {}
+    for version in (1, 2):
+        new = dataclasses.replace(
+            config,
+            data=dataclasses.replace(config.data, plan_version=version, batch_tokens=97 * 48),
+            train=dataclasses.replace(config.train, accumulate_steps=4),
+            parallel=ParallelConfig(data=8),
+        )
+        lines: list[str] = []
+        _, data = setup.prepare(new, epath.Path(tmp_path / f"run{version}"), lines.append)
+        said[version] = data.padding, "\n".join(lines)
+    assert "31 empty rows a batch make 97 rows 128, which 32 parts" in said[1][1]
+    assert "empty rows" not in said[2][1]
+    assert "0 with one side over data.max_ratio=9 times" in said[2][1]
+    filled = {version: 1 - padding for version, (padding, _) in said.items()}
+    assert filled[1] / filled[2] == pytest.approx(97 / 128, rel=0.01)
 
 
 HLO = """

@@ -9,6 +9,7 @@ import difflib
 import json
 import types
 import typing
+from collections.abc import Callable
 from typing import Any
 
 from transformer_jax.errors import UserError
@@ -87,10 +88,13 @@ class DataConfig:
     subword_sampling: float = 0.0  # 0: off
     character_coverage: float = 1.0
     max_len: int = 256  # longest training sentence in pieces, its end symbol included
+    max_ratio: float = 9.0  # longest side of a training pair, in lengths of the other; 0: off
     batching: str = "pack"
-    batch_tokens: int = 25_000  # target positions in one optimizer step, all devices together
+    # target positions in one optimizer step, all devices together; of `bucket`: of the longer side
+    batch_tokens: int = 25_000
     pack_len: int = 0  # target positions in one packed row; 0: data.max_len
     num_buckets: int = 20  # shapes that `bucket` may use
+    plan_version: int = 2  # 1: shapes of batches as 0.1.0 chose them, for its runs
     batch_sentences: int = 0  # of `bucket`: at most so many a step, not batch_tokens; 0: off
 
 
@@ -195,8 +199,10 @@ class Config:
 
 
 # What a setting meant before there was a name for it: its value where a config.json lacks it.
-FORMER_DEFAULTS = {
+FORMER_DEFAULTS: dict[str, Any] = {
+    "data.max_ratio": 0.0,
     "data.normalization": "nmt_nfkc",
+    "data.plan_version": 1,
     "optimizer.weight_decay_on": "all",
 }
 
@@ -237,6 +243,25 @@ def _build(cls: Any, tree: Any, where: str, path: str) -> Any:
         else:
             values[name] = typed(kind, value, f"{where}: {path}{name}")
     return cls(**values)
+
+
+def keep_former_defaults(
+    config: Config, stored: Config, say: Callable[[str], None] = lambda _: None
+) -> Config:
+    """`config` for a run that resumes, whose config is `stored`.
+
+    Where `stored` has a former default and `config` today's, the run keeps what it was started
+    with, and `say` gets a sentence. What a recipe sets otherwise stays, and will be compared.
+    """
+    for path, former in FORMER_DEFAULTS.items():
+        section, name = path.split(".")
+        now, before = getattr(config, section), getattr(stored, section)
+        default = getattr(type(now)(), name)
+        if getattr(before, name) == former and getattr(now, name) == default != former:
+            say(f"config.{path} stays {former}, as the run was started; new runs have {default}")
+            now = dataclasses.replace(now, **{name: former})
+            config = dataclasses.replace(config, **{section: now})
+    return config
 
 
 def typed(kind: Any, value: Any, name: str) -> Any:

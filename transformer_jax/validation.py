@@ -56,6 +56,8 @@ RANGES: dict[str, tuple[float, bool, float]] = {
     "data.max_len": (2, True, float("inf")),
     "data.character_coverage": (0, False, 1.0000001),
     "data.subword_sampling": (0, True, 1),
+    "data.max_ratio": (0, True, float("inf")),
+    "data.plan_version": (1, True, 3),
     "data.num_buckets": (1, True, float("inf")),
     "data.pack_len": (0, True, float("inf")),
     "data.batch_sentences": (0, True, float("inf")),
@@ -188,6 +190,8 @@ def _batch_conflicts(config: Config):
             "a packed row must hold the longest sentence."
         )
     row_len = (data.pack_len or data.max_len) if data.batching == "pack" else data.max_len
+    if 0 < data.max_ratio < 1:
+        yield f"config.data.max_ratio={data.max_ratio:g} must be at least 1, or 0 for no limit."
     if data.batch_sentences and data.batching == "pack":
         yield (
             f"config.data.batch_sentences={data.batch_sentences} needs "

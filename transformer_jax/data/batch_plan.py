@@ -9,7 +9,7 @@ from transformer_jax.config import Config
 from transformer_jax.data.bucketing import BucketPlan
 from transformer_jax.data.packing import PackPlan, balanced_source_len
 from transformer_jax.data.pair_selection import CorpusSelection
-from transformer_jax.data.placement import BatchPlan
+from transformer_jax.data.placement import BatchPlan, divisible_rows
 
 
 def make_plan(
@@ -32,13 +32,19 @@ def make_plan(
             if data.subword_sampling:  # a later epoch may have longer sentences
                 source_len = max(source_len, data.max_len)
         rows = data.batch_tokens // target_len
+        if data.plan_version > 1:
+            rows = divisible_rows(rows)
         return PackPlan(selection, rows, target_len, config.seed, source_len)
     return BucketPlan(
-        selection, data.batch_tokens, data.num_buckets, config.seed, data.batch_sentences
-    )
+        selection, data.batch_tokens, data.num_buckets, config.seed, data.batch_sentences,
+        data.plan_version,
+    )  # fmt: skip
 
 
-def padding_report(plan: BatchPlan, selection: CorpusSelection) -> float:
-    """Share of padding among all source and target positions of an epoch, in 0 .. 1."""
+def padding_report(plan: BatchPlan, selection: CorpusSelection, row_multiple: int = 1) -> float:
+    """Share of padding among all source and target positions of an epoch, in 0 .. 1.
+
+    `row_multiple`: what divides the rows of a batch; the empty rows that it asks for are counted.
+    """
     real = float(selection.source_lengths.sum() + selection.target_lengths.sum())
-    return 1.0 - real / plan.positions_per_epoch
+    return 1.0 - real / plan.positions_per_epoch(row_multiple)

@@ -4,7 +4,7 @@ import numpy as np
 
 from transformer_jax.data.pair_selection import CorpusSelection, LengthClasses
 from transformer_jax.data.permutation import make_key, permute
-from transformer_jax.data.placement import BatchShape, Placement
+from transformer_jax.data.placement import BatchShape, Placement, even_rows
 
 # Tags that keep the keys of different permutations apart.
 _SENTENCES, _BATCHES = 1, 2
@@ -14,6 +14,15 @@ class BucketPlan:
     """One sentence a row; rows of similar length share a batch of one of a few shapes.
 
     The last batch of each bucket in an epoch may have a few empty rows.
+
+    Args:
+      selection: from `select_pairs`.
+      batch_tokens: positions in a batch, of its longer side.
+      num_buckets: shapes at most.
+      seed: of the permutations.
+      batch_sentences: rows in a batch instead; 0: by batch_tokens.
+      version: `config.data.plan_version`; 1 counts target positions alone, and takes any number of
+        rows.
     """
 
     def __init__(
@@ -23,20 +32,25 @@ class BucketPlan:
         num_buckets: int,
         seed: int,
         batch_sentences: int = 0,
+        version: int = 2,
     ):
         self._selection, self._seed = selection, seed
         classes = LengthClasses(selection)
         buckets = split_classes(classes.source_len, classes.target_len, classes.sizes, num_buckets)
-        # Largest first: the trainer compiles in this order, so that lack of memory shows at once.
+        # Batches are numbered in this order.
         buckets.sort(key=lambda b: (-classes.target_len[b].max(), -classes.source_len[b].max()))
         self._shapes, self._members = [], []
         for bucket in buckets:
+            source_len = int(classes.source_len[bucket].max())
             target_len = int(classes.target_len[bucket].max())
-            rows = batch_sentences or batch_tokens // target_len
-            # As many batches as full ones would take, but equally full: few rows stay empty.
+            longer = target_len if version == 1 else max(source_len, target_len)
+            most = batch_sentences or batch_tokens // longer
             size = int(classes.sizes[bucket].sum())
-            rows = -(-size // -(-size // rows))
-            self._shapes.append(BatchShape(rows, int(classes.source_len[bucket].max()), target_len))
+            if version > 1 and not batch_sentences:
+                rows = even_rows(size, most)
+            else:  # as many batches as full ones would be, equally full
+                rows = -(-size // -(-size // most))
+            self._shapes.append(BatchShape(rows, source_len, target_len))
             spans = [
                 classes.order[classes.starts[c] : classes.starts[c] + classes.sizes[c]]
                 for c in bucket
@@ -47,16 +61,16 @@ class BucketPlan:
 
     @property
     def shapes(self) -> list[BatchShape]:
-        return self._shapes
+        # The trainer compiles in this order, so that lack of memory shows at once.
+        return sorted(self._shapes, key=lambda shape: -shape.cost)
 
     @property
     def batches_per_epoch(self) -> int:
         return int(self._first_batch[-1])
 
-    @property
-    def positions_per_epoch(self) -> int:
+    def positions_per_epoch(self, row_multiple: int = 1) -> int:
         return sum(
-            int(n) * s.rows * (s.source_len + s.target_len)
+            int(n) * s.padded(row_multiple).rows * (s.source_len + s.target_len)
             for n, s in zip(np.diff(self._first_batch), self._shapes, strict=True)
         )
 

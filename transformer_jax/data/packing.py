@@ -47,9 +47,9 @@ class PackPlan:
     def batches_per_epoch(self) -> float:
         return self.num_rows / self._shape.rows
 
-    @property
-    def positions_per_epoch(self) -> float:
-        return self.num_rows * (self._shape.source_len + self._shape.target_len)
+    def positions_per_epoch(self, row_multiple: int = 1) -> float:
+        shape = self._shape.padded(row_multiple)
+        return self.batches_per_epoch * shape.rows * (shape.source_len + shape.target_len)
 
     def placement(self, t: int) -> Placement:
         stream = np.arange(self._shape.rows, dtype=np.int64) + t * self._shape.rows

@@ -17,6 +17,11 @@ class CorpusSelection:
     num_pairs: int  # before anything was left out
     num_empty: int
     num_too_long: int
+    num_uneven: int = 0
+
+
+# Tokens by which a side may always be longer: "EU" may well be "Europäische Union".
+RATIO_SLACK = 10
 
 
 def select_pairs(
@@ -25,8 +30,9 @@ def select_pairs(
     max_len: int,
     corpus_sizes: tuple[int, ...] = (),
     weights: tuple[float, ...] = (),
+    max_ratio: float = 0.0,
 ) -> CorpusSelection:
-    """Leaves out pairs with an empty or over-long side; repeats corpora according to `weights`.
+    """Leaves out empty, over-long and uneven pairs; repeats corpora according to `weights`.
 
     With weights, the corpus that is rarest for its weight is seen once an epoch and the others the
     more often, so that every pair is seen and the shares are those of the weights.
@@ -36,6 +42,8 @@ def select_pairs(
       max_len: longest side in positions, its end symbol included.
       corpus_sizes: pairs of each corpus, in order.
       weights: one a corpus, or none for shares by size.
+      max_ratio: a side longer than this many times the other, and `RATIO_SLACK` tokens, leaves the
+        pair out, as it is hardly a translation; 0: off.
 
     Raises:
       UserError: where nothing is left.
@@ -43,11 +51,15 @@ def select_pairs(
     lengths = np.stack([source_lengths, target_lengths]).astype(np.int64) + 1
     empty = (lengths == 1).any(axis=0)
     too_long = ~empty & (lengths > max_len).any(axis=0)
-    pairs = np.flatnonzero(~empty & ~too_long)
+    longer, shorter = lengths.max(axis=0) - 1, lengths.min(axis=0) - 1
+    uneven = ~empty & ~too_long & (longer > max_ratio * shorter + RATIO_SLACK)
+    uneven &= max_ratio > 0
+    pairs = np.flatnonzero(~empty & ~too_long & ~uneven)
     if not len(pairs):
         raise UserError(
             f"No sentence pair is left to train on: of {lengths.shape[1]}, {empty.sum()} have an "
-            f"empty side and {too_long.sum()} exceed config.data.max_len={max_len} pieces."
+            f"empty side, {too_long.sum()} exceed config.data.max_len={max_len} pieces and "
+            f"{uneven.sum()} config.data.max_ratio={max_ratio:g}."
         )
     if weights:
         corpus = np.repeat(np.arange(len(corpus_sizes)), corpus_sizes)[pairs]
@@ -71,6 +83,7 @@ def select_pairs(
         num_pairs=lengths.shape[1],
         num_empty=int(empty.sum()),
         num_too_long=int(too_long.sum()),
+        num_uneven=int(uneven.sum()),
     )
 
 

@@ -137,7 +137,7 @@ def segment(
         corpus = token_cache.tokenize_corpora(corpora, tokenizers, data, seed)
         selection = select_pairs(
             corpus.source.lengths, corpus.target.lengths, data.max_len, corpus.corpus_sizes,
-            data.train_weights,
+            data.train_weights, data.max_ratio,
         )  # fmt: skip
         return corpus, selection
 

@@ -183,7 +183,10 @@ def corpus_lengths(
     tokenizers = workdir_lib.read_tokenizers(workdir)
     corpora = sources.open_corpora(config.data, split)
     corpus = tokenize_corpora(corpora, tokenizers, config.data)
-    selection = select_pairs(corpus.source.lengths, corpus.target.lengths, config.data.max_len)
+    selection = select_pairs(
+        corpus.source.lengths, corpus.target.lengths, config.data.max_len,
+        max_ratio=config.data.max_ratio,
+    )  # fmt: skip
     ways: dict[str, dict[str, Any]] = {
             "this run": {}, "packed": {"batching": "pack", "batch_sentences": 0},
             "in buckets": {"batching": "bucket", "batch_sentences": 0}}  # fmt: skip

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import Config
-from transformer_jax.data.placement import BatchShape
+from transformer_jax.data.placement import BatchShape, divisible_rows
 from transformer_jax.errors import UserError
 from transformer_jax.training import hlo, partition
 from transformer_jax.training.runners import make_runner
@@ -96,7 +96,10 @@ def largest_shape(config: Config) -> BatchShape:
     """The batch of a plan whose corpus is not known: its longest rows on both sides."""
     data = config.data
     length = (data.pack_len or data.max_len) if data.batching == "pack" else data.max_len
-    return BatchShape(data.batch_sentences or data.batch_tokens // length, length, length)
+    rows = data.batch_tokens // length
+    if data.plan_version > 1:
+        rows = divisible_rows(rows)
+    return BatchShape(data.batch_sentences or rows, length, length)
 
 
 def _devices(topology: str) -> tuple[list[Any], str]:

@@ -46,6 +46,12 @@ def choose_devices(config: Config) -> list[jax.Device]:
     return devices[:size]
 
 
+def num_row_parts(config: Config) -> int:
+    """Devices, of all processes, that share a batch's rows."""
+    data, fsdp, _ = mesh_shape(config.parallel, jax.device_count())
+    return data * fsdp
+
+
 def mesh_shape(parallel: ParallelConfig, num_devices: int) -> tuple[int, int, int]:
     """Sizes of `AXES`; the one that is -1 takes the devices that the others leave.
 

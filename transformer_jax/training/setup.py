@@ -11,7 +11,7 @@ from etils import epath
 
 from transformer_jax import evaluation, processes
 from transformer_jax import workdir as workdir_lib
-from transformer_jax.config import FORMER_DEFAULTS, Config
+from transformer_jax.config import Config, keep_former_defaults
 from transformer_jax.data import batch_plan, sources
 from transformer_jax.data.loader import BatchSource
 from transformer_jax.data.placement import BatchShape
@@ -21,6 +21,7 @@ from transformer_jax.data.tokenizer_pair import TokenizerPair, make_tokenizers
 from transformer_jax.decoding.engine import special_ids
 from transformer_jax.errors import UserError
 from transformer_jax.interop import pretrained
+from transformer_jax.training import partition
 from transformer_jax.validation import validate
 
 Say = Callable[[str], None]
@@ -102,7 +103,8 @@ def prepare(
     workdir_lib.check_resumable(workdir, config)
     segmentations, selection = segment(corpora, tokenizers, config)
     plan = segmentations.first.plan
-    padding = batch_plan.padding_report(plan, selection)
+    row_multiple = partition.num_row_parts(config) * config.train.accumulate_steps
+    padding = batch_plan.padding_report(plan, selection, row_multiple)
     fingerprints = {"corpus": _fingerprint(corpora), "tokenizer": tokenizers.fingerprint}
     workdir_lib.check_same_data(workdir, fingerprints)
     if writes and processes.is_primary():
@@ -111,7 +113,7 @@ def prepare(
             record = {**fingerprints, "tokenizer_settings": _tokenizer_settings(config)}
             workdir_lib.write_data_record(workdir, record)
         workdir_lib.write_config(workdir, config)
-    _describe(config, corpora, tokenizers, selection, plan, padding, say)
+    _describe(config, corpora, tokenizers, selection, plan, padding, row_multiple, say)
     _report_lost_references([target for _, target in validation], tokenizers.target, say)
     return config, TrainingData(tokenizers, segmentations, padding, validation, initial_params)
 
@@ -151,7 +153,7 @@ def _go_on_from(config: Config, stored: Config, say: Say) -> Config:
     Raises:
       UserError: where it was started from another model.
     """
-    config = _keep_former_defaults(config, stored, say)
+    config = keep_former_defaults(config, stored, say)
     before = stored.train.init_from
     if config.train.init_from not in ("", before):
         raise UserError(
@@ -162,20 +164,6 @@ def _go_on_from(config: Config, stored: Config, say: Say) -> Config:
         return config
     train = dataclasses.replace(config.train, init_from=before)
     return adopt(dataclasses.replace(config, train=train), stored)
-
-
-def _keep_former_defaults(config: Config, stored: Config, say: Say) -> Config:
-    """`config` with what the run was started with where only the default has changed since."""
-    for path, former in FORMER_DEFAULTS.items():
-        section, name = path.split(".")
-        now, before = getattr(config, section), getattr(getattr(stored, section), name)
-        default = getattr(type(now)(), name)
-        if before == former and getattr(now, name) == default != former:
-            say(f"config.{path} stays {former}, as the run was started; new runs have {default}")
-            config = dataclasses.replace(
-                config, **{section: dataclasses.replace(now, **{name: former})}
-            )
-    return config
 
 
 def adopt(config: Config, start: Config) -> Config:
@@ -240,7 +228,7 @@ def _report_lost_references(references: list[str], tokenizer: Tokenizer, say: Sa
         )
 
 
-def _describe(config, corpora, tokenizers, selection, plan, padding, say) -> None:
+def _describe(config, corpora, tokenizers, selection, plan, padding, row_multiple, say) -> None:
     data = config.data
     for corpus in corpora:
         say(f"{corpus.source_lang} -> {corpus.target_lang}: {corpus.name}")
@@ -250,7 +238,8 @@ def _describe(config, corpora, tokenizers, selection, plan, padding, say) -> Non
     say(
         f"{selection.num_pairs:,} pairs, {' and '.join(map(str, sorted(sizes)))} pieces; "
         f"left out: {selection.num_empty:,} with an empty side, "
-        f"{selection.num_too_long:,} above data.max_len={data.max_len}"
+        f"{selection.num_too_long:,} above data.max_len={data.max_len}, {selection.num_uneven:,} "
+        f"with one side over data.max_ratio={data.max_ratio:g} times as long as the other"
     )
     largest = plan.shapes[0]
     say(
@@ -258,5 +247,11 @@ def _describe(config, corpora, tokenizers, selection, plan, padding, say) -> Non
         f"shape(s), the largest {largest.rows} x {largest.source_len} + {largest.target_len} "
         f"positions; padding {100 * padding:.1f}%"
     )
+    rows = largest.padded(row_multiple).rows
+    if rows > largest.rows:
+        say(
+            f"  {rows - largest.rows} empty rows a batch make {largest.rows} rows {rows}, which "
+            f"{row_multiple} parts of a batch (devices x accumulate_steps) divide"
+        )
     if padding > 0.5:
         logging.warning("more than half of all positions are padding: lower data.max_len")
