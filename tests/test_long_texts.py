@@ -72,6 +72,15 @@ def test_without_places_it_is_cut_anywhere_but_in_characters():
     assert cut("", 1, ["▁a", "b.", "▁c"]) == ["a", "b.", "c"]
 
 
+def test_characters_without_a_piece_are_read_from_their_bytes():
+    content = "他买了苹果，梨。她也买了，今天".encode()
+    pieces = [f"<0x{byte:02X}>" for byte in content]
+    parts = long_texts.split_ids(list(content), pieces, 3 * 14)
+    assert [bytes(part).decode() for part in parts] == ["他买了苹果，梨。", "她也买了，今天"]
+    broken = ["<0xE4>", "a", "<0xB8>", "<0xE4>", "<0xB8>"] * 2
+    assert sum(map(len, long_texts.split_ids(range(10), broken, 3))) == 10
+
+
 @pytest.mark.parametrize(
     ("texts", "want"),
     [(["Eins.", "Zwei."], "Eins. Zwei."), (["一。", "二。", "三"], "一。二。三"),

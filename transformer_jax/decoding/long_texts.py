@@ -5,6 +5,7 @@ that kind at the last: the end of a sentence, of a clause, at a comma, between w
 """
 
 import functools
+import itertools
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ _CLOSERS = "\"'”’»)]}）」』】〉》〕］｝＂＇"  # belong to what i
 SENTENCE, CLAUSE, COMMA, WORD, ANYWHERE, NEVER = range(6)
 _SPACE = "▁"  # as SentencePiece writes it
 _CONTEXT = 12  # characters before a place that are looked at
-_LATER_BYTE = re.compile(r"<0x[89AB][0-9A-F]>")  # goes on with a character in UTF-8
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a character without a piece of its own, in UTF-8
 
 
 def split_ids(ids: Sequence[int], pieces: Sequence[str], limit: int) -> list[list[int]]:
@@ -28,12 +29,17 @@ def split_ids(ids: Sequence[int], pieces: Sequence[str], limit: int) -> list[lis
       pieces: the same as SentencePiece writes them ("▁" starts a word).
       limit: longest part.
     """
-    cased = any(c.isupper() for piece in pieces for c in piece)
+    texts = _texts(pieces)
+    cased = any(c.isupper() for text in texts for c in text)
     parts, start = [], 0
     while len(ids) - start > limit:
-        window = range(start + limit, start + limit // 2, -1)
-        # Of equal kinds `min` takes the first, which is the last place in the text.
-        cut = min(window, key=lambda i: _kind_of_place(pieces, i, cased))
+        cut, best = start + limit, NEVER + 1
+        for i in range(start + limit, start + limit // 2, -1):  # of equal places the last
+            kind = _kind_of_place(texts, i, cased)
+            if kind < best:
+                cut, best = i, kind
+            if kind == SENTENCE:
+                break
         parts.append(list(ids[start:cut]))
         start = cut
     return [*parts, list(ids[start:])]
@@ -44,15 +50,30 @@ def join(texts: Sequence[str]) -> str:
     return functools.reduce(lambda left, right: left + joiner(left, right) + right, texts, "")
 
 
-def _kind_of_place(pieces: Sequence[str], i: int, cased: bool) -> int:
+def _texts(pieces: Sequence[str]) -> list[str]:
+    """The pieces as text: a character in bytes is at its first byte, "" at the others."""
+    texts, i = [], 0
+    while i < len(pieces):
+        found = [_BYTE.fullmatch(piece) for piece in pieces[i : i + 4]]
+        values = [int(match[1], 16) for match in itertools.takewhile(bool, found) if match]
+        later = list(itertools.takewhile(lambda byte: byte & 0xC0 == 0x80, values[1:]))
+        if values:
+            texts += [bytes([values[0], *later]).decode(errors="replace"), *[""] * len(later)]
+        else:
+            texts.append(pieces[i])
+        i += 1 + len(later)
+    return texts
+
+
+def _kind_of_place(texts: Sequence[str], i: int, cased: bool) -> int:
     """What kind of place is before piece `i`: `SENTENCE`, the best, to `NEVER`.
 
     `cased`: sentences begin with capital letters, in scripts that have them.
     """
-    if _LATER_BYTE.fullmatch(pieces[i]):
+    if not texts[i]:
         return NEVER  # within a character
-    before = "".join(pieces[max(0, i - _CONTEXT) : i])[-_CONTEXT:]
-    after = "".join(pieces[i : i + 2])
+    before = "".join(texts[max(0, i - _CONTEXT) : i])[-_CONTEXT:]
+    after = "".join(texts[i : i + 2])
     spaced = before.endswith(_SPACE) or after.startswith(_SPACE)
     before, after = before.rstrip(_SPACE), after.lstrip(_SPACE)
     if not before or not after:
