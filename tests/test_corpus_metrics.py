@@ -84,6 +84,9 @@ def test_chinese_is_scored_by_its_own_tokeniser():
     want = sacrebleu.corpus_bleu(pair[0], [pair[1]], tokenize="zh").score
     assert (first.name, first.bleu) == ("zh, cased", pytest.approx(want))
     assert not [row for row in rest if "sacremoses" in row.signature]
+    words = ["两 只 狗 在 玩 。"], ["两 只 狗 在 跑 。"]
+    first, *_ = corpus_metrics.conventions(*words, "zh", tokenized=True, tokenizer="none")
+    assert (first.name, first.bleu) == ("tokenised, cased", pytest.approx(none(*words)))
 
 
 # From the codes of NLLB, mBART-50, M2M-100, OPUS-MT and BCP 47.

@@ -101,6 +101,8 @@ def test_empty_rows_for_devices_are_said_and_counted_as_padding(tmp_path):
         lines: list[str] = []
         _, data = setup.prepare(new, epath.Path(tmp_path / f"run{version}"), lines.append)
         said[version] = data.padding, "\n".join(lines)
+        (shape,) = data.padded_shapes(32)
+        assert shape.rows == (128, 96)[version - 1]
     assert "31 empty rows a batch make 97 rows 128, which 32 parts" in said[1][1]
     assert "empty rows" not in said[2][1]
     assert "0 with one side over data.max_ratio=9 times" in said[2][1]

@@ -104,6 +104,8 @@ def conventions(
     if tokenizer not in (bleu_tokenizers.DEFAULT, "intl", "none"):
         found.insert(0, _score(f"{tokenizer}, cased", pair, as_given, tokenize=tokenizer))
     if bleu_tokenizers.choose(target_lang) != bleu_tokenizers.DEFAULT:
+        if tokenized:
+            found.insert(0, _score("tokenised, cased", pair, as_given, tokenize="none"))
         return found  # Moses' rules do not know such a language
     names = ("tokenised, cased", "tokenised, lower-cased", "tokenised, compounds split")
     if not tokenized and not importlib.util.find_spec("sacremoses"):

@@ -191,7 +191,7 @@ class Trainer:
 
     def compile(self) -> None:
         """Compiles the step for every batch shape, the largest first."""
-        shapes = [shape.padded(self.row_multiple) for shape in self.data.shapes]
+        shapes = self.data.padded_shapes(self.row_multiple)
         started = time.monotonic()
         for shape in shapes:
             self.runner.compile(shape, self.state)

@@ -47,8 +47,13 @@ class TrainingData:
 
     @property
     def shapes(self) -> list[BatchShape]:
-        """Every shape of a batch, the largest first."""
+        """Every shape of a batch, the one that costs most first."""
         return self.segmentations.first.plan.shapes
+
+    def padded_shapes(self, row_multiple: int) -> list[BatchShape]:
+        """The same with empty rows, as devices and accumulated parts compute them."""
+        padded = (shape.padded(row_multiple) for shape in self.shapes)
+        return sorted(dict.fromkeys(padded), key=lambda shape: -shape.cost)
 
 
 def prepare_everywhere(
