@@ -94,6 +94,15 @@ def test_auto_takes_the_first_of_the_table_that_can_serve(monkeypatch):
     assert chosen(size=512, causal=True) == "blockwise"
 
 
+@pytest.mark.parametrize("platform", ["rocm", "metal", "neuron"])
+def test_a_platform_without_rows_takes_a_portable_implementation(platform):
+    for size in (64, 4096):
+        for causal in (False, True):
+            dtype = shaped(size=size, dtype=jnp.bfloat16)
+            found = dispatch.choose(*dtype, Extras(), call(causal), platform)
+            assert found == ("xla" if size == 64 else "blockwise")
+
+
 def test_the_committed_table_covers_every_call():
     for rows_by_kind in dispatch.table().values():
         assert rows_by_kind.keys() == {"full", "causal", "packed", "step"}

@@ -61,6 +61,19 @@ def test_beside_an_accelerator_threads_keep_arenas_of_their_own(monkeypatch):
     assert cli.malloc_settings() == "glibc.malloc.hugetlb=1"
 
 
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_out_of_memory_advice_names_settings_of_the_command(name, capsys, monkeypatch):
+    message = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.\nframes"
+    with pytest.raises(SystemExit) as end, cli._one_sentence(name):
+        raise RuntimeError(message)
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "allocate 9 bytes.)" in said
+    assert "frames" not in said
+    assert ("accumulate_steps" in said) == (name == "train")
+    assert ("--batch_tokens" in said) == (name == "decode")
+
+
 def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path):
     path = tmp_path / "scores.json"
     path.write_text("of last week")

@@ -112,6 +112,62 @@ class Translator:
         if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
             given = "one string" if isinstance(texts, str) else f"a {type(texts).__name__}"
             raise UserError(f"translate takes a list of texts, not {given}.")
+        decode = self._decode_config(settings, num_hypotheses, attention)
+        return self.engine.translate(
+            self.params, texts, decode, num_hypotheses, target_lang, source_lang, attention, window,
+            on_error, ready,
+        )  # fmt: skip
+
+    def warmup(
+        self,
+        lengths: Iterable[int],
+        num_texts: int = 1,
+        num_hypotheses: int = 1,
+        target_lang: str = "",
+        source_lang: str = "",
+        attention: AttentionChoice | None = None,
+        **settings: Any,
+    ) -> int:
+        """Compiles what calls of `translate` need, so that the first of them need not wait.
+
+        A batch is padded to a declared length; `lengths` of 8, 16, 24, 32, 48, 64, … tokens stand
+        for all up to them. Texts with a prefix or phrases have programs of their own, which are
+        not compiled here.
+
+        Example:
+          >>> t.warmup([8, 16, 24, 32], num_texts=16, beam_size=4)
+
+        Args:
+          lengths: tokens of the longest text of a batch, tags and end symbol included.
+          num_texts: most texts of a call.
+          num_hypotheses: as in `translate_n_best`, like all that follow.
+          target_lang: of a multilingual model.
+          source_lang: of a model that is told this too.
+          attention: to the source.
+          **settings: fields of `DecodeConfig`.
+
+        Returns:
+          The number of batch shapes.
+
+        Raises:
+          UserError: an impossible setting, or a length that the model does not read.
+        """
+        if num_texts < 1:
+            raise UserError(f"num_texts={num_texts} must be at least 1.")
+        decode = self._decode_config(settings, num_hypotheses, attention)
+        return self.engine.warmup(
+            self.params, lengths, num_texts, decode, num_hypotheses, target_lang, source_lang,
+            attention,
+        )  # fmt: skip
+
+    def _decode_config(
+        self, settings: dict[str, Any], num_hypotheses: int, attention: AttentionChoice | None
+    ) -> DecodeConfig:
+        """The config's search settings with some replaced.
+
+        Raises:
+          UserError: an unknown or impossible setting.
+        """
         try:
             decode = dataclasses.replace(self.config.decode, **settings)
         except TypeError as error:
@@ -120,15 +176,6 @@ class Translator:
                 f"Unknown search setting among {', '.join(settings)}; there are {names}."
             ) from error
         validate(dataclasses.replace(self.config, decode=decode))
-        self._check(decode, num_hypotheses, attention)
-        return self.engine.translate(
-            self.params, texts, decode, num_hypotheses, target_lang, source_lang, attention, window,
-            on_error, ready,
-        )  # fmt: skip
-
-    def _check(
-        self, decode: DecodeConfig, num_hypotheses: int, attention: AttentionChoice | None
-    ) -> None:
         most = {"beam": decode.beam_size, "mbr": decode.mbr_samples}.get(decode.method)
         if num_hypotheses < 1 or (most and num_hypotheses > most):
             raise UserError(
@@ -143,6 +190,7 @@ class Translator:
             )
         for model in self.engine.models if attention else ():
             attention.check(model)
+        return decode
 
     def score(
         self,

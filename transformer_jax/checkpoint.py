@@ -24,6 +24,7 @@ from transformer_jax import digests, paths, processes
 from transformer_jax import workdir as workdir_lib
 from transformer_jax.config import CheckpointConfig
 from transformer_jax.errors import UserError
+from transformer_jax.ops import platforms
 
 Tree = Any
 SAVE_SECONDS = 600  # a save that takes longer has failed
@@ -412,7 +413,7 @@ def _choose(
 def _read_params(folder: epath.Path, target: Tree) -> Tree:
     item = "ema" if digests.has(folder, "ema") else "params"
     _refuse_damage(folder, item)
-    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    device = jax.sharding.SingleDeviceSharding(platforms.local_devices()[0])
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), target)
     logging.info("reading %s", folder / item)
     with _unreadable(f"Checkpoint {folder} cannot be read as this model"):

@@ -25,6 +25,15 @@ from transformer_jax.errors import UserError
 FLAGS = flags.FLAGS
 # Devices of NVIDIA, AMD, and TPUs of older and newer machines.
 ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
+# What makes each command need less memory.
+LESS_MEMORY = {
+    "train": "lower config.data.batch_tokens, raise config.train.accumulate_steps, or set "
+    "config.train.remat=True",
+    "eval": "lower --config.decode.batch_tokens or --config.decode.beam_size",
+    "decode": "lower --batch_tokens, --beam_size or --mbr_samples",
+    "export": "name fewer or shorter sentences by --sentences",
+    "plot": "give a shorter sentence",
+}
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130
 # Flags of any command that hold a path, or a list of paths. DIR@CHECKPOINT begins with one too.
@@ -56,7 +65,7 @@ def run(command: str, argv: Sequence[str]) -> None:
     define, execute = COMMANDS[command]
 
     def call(rest: Sequence[str]) -> None:
-        with _one_sentence():
+        with _one_sentence(command):
             if len(rest) > 1:
                 raise UserError(
                     f"Unexpected argument {rest[1]!r}; settings are given as --flag=value."
@@ -70,7 +79,7 @@ def run(command: str, argv: Sequence[str]) -> None:
                 processes.disconnect()
                 _exit(0, at_once=True)
 
-    with _one_sentence():
+    with _one_sentence(command):
         _check_overrides(argv)
         arguments = define(list(argv))
     app.run(call, argv=arguments)
@@ -135,7 +144,7 @@ def malloc_settings() -> str:
 
 
 @contextlib.contextmanager
-def _one_sentence() -> Iterator[None]:
+def _one_sentence(command: str) -> Iterator[None]:
     """Turns what the user can mend into one sentence and an exit status."""
     try:
         with paths.store_errors():
@@ -162,9 +171,8 @@ def _one_sentence() -> Iterator[None]:
             raise
         else:
             message = (
-                f"The device is out of memory ({str(error).splitlines()[0]}); lower "
-                "config.data.batch_tokens, raise config.train.accumulate_steps, or set "
-                "config.train.remat=True."
+                f"The device is out of memory ({str(error).splitlines()[0]}); "
+                f"{LESS_MEMORY[command]}."
             )
     except Exception as error:
         _leave_others(error)

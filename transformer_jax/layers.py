@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.ops import attention as attention_lib
-from transformer_jax.ops import positional
+from transformer_jax.ops import platforms, positional
 from transformer_jax.ops.dense import dense
 from transformer_jax.ops.dropout import dropout
 from transformer_jax.ops.masks import combine_masks, make_causal_mask, make_segment_mask
@@ -26,11 +26,17 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-def compute_dtype(config: ModelConfig) -> jnp.dtype:
-    """Type of activations: bfloat16 on GPU and TPU, float32 on CPU, unless the config names one."""
+def compute_dtype(config: ModelConfig, platform: str | None = None) -> jnp.dtype:
+    """Type of activations: bfloat16 on GPU and TPU, else float32, unless the config names one.
+
+    Args:
+      config: of the model.
+      platform: that computes; None: `platforms.current()`.
+    """
     if config.dtype != "auto":
         return jnp.dtype(config.dtype)
-    return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
+    platform = platforms.current() if platform is None else platform
+    return jnp.dtype(jnp.bfloat16 if platform in platforms.HAS_BFLOAT16 else jnp.float32)
 
 
 def with_axes(init: Callable[..., Any], *axes: str) -> Callable[..., Any]:

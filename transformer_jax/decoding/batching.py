@@ -32,6 +32,29 @@ def row_options(full: int) -> list[int]:
     return sorted({1, max(1, full // 8), full})
 
 
+def shapes(
+    length: int, num_sentences: int, max_len: int, batch_tokens: int, num_devices: int = 1
+) -> list[tuple[int, int]]:
+    """(rows, padded length) of every group that calls of few sentences can form.
+
+    Args:
+      length: of a group's longest sentence.
+      num_sentences: most of a call.
+      max_len: as in `group_by_length`, and so on.
+      batch_tokens: positions in a full batch on one device.
+      num_devices: that share a batch.
+    """
+    size = padded_length(length, max_len)
+    options = _all_row_options(size, batch_tokens, num_devices)
+    most = next(n for n in options if n >= min(num_sentences, options[-1]))
+    return [(n, size) for n in options if n <= most]
+
+
+def _all_row_options(size: int, batch_tokens: int, num_devices: int) -> list[int]:
+    full = max(1, batch_tokens // size)
+    return [1, *(n * num_devices for n in row_options(full))]
+
+
 def group_by_length(
     lengths: Sequence[int], max_len: int, batch_tokens: int, num_devices: int = 1
 ) -> list[Group]:
@@ -50,8 +73,7 @@ def group_by_length(
     groups = []
     while order:
         size = padded_length(lengths[order[0]], max_len)
-        full = max(1, batch_tokens // size)
-        options = [1, *(n * num_devices for n in row_options(full))]
+        options = _all_row_options(size, batch_tokens, num_devices)
         taken = order[: options[-1]]
         rows = next(n for n in options if n >= len(taken))
         groups.append(Group(sorted(taken), rows, size))

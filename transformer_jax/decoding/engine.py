@@ -1,27 +1,18 @@
 """Text in, text out: a model, or several, with tokenizers, and what a user asks of them."""
 
-import concurrent.futures
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from transformer_jax import bleu_tokenizers
 from transformer_jax.config import Config, DecodeConfig, ModelConfig
 from transformer_jax.data.loader import SpecialIds
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.decoding import batching
-from transformer_jax.decoding.job import (
-    NUM_WORKERS,
-    AttentionChoice,
-    Job,
-    Translation,
-    reported,
-    say,
-)
+from transformer_jax.decoding import batching, workers
+from transformer_jax.decoding.job import AttentionChoice, Job, Translation, reported, say
 from transformer_jax.decoding.programs import Programs, matmul_precision
 from transformer_jax.decoding.requests import (
     Request,
@@ -32,6 +23,8 @@ from transformer_jax.decoding.requests import (
     windows,
 )  # fmt: skip
 from transformer_jax.errors import UserError
+from transformer_jax.layers import compute_dtype
+from transformer_jax.ops import platforms
 from transformer_jax.scripts import separates_words
 
 WINDOW = 4096  # sentences sorted together, and held in memory
@@ -88,12 +81,17 @@ class Engine:
         self.config = config
         self.tokenizers = tokenizers
         self.ids = special_ids(tokenizers, config.model)
-        self.models = (config.model, *others)
+        devices, parallel = platforms.local_devices(), config.parallel
+        # As whoever calls later may have another default device.
+        self.models = tuple(
+            dataclasses.replace(model, dtype=str(compute_dtype(model, platforms.of(devices[0]))))
+            for model in (config.model, *others)
+        )
         self.max_len = min(model.max_len for model in self.models)
-        devices, parallel = jax.local_devices(), config.parallel
         sizes = (parallel.data, parallel.fsdp, parallel.tensor)
         if -1 not in sizes:
             devices = devices[: math.prod(sizes)]
+        self.device = devices[0]
         target = tokenizers.target
         ends_word = np.ones(config.model.target_vocab_size, bool)
         names = target.pieces(range(min(target.vocab_size, ends_word.size)))
@@ -168,11 +166,7 @@ class Engine:
                     raise item_error(request, index)
             requests = iter(every)
         encoder = self.encoder(target_lang, source_lang)
-        placed = self.programs.place(params)
-        job = Job(
-            self.programs, placed, encoder, decode, num_hypotheses, attention,
-            matmul_precision(), self._bleu_tokenizer(decode, target_lang), on_error,
-        )  # fmt: skip
+        job = self._job(params, encoder, decode, num_hypotheses, attention, target_lang, on_error)
         return self._windows(job, windows(requests, window, ready))
 
     @staticmethod
@@ -180,10 +174,58 @@ class Engine:
         job: Job, read_windows: Iterator[list[Request | UserError]]
     ) -> Iterator[list[Translation]]:
         number = 0
-        with concurrent.futures.ThreadPoolExecutor(NUM_WORKERS) as pool:
-            for read in read_windows:
-                yield from reported(job.window(read, number, pool), number)
-                number += len(read)
+        for read in read_windows:
+            yield from reported(job.window(read, number), number)
+            number += len(read)
+
+    def _job(
+        self,
+        params: Any,
+        encoder: RequestEncoder,
+        decode: DecodeConfig,
+        num_hypotheses: int,
+        attention: AttentionChoice | None,
+        target_lang: str,
+        on_error: str = "raise",
+    ) -> Job:
+        bleu_tokenizer = self._bleu_tokenizer(decode, target_lang)
+        return Job(
+            self.programs, self.programs.place(params), encoder, decode, num_hypotheses, attention,
+            matmul_precision(), self.device, bleu_tokenizer, on_error,
+        )  # fmt: skip
+
+    def warmup(
+        self,
+        params: Any,
+        lengths: Iterable[int],
+        num_texts: int,
+        decode: DecodeConfig,
+        num_hypotheses: int = 1,
+        target_lang: str = "",
+        source_lang: str = "",
+        attention: AttentionChoice | None = None,
+    ) -> int:
+        """Compiles what calls of `translate` need, and runs each program once.
+
+        Args:
+          params: the model's; a tuple where there are several.
+          lengths: tokens of the longest text of a batch, tags and end symbol included.
+          num_texts: most texts of a call.
+          decode: search settings.
+          num_hypotheses: as in `translate`, and so on.
+          target_lang: of a multilingual model; "": the config's.
+          source_lang: of a model that is told this too; "": the config's.
+          attention: to come with the best hypothesis.
+
+        Returns:
+          The number of batch shapes.
+
+        Raises:
+          UserError: a length that the model does not read.
+        """
+        encoder = self.encoder(target_lang, source_lang)
+        job = self._job(params, encoder, decode, num_hypotheses, attention, target_lang)
+        return job.warmup(lengths, num_texts)
 
     def _bleu_tokenizer(self, decode: DecodeConfig, target_lang: str) -> str:
         """What `mbr` by BLEU splits words by; a missing one shows before anything runs."""
@@ -244,7 +286,11 @@ class Engine:
             for side, pad in ((0, self.ids.source_pad), (1, self.ids.target_pad)):
                 own = [pairs[i][side] for i in group.indices]
                 sides += batching.pad_rows(own, group.rows, group.length, pad)
-            found = self.programs.score(placed, *sides)
+            # Its turn among all programs of the process.
+            run = workers.submit(
+                self.device, matmul_precision(), self.programs.score, placed, *sides
+            )
+            found = run.result()
             for row, i in enumerate(group.indices):
                 counted = slice(len(before), len(pairs[i][1]))
                 log_probs = found.log_probs[row, counted]

@@ -14,7 +14,7 @@ import numpy as np
 
 from transformer_jax import bleu_tokenizers
 from transformer_jax.config import DecodeConfig, ModelConfig
-from transformer_jax.decoding import alignment, batching, long_texts, mbr, phrases
+from transformer_jax.decoding import alignment, batching, long_texts, mbr, phrases, workers
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.phrases import Phrase
 from transformer_jax.decoding.processors import Demands
@@ -23,8 +23,6 @@ from transformer_jax.decoding.requests import Part, Request, RequestEncoder, ite
 from transformer_jax.errors import UserError
 from transformer_jax.ops.top_k import NEVER
 
-# Batches in work at once: while one waits for its last product, another's runs.
-NUM_WORKERS = 2
 EXTRA_PIECES = 10  # on top of max_decode_ratio
 
 
@@ -77,6 +75,7 @@ class Job:
     num_hypotheses: int
     attention: AttentionChoice | None
     precision: str | None  # of products, as the caller has set it; threads do not inherit it
+    device: jax.Device  # the first of those that compute
     bleu_tokenizer: str = bleu_tokenizers.DEFAULT  # of `mbr`
     on_error: str = "raise"  # or skip: a request that cannot be translated gives its error
 
@@ -87,15 +86,12 @@ class Job:
         beams = samples.get(self.decode.method, self.decode.beam_size)
         return dataclasses.replace(self.decode, beam_size=beams)
 
-    def window(
-        self, window: list[Request | UserError], first: int, pool: concurrent.futures.Executor
-    ) -> Iterator[list[Translation]]:
+    def window(self, window: list[Request | UserError], first: int) -> Iterator[list[Translation]]:
         """Hypotheses of some requests, as soon as they and all before them are there.
 
         Args:
           window: requests; an error instead of one that could not be read.
           first: number of the first.
-          pool: runs the batches.
 
         Raises:
           UserError: naming a request that cannot be translated, unless `on_error` is `skip`.
@@ -119,7 +115,7 @@ class Job:
                 )
         parts = [part for own in encoded.values() for part in own]
         results: dict[int, list[Translation]] = {}
-        batches = self._in_turn(parts, pool)
+        batches = self._in_turn(parts)
         for request in window:
             if request in errors:
                 yield [_failed(str(errors[request]))]
@@ -132,21 +128,47 @@ class Job:
             else:
                 yield [_join([results[i][0] for i in range(begin, end)])]
 
-    def _in_turn(
-        self, parts: list[Part], pool: concurrent.futures.Executor
-    ) -> Iterator[dict[int, list[Translation]]]:
-        """Results of the batches of `parts`, a few batches ahead of who reads them."""
+    @property
+    def _batch_sizes(self) -> tuple[int, int, int]:
+        """Longest source, positions of a batch on a device, and devices."""
         budget = max(1, self.decode.batch_tokens // self.search.beam_size)
+        return self.encoder.max_len, budget, self.programs.num_devices
+
+    def warmup(self, lengths: Iterable[int], num_texts: int) -> int:
+        """Runs each batch shape of calls of at most `num_texts` texts; returns their number.
+
+        Args:
+          lengths: of the longest sources of batches.
+          num_texts: at least 1.
+
+        Raises:
+          UserError: a length that the model does not read.
+        """
+        found: set[tuple[int, int]] = set()
+        for length in lengths:
+            if not 1 <= length <= self.encoder.max_len:
+                raise UserError(f"No text has {length} tokens; the model reads 1 to "
+                                f"{self.encoder.max_len}.")  # fmt: skip
+            found |= set(batching.shapes(length, num_texts, *self._batch_sizes))
+        # An empty text ends the search soon; the shape alone decides what is compiled.
+        part = self.encoder.empty_part()
+        for rows, length in sorted(found):
+            group = batching.Group([0], rows, length)
+            workers.submit(self.device, self.precision, self._translate, group, [part]).result()
+        return len(found)
+
+    def _in_turn(self, parts: list[Part]) -> Iterator[dict[int, list[Translation]]]:
+        """Results of the batches of `parts`, a few batches ahead of who reads them."""
         lengths = [len(part.source) for part in parts]
-        groups = batching.group_by_length(
-            lengths, self.encoder.max_len, budget, self.programs.num_devices
-        )
+        groups = batching.group_by_length(lengths, *self._batch_sizes)
         waiting: list[concurrent.futures.Future] = []
         try:
             for group in groups:
                 own = [parts[i] for i in group.indices]
-                waiting.append(pool.submit(self._translate, group, own))
-                if len(waiting) > NUM_WORKERS:
+                waiting.append(
+                    workers.submit(self.device, self.precision, self._translate, group, own)
+                )
+                if len(waiting) > workers.NUM_WORKERS:
                     yield waiting.pop(0).result()
             while waiting:
                 yield waiting.pop(0).result()

@@ -141,6 +141,11 @@ class RequestEncoder:
         encoded = self.tokenizers.source.encode_batch(texts)
         return [[*self._prefixes[0], *ids] if ids else [] for ids in encoded]
 
+    def empty_part(self) -> Part:
+        """An empty text, with the language tags that every part has."""
+        tags, prefix = self._prefixes
+        return Part((*tags, self._source_eos), tuple(prefix), (), len(tags))
+
     def encode(self, requests: Sequence[Request]) -> list[list[Part] | UserError]:
         """Parts of each request: none for an empty text, several for one that is too long.
 

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from transformer_jax.config import Config
 from transformer_jax.data.placement import BatchShape, divisible_rows
 from transformer_jax.errors import UserError
+from transformer_jax.layers import compute_dtype
+from transformer_jax.ops import platforms
 from transformer_jax.training import hlo, partition
 from transformer_jax.training.runners import make_runner
 from transformer_jax.validation import validate
@@ -104,7 +106,7 @@ def largest_shape(config: Config) -> BatchShape:
 
 def _devices(topology: str) -> tuple[list[Any], str]:
     if not topology:
-        return jax.devices(), jax.default_backend()
+        return platforms.all_devices(), platforms.current()
     kind, _, size = topology.partition(":")
     if kind in ("cpu", "gpu"):
         if not size.isdigit() or not int(size):
@@ -142,8 +144,7 @@ def _filled_in(config: Config, platform: str) -> Config:
             source_vocab_size=model.source_vocab_size or config.data.vocab_size,
             target_vocab_size=model.target_vocab_size or config.data.vocab_size,
             decoder_start_id=max(model.decoder_start_id, 0),
-            dtype=model.dtype if model.dtype != "auto" else (
-                "float32" if platform == "cpu" else "bfloat16"),
+            dtype=str(compute_dtype(model, platform)),
         ),
     )  # fmt: skip
 

@@ -309,7 +309,7 @@ class Trainer:
             return
         self._save_is_due = False
         state = self.runner.to_host_layout(self.state)
-        if jax.default_backend() == "cpu":
+        if self.runner.mesh.devices.flat[0].platform == "cpu":
             # Orbax writes in the background from the very buffers that the next step overwrites.
             state = jax.tree.map(jnp.copy, state)
         train = self.config.train

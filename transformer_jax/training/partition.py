@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from transformer_jax.config import Config, ParallelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.model import param_axes
+from transformer_jax.ops import platforms
 from transformer_jax.training.step import TrainState, TrainStep
 
 Tree = Any
@@ -36,7 +37,7 @@ def choose_devices(config: Config) -> list[jax.Device]:
     Raises:
       UserError: where they are not there, or where some process would have none to work on.
     """
-    devices = jax.devices()
+    devices = platforms.all_devices()
     size = int(np.prod(mesh_shape(config.parallel, len(devices))))
     if size < len(devices) and jax.process_count() > 1:
         raise UserError(
@@ -64,7 +65,7 @@ def mesh_shape(parallel: ParallelConfig, num_devices: int) -> tuple[int, int, in
     if fixed > num_devices or (-1 in sizes and num_devices % fixed):
         raise UserError(
             f"config.parallel ({asked}) does not fit {num_devices} devices "
-            f"({jax.default_backend()}): the sizes multiply to {fixed}"
+            f"({platforms.current()}): the sizes multiply to {fixed}"
             + (
                 ", which must divide them."
                 if -1 in sizes

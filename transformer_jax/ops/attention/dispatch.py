@@ -8,6 +8,7 @@ import logging
 import jax
 
 from transformer_jax.errors import UserError
+from transformer_jax.ops import platforms
 from transformer_jax.ops.attention import blockwise, cudnn, formula, pallas_tpu
 from transformer_jax.ops.attention.call import Extras, Settings
 from transformer_jax.ops.attention.sharding import over_mesh
@@ -87,7 +88,7 @@ def dot_product_attention(
     extras = Extras(mask, bias, query_segment_ids, key_segment_ids, key_lengths, seeds)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     settings = Settings(causal, scale, dropout_rate, query.shape[2])
-    platform = _platform()
+    platform = platforms.current()
     if implementation == "auto":
         implementation = choose(query, key, extras, settings, platform)
     elif reason := _refusal(implementation, query, key, extras, settings, platform):
@@ -109,12 +110,6 @@ def _check_shapes(query, key, value) -> None:
         raise ValueError(f"batch or head size differ between {query.shape} and {key.shape}")
     if query.shape[2] % key.shape[2]:
         raise ValueError(f"{key.shape[2]} key heads do not divide {query.shape[2]} query heads")
-
-
-def _platform() -> str:
-    """What the call is compiled for: the device of the mesh that is set, else JAX's default."""
-    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
-    return jax.default_backend() if device is None else device.platform
 
 
 def _refusal(implementation, query, key, extras, settings, platform) -> str | None:
@@ -143,8 +138,11 @@ def table() -> dict:
 
 
 def choose(query, key, extras: Extras, settings: Settings, platform: str) -> str:
-    """The first implementation of the table's row for this call that can serve it."""
-    rows = table()[platform][kind(query, extras, settings)]
+    """The first implementation of the table's row for this call that can serve it.
+
+    A platform without rows, such as AMD's GPUs, takes those for NVIDIA's, but for cuDNN.
+    """
+    rows = table().get(platform, table()["gpu"])[kind(query, extras, settings)]
     names = next(names for longest, names in rows if longest is None or key.shape[1] <= longest)
     for name in names:
         if _refusal(name, query, key, extras, settings, platform) is None:

@@ -1,0 +1,169 @@
+"""A translator from several threads, warmed up, and on the device that the caller names."""
+
+import collections
+import concurrent.futures
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from transformer_jax import Translator
+from transformer_jax.config import ModelConfig
+from transformer_jax.decoding import batching, workers
+from transformer_jax.decoding.job import AttentionChoice, Job
+from transformer_jax.decoding.programs import Programs
+from transformer_jax.decoding.requests import Request
+from transformer_jax.errors import UserError
+from transformer_jax.layers import compute_dtype
+from transformer_jax.ops import platforms
+
+TEXTS = ["one two", "three", "four five six", "seven", "eight nine", "one", "two", "three four"]
+
+
+def fresh(translator):
+    return Translator(translator.config, translator.tokenizers, translator.params)
+
+
+def test_eight_threads_share_two_workers_and_give_the_same(translator, monkeypatch):
+    want = [translator.translate([text], beam_size=2)[0] for text in TEXTS]
+    scores = translator.score(TEXTS[:1], ["zwei eins"])
+    running, most, seen = [], [], set()
+    run = Programs._run
+
+    def count(*args, **kwargs):
+        running.append(1)
+        most.append(len(running))
+        seen.add(threading.current_thread().name)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            running.pop()
+
+    monkeypatch.setattr(Programs, "_run", count)
+    translators = [fresh(translator), fresh(translator)]
+    barrier = threading.Barrier(8)
+
+    def call(number):
+        t = translators[number % 2]
+        barrier.wait()
+        found = t.translate([TEXTS[number]], beam_size=2)[0]
+        return found, t.score(TEXTS[:1], ["zwei eins"])
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(call, range(8)))
+    for (one, score), alone in zip(found, want, strict=True):
+        assert one.ids == alone.ids
+        assert one.score == pytest.approx(alone.score, abs=1e-5)
+        assert score == pytest.approx(scores)
+    assert max(most) <= workers.NUM_WORKERS
+    assert len(seen) <= workers.NUM_WORKERS
+    assert all(name.startswith("transformer_jax_batch") for name in seen)
+    names = [thread.name for thread in threading.enumerate()]
+    assert sum(name.startswith("transformer_jax_batch") for name in names) <= workers.NUM_WORKERS
+
+
+def test_after_warming_up_nothing_is_compiled(translator, monkeypatch):
+    t = fresh(translator)
+    settings = {"beam_size": 2, "batch_tokens": 64, "num_hypotheses": 2}
+    attention = AttentionChoice()
+    ran = collections.Counter()
+    translate = Job._translate
+
+    def count(job, group, parts):
+        ran[group.rows, group.length] += 1
+        return translate(job, group, parts)
+
+    monkeypatch.setattr(Job, "_translate", count)
+    # 64 positions by 2 beams are 4 rows of 8; there are batches of one row and of 4.
+    assert t.warmup([3, 8], num_texts=3, attention=attention, **settings) == 2
+    assert set(ran) == {(1, 8), (4, 8)}
+    compiled = t.engine.programs.num_compiled
+    assert compiled == 4  # a search and its attention
+    for texts in (["one"], ["one two"], ["one", "two", "six"]):
+        list(t.translate_n_best(texts, attention=attention, **settings))
+    assert set(ran) == {(1, 8), (4, 8)}
+    assert t.engine.programs.num_compiled == compiled
+    for lengths, message in (([0], "No text has 0 tokens"), ([99], "No text has 99 tokens")):
+        with pytest.raises(UserError, match=message):
+            t.warmup(lengths)
+    with pytest.raises(UserError, match="num_texts=0"):
+        t.warmup([8], num_texts=0)
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_the_shapes_of_a_warm_up_are_all_that_calls_can_form(num_devices):
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        most, longest = int(rng.integers(1, 40)), int(rng.integers(1, 41))
+        declared = set()
+        for length in range(1, longest + 1):
+            declared |= set(batching.shapes(length, most, 40, 320, num_devices))
+        lengths = rng.integers(1, longest + 1, rng.integers(1, most + 1))
+        groups = batching.group_by_length(lengths, 40, 320, num_devices)
+        assert {(g.rows, g.length) for g in groups} <= declared
+
+
+# --- Devices -------------------------------------------------------------------------------------
+
+
+def test_a_translator_computes_on_the_default_device(translator):
+    device = jax.devices()[3]
+    with jax.default_device(device):
+        t = fresh(translator)
+    assert t.engine.programs.num_devices == 1
+    (best,) = t.translate([Request("one two")], beam_size=2)  # outside, where another is default
+    assert best.ids == translator.translate(["one two"], beam_size=2)[0].ids
+    placed = t.engine.programs.place(t.params)
+    assert {d for leaf in jax.tree.leaves(placed) for d in leaf.devices()} == {device}
+
+
+class Device:
+    def __init__(self, platform):
+        self.platform = platform
+
+
+@pytest.mark.parametrize(
+    ("default_device", "backend", "platform", "dtype"),
+    [
+        (None, "cpu", "cpu", "float32"),
+        (None, "gpu", "gpu", "bfloat16"),
+        (None, "cuda", "gpu", "bfloat16"),
+        (None, "tpu", "tpu", "bfloat16"),
+        (None, "rocm", "rocm", "bfloat16"),
+        (None, "METAL", "metal", "float32"),
+        ("cpu", "gpu", "cpu", "float32"),
+        (Device("cpu"), "tpu", "cpu", "float32"),
+        (Device("gpu"), "cpu", "gpu", "bfloat16"),
+    ],
+)
+def test_the_type_is_that_of_the_platform_that_computes(
+    monkeypatch, default_device, backend, platform, dtype
+):
+    monkeypatch.setattr(platforms, "_default_device", lambda: default_device)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    assert platforms.current() == platform
+    assert compute_dtype(ModelConfig()) == dtype
+    assert compute_dtype(ModelConfig(dtype="bfloat16")) == "bfloat16"
+
+
+def test_amds_gpus_are_told_from_nvidias(monkeypatch):
+    class Client:
+        platform_version = "PJRT C API\nrocm 60300"
+
+    class Gpu(Device):
+        client = Client()
+
+    monkeypatch.setattr(jax, "devices", lambda *_: [Gpu("gpu")])
+    assert platforms.of(Gpu("gpu")) == "rocm"
+    Client.platform_version = "PJRT C API\ncuda 13000"
+    assert platforms.of(Gpu("gpu")) == "gpu"
+
+
+def test_the_default_device_is_the_one_of_engines_and_the_platform_of_runs():
+    assert platforms.local_devices() == platforms.all_devices() == jax.devices()
+    with jax.default_device(jax.devices()[2]):
+        assert platforms.local_devices() == [jax.devices()[2]]
+        assert platforms.all_devices() == jax.devices()
+    with jax.default_device("cpu"):
+        assert platforms.local_devices() == jax.devices()[:1]

@@ -1,0 +1,63 @@
+"""The device and the platform that a computation will run on."""
+
+from typing import Any
+
+import jax
+
+# Platforms with fast bfloat16; others, unknown ones too, compute in float32.
+HAS_BFLOAT16 = ("gpu", "tpu", "rocm")
+
+
+def current() -> str:
+    """Platform of what is traced here: `cpu`, `gpu` (NVIDIA's), `rocm` (AMD's), `tpu`, or another.
+
+    That of the mesh that is set, else of `jax.default_device`, else of JAX's default backend.
+    """
+    mesh_device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
+    if mesh_device is not None:
+        return of(mesh_device)
+    chosen = _default_device()
+    if chosen is None or isinstance(chosen, str):
+        return _name(chosen or jax.default_backend())
+    return of(chosen)
+
+
+def of(device: Any) -> str:
+    """Platform of a device, as `current` names it."""
+    return _name(device.platform)
+
+
+def local_devices() -> list[jax.Device]:
+    """Devices of this process: the one that `jax.default_device` names, else all."""
+    chosen = _default_device()
+    if chosen is None:
+        return jax.local_devices()
+    return jax.local_devices(backend=chosen)[:1] if isinstance(chosen, str) else [chosen]
+
+
+def all_devices() -> list[jax.Device]:
+    """Devices of all processes: those of the platform of `jax.default_device`, where it is set."""
+    chosen = _default_device()
+    if chosen is None:
+        return jax.devices()
+    return jax.devices(chosen if isinstance(chosen, str) else chosen.platform)
+
+
+def _default_device() -> Any:
+    """A device, the name of a platform, or None."""
+    return getattr(jax.config, "jax_default_device")  # noqa: B009
+
+
+def _name(platform: str) -> str:
+    """One name for each kind of device: JAX calls both NVIDIA's and AMD's `gpu`, or by maker."""
+    name = platform.lower()
+    return ("rocm" if _is_rocm() else "gpu") if name in ("gpu", "cuda") else name
+
+
+def _is_rocm() -> bool:
+    """Whether the GPUs here are AMD's; a program may be compiled where there is none."""
+    try:
+        version = jax.devices("gpu")[0].client.platform_version
+    except RuntimeError:
+        return False
+    return "rocm" in version.lower()
