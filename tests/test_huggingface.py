@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import shutil
+import tracemalloc
 
 import jax
 import numpy as np
@@ -419,3 +420,34 @@ def test_runners_start_from_given_parameters(runner, translator):
     state = made.to_host_layout(made.init(0, params))
     jax.tree.map(np.testing.assert_array_equal, state.params, params)
     assert int(state.step) == 0
+
+
+# --- Memory, and parts ---------------------------------------------------------------------------
+
+
+def test_tensors_are_read_one_at_a_time(tokenizers, tmp_path):
+    folder = write(tmp_path / "m", small_model(tokenizers, d_model=192, d_ff=768))
+    reading.read_directory(folder)  # loads what is loaded once
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    params = reading.read_directory(folder)[2]
+    peak = tracemalloc.get_traced_memory()[1] - before
+    tracemalloc.stop()
+    sizes = [leaf.nbytes for leaf in jax.tree.leaves(params)]
+    # Of a tensor there may be two forms at once, of the others one.
+    assert peak < sum(sizes) + 3 * max(sizes)
+    assert peak < 1.8 * sum(sizes)
+
+
+@pytest.mark.parametrize("name", ["../other/{}.safetensors", "/{}/x.safetensors", "a/{}", "..", ""])
+def test_parts_outside_the_folder_are_refused(marian, tmp_path, name):
+    shutil.copytree(marian, tmp_path / "m")
+    names = {"x": name.format(str(tmp_path)[1:] if name.startswith("/") else 0)}
+    if name.startswith(".."):
+        (tmp_path / "other").mkdir()
+        shutil.copy(marian / "model.safetensors", tmp_path / "other" / "0.safetensors")
+    (tmp_path / "m" / "model.safetensors").unlink()
+    index = tmp_path / "m" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(UserError, match=r"names the file .*must be in its folder"):
+        reading.read_directory(tmp_path / "m")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.conftest import digit_pairs, write_pairs
 from transformer_jax.config import DataConfig
 from transformer_jax.data import sources
+from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair, make_tokenizers
 from transformer_jax.errors import UserError
@@ -137,6 +138,47 @@ def test_a_given_model_is_used(corpus_config, tokenizers, tmp_path):
     assert pair.source.model == tokenizers.source.model
     both = make(corpus_config, tokenizer_model=f"{path}, {path}", shared_vocab=False)
     assert not both.shared
+
+
+NAMES = ("</s>", "<s>", "<pad>", "<unk>", "__de__", ">>de<<", "deu_Latn", "<2de>")
+
+
+@pytest.fixture(scope="module")
+def with_special_pieces(corpus_config, tokenizers):
+    """Our tokenizers, and one as of Marian or M2M-100 whose model spells out such pieces."""
+    tagged = make(corpus_config, target_language_tags=True, byte_fallback=True, vocab_size=300)
+    model = io.BytesIO()
+    texts = [text for pair in digit_pairs(300) for text in pair] + ["< 2 > / s p u n k _ L"] * 30
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=model, vocab_size=60, model_type="bpe",
+        user_defined_symbols=list(NAMES[4:]), character_coverage=1.0, minloglevel=2,
+    )  # fmt: skip
+    spm = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    pieces = [*dict.fromkeys([*map(spm.id_to_piece, range(60)), "<pad>", *NAMES])]
+    foreign = VocabularyTokenizer(
+        model.getvalue(), {piece: i for i, piece in enumerate(pieces)},
+        {"pad": "<pad>", "eos": "</s>", "unk": "<unk>", "bos": "<s>"}, len(pieces),
+        dropped=NAMES[4:],
+    )  # fmt: skip
+    return tokenizers.source, tagged.source, foreign
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_name_of_a_special_piece_in_a_text_is_text(with_special_pieces, name):
+    for tokenizer in with_special_pieces:
+        text = f"one {name} two"
+        ids = tokenizer.encode(text)
+        assert tokenizer.pad_id not in ids
+        assert tokenizer.bos_id not in ids
+        assert tokenizer.eos_id not in ids
+        assert tokenizer.piece_id(name) not in set(ids) - {tokenizer.unk_id}
+        assert tokenizer.decode(ids) == text
+
+
+def test_marians_language_is_named_at_the_start_of_a_text_only(with_special_pieces):
+    foreign = with_special_pieces[-1]
+    assert foreign.encode(">>de<< one")[0] == foreign.piece_id(">>de<<")
+    assert foreign.decode(foreign.encode(">> one << two")) == ">> one << two"
 
 
 def test_language_tags_are_pieces_of_their_own(corpus_config):

@@ -48,9 +48,11 @@ def read(folder):
     """Config and parameters of a directory, its tokenizer left alone."""
     from transformer_jax.interop.huggingface import weights
     from transformer_jax.interop.huggingface.settings import Settings
+    from transformer_jax.interop.huggingface.tensor_files import open_tensors
 
     settings = Settings(reading.epath.Path(folder))
-    return weights.read_model(settings, weights.read_tensors(settings.folder, False))
+    with open_tensors(settings.folder, False) as tensors:
+        return weights.read_model(settings, tensors)
 
 
 @functools.cache
@@ -179,6 +181,11 @@ def test_a_pickle_is_read_only_when_allowed(spm_models, tmp_path):
     (tmp_path / "m/model.safetensors").unlink()
     with pytest.raises(UserError, match=r"pytorch_model\.bin is a pickle.*allow_pickle"):
         Translator.load(tmp_path / "m")
+    translator = Translator.load(tmp_path / "m", allow_pickle=True)
+    assert_equal(model, translator.config.model, translator.params)
+    torch.save(
+        model.state_dict(), tmp_path / "m/pytorch_model.bin", _use_new_zipfile_serialization=False
+    )  # as before torch 1.6: such files cannot be mapped
     translator = Translator.load(tmp_path / "m", allow_pickle=True)
     assert_equal(model, translator.config.model, translator.params)
     (tmp_path / "m/pytorch_model.bin").write_bytes(b"\x80\x04 not a pickle")
@@ -327,6 +334,22 @@ def test_marian_tokenisation_is_theirs(shared, spm_models, tmp_path):
         if not shared and set(row) & {*pair.target.special_ids, their.pad_token_id}:
             continue
         assert pair.target.decode(row) == their.decode(row, skip_special_tokens=True), row
+
+
+@pytest.mark.parametrize("make", [builders.make_m2m_100, builders.make_nllb])
+def test_the_name_of_a_special_piece_in_a_text_is_text(make, spm_models, tmp_path):
+    """Unlike in their tokenizers, where `</s>` in a text ends it."""
+    make(tmp_path / "m", spm_models)
+    translator = Translator.load(tmp_path / "m")
+    source = translator.tokenizers.source
+    (tag,), _ = translator.engine.prefixes()
+    (name,) = source.pieces([tag])
+    for text in (f"one </s> {name} two", name, "</s>", f"<pad>{name}<s>"):
+        ids = source.encode(text)
+        assert not set(ids) & {tag, source.eos_id, source.pad_id, source.bos_id}
+        assert ids
+    plain = source.encode("one two")
+    assert translator.engine.encoder().source_ids(["one two"]) == [[tag, *plain]]
 
 
 @pytest.mark.parametrize("make", [builders.make_m2m_100, builders.make_nllb])

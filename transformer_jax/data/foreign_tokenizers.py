@@ -1,12 +1,14 @@
 """Tokenizers as other tools keep them: Marian's and M2M-100's, and `tokenizer.json` (NLLB)."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import UserError
 
-CODE_BEGIN, CODE_END = ">>", "<<"
+# A language at the start of a text, as Marian takes it.
+CODE = re.compile(r">>[^\s<>]+<<")
 # Hugging Face's clean_up_tokenization_spaces, in its order.
 CLEAN_UP = ((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"),
             (" 'm", "'m"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"))  # fmt: skip
@@ -23,7 +25,8 @@ class VocabularyTokenizer(Tokenizer):
       vocabulary: id of each piece.
       special: names of the pieces `pad`, `eos`, `unk`; `bos` where there is one.
       vocab_size: of the model, which may have rows without a piece.
-      language_codes: `>>xx<<` at the start of a text is one piece (Marian).
+      language_codes: `>>xx<<` at the start of a text is one piece (Marian); anywhere else it is
+        text, as the names of special pieces are.
       dropped: further pieces that are no text, such as language tags.
       clean_up: take out spaces before punctuation when decoding.
     """
@@ -55,6 +58,8 @@ class VocabularyTokenizer(Tokenizer):
         self.bos_id = self._vocabulary.get(self._special.get("bos", ""), -1)
         no_text = (*self._special.values(), *self._dropped)
         self._no_text = {self._vocabulary[p] for p in no_text if p in self._vocabulary}
+        codes = filter(CODE.fullmatch, self._vocabulary) if language_codes else ()
+        self._reserved = {*no_text, *codes} - {""}
 
     @property
     def state(self) -> dict[str, Any]:
@@ -69,18 +74,26 @@ class VocabularyTokenizer(Tokenizer):
         }
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        codes, bodies = [], []
-        for text in texts:
-            end = text.find(CODE_END)
-            cut = self._language_codes and text.startswith(CODE_BEGIN) and end >= 0
-            at = end + len(CODE_END) if cut else 0
-            codes.append([text[:at]] if at else [])
-            bodies.append(text[at:])
+        found = [CODE.match(text) if self._language_codes else None for text in texts]
+        bodies = [text[code.end() :] if code else text
+                  for code, text in zip(found, texts, strict=True)]  # fmt: skip
         split = self._processor.encode(bodies, out_type=str, num_threads=-1) if bodies else []
         return [
-            [self.piece_id(piece) for piece in (*code, *pieces)]
-            for code, pieces in zip(codes, split, strict=True)
-        ]
+            [self.piece_id(piece)
+             for piece in (*([code.group()] if code else ()), *self._as_text(pieces))]
+            for code, pieces in zip(found, split, strict=True)
+        ]  # fmt: skip
+
+    def _as_text(self, pieces: Sequence[str]) -> Iterable[str]:
+        """Pieces of a text; one that has the name of a special piece is cut into two."""
+        for piece in pieces:
+            if piece not in self._reserved:
+                yield piece
+                continue
+            for part in (piece[:1], piece[1:]):
+                first, *others = self._processor.encode(part, out_type=str) or [""]
+                # The model puts a space before a text.
+                yield from filter(None, (first.removeprefix("▁"), *others))
 
     def decode(self, ids: Iterable[int]) -> str:
         pieces = self.pieces(i for i in ids if int(i) not in self._no_text)
@@ -98,6 +111,8 @@ class VocabularyTokenizer(Tokenizer):
 
 class JsonTokenizer(Tokenizer):
     """A `tokenizer.json` of Hugging Face's `tokenizers`, which it needs; no torch.
+
+    Unlike there, `</s>` or a language tag in a text is text.
 
     Args:
       model: the file's bytes.
@@ -122,6 +137,7 @@ class JsonTokenizer(Tokenizer):
             self._tokenizer = tokenizers.Tokenizer.from_str(model.decode())
         except Exception as error:  # the package raises nothing more special
             raise UserError(f"tokenizer.json is damaged ({error}); copy it again.") from error
+        self._tokenizer.encode_special_tokens = True  # names of special pieces in a text are text
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values())

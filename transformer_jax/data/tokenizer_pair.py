@@ -219,7 +219,7 @@ def _train(config: DataConfig, texts: Iterator[str], tags: list[str]) -> bytes:
             character_coverage=config.character_coverage,
             byte_fallback=config.byte_fallback,
             normalization_rule_name="identity",
-            user_defined_symbols=tags,
+            control_symbols=tags,  # which no text can spell
             input_sentence_size=MAX_TRAINING_SENTENCES,
             shuffle_input_sentence=True,
             max_sentence_length=65_536,

@@ -51,11 +51,13 @@ def permute_model(params: Params, order: np.ndarray) -> Params:
     Every layer reads and writes the residual stream, and LayerNorm treats all dimensions alike, so
     outputs stay the same but for the order in which sums are formed.
     """
-    permuted = {}
-    for path, leaf in flatten(params).items():
-        axis = 1 if path[-1] in TABLES else MODEL_AXIS.get(path[-2:])
-        permuted[path] = leaf if axis is None else np.take(np.asarray(leaf), order, axis)
-    return unflatten(permuted)
+    return unflatten({path: permute(path, leaf, order) for path, leaf in flatten(params).items()})
+
+
+def permute(path: Path, leaf: Any, order: np.ndarray) -> Any:
+    """One parameter of `permute_model`."""
+    axis = 1 if path[-1] in TABLES else MODEL_AXIS.get(path[-2:])
+    return leaf if axis is None else np.take(np.asarray(leaf), order, axis)
 
 
 def interleaved_to_halves(d_model: int) -> np.ndarray:

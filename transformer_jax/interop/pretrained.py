@@ -63,7 +63,7 @@ def load(
         own, tokenizers, params = reading.read_directory(path, allow_pickle)
         if config is not None:
             own = validate(dataclasses.replace(config, model=own.model))
-        return Pretrained(own, tokenizers, jax.tree.map(jax.numpy.asarray, params), 0)
+        return Pretrained(own, tokenizers, params, 0)
     config = validate(config or workdir_lib.read_config(path))
     tokenizers = workdir_lib.read_tokenizers(path)
     target = jax.eval_shape(lambda: init_params(config.model, jax.random.key(0)))

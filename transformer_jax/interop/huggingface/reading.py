@@ -13,6 +13,7 @@ from transformer_jax.interop import layout
 from transformer_jax.interop.huggingface import settings as settings_lib
 from transformer_jax.interop.huggingface import weights
 from transformer_jax.interop.huggingface.settings import Settings
+from transformer_jax.interop.huggingface.tensor_files import open_tensors
 from transformer_jax.interop.huggingface.tokenizers import Tokenization, read_tokenizers
 from transformer_jax.validation import validate
 
@@ -52,8 +53,8 @@ def read_directory(
         settings = Settings(epath.Path(path))
         tokenization = read_tokenizers(settings)
         config = _config(settings, tokenization)
-        tensors = weights.read_tensors(settings.folder, allow_pickle)
-        model, params = weights.read_model(settings, tensors)
+        with open_tensors(settings.folder, allow_pickle) as tensors:
+            model, params = weights.read_model(settings, tensors)
         return validate(dataclasses.replace(config, model=model)), tokenization.pair, params
 
 

@@ -1,96 +1,23 @@
 """Tensors of a Hugging Face directory as our parameters, without torch."""
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
-import safetensors
-from etils import epath
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.interop import layout
 from transformer_jax.interop.huggingface import names
-from transformer_jax.interop.huggingface.settings import OWN_KEY, Settings, model_config, read_json
+from transformer_jax.interop.huggingface.settings import OWN_KEY, Settings, model_config
+from transformer_jax.interop.huggingface.tensor_files import Tensors
 from transformer_jax.ops.positional import sinusoids
 
-Tensors = dict[str, np.ndarray]
-_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
 ROUNDING = 1e-5  # between two computations of the same sinusoids in float32
 
 
-def read_tensors(folder: epath.Path, allow_pickle: bool) -> Tensors:
-    """All tensors of `model.safetensors`, its parts, or `pytorch_model.bin`.
-
-    Raises:
-      UserError: where there are none, they are damaged, or would need a pickle without permission.
-    """
-    index = folder / "model.safetensors.index.json"
-    if (folder / "model.safetensors").exists():
-        return _read_safetensors(folder / "model.safetensors")
-    if index.exists():
-        return _read_parts(index, _read_safetensors)
-    pickle = functools.partial(_read_pickle, allow_pickle=allow_pickle)
-    if (folder / "pytorch_model.bin").exists():
-        return pickle(folder / "pytorch_model.bin")
-    if (folder / "pytorch_model.bin.index.json").exists():
-        return _read_parts(folder / "pytorch_model.bin.index.json", pickle)
-    raise UserError(f"{folder} has no model.safetensors (and no pytorch_model.bin).")
-
-
-def _read_parts(index: epath.Path, read: Callable[[epath.Path], Tensors]) -> Tensors:
-    """The tensors of a model whose weights lie in several files."""
-    tensors: Tensors = {}
-    for part in sorted(set(read_json(index)["weight_map"].values())):
-        tensors |= read(index.parent / part)
-    return tensors
-
-
-def _read_safetensors(path: epath.Path) -> Tensors:
-    if not path.exists():
-        raise UserError(f"{path.parent} has no {path.name}.")
-    try:
-        stored = safetensors.deserialize(path.read_bytes())
-    except safetensors.SafetensorError as error:
-        raise UserError(f"{path} is damaged ({error}); copy it again.") from error
-    tensors = {}
-    for name, view in stored:
-        if view["dtype"] not in _DTYPES:
-            raise UserError(f"{path}: {name} has numbers of type {view['dtype']}.")
-        flat: Any = np.frombuffer(view["data"], _DTYPES[view["dtype"]])
-        tensors[name] = flat.reshape(view["shape"])
-    return tensors
-
-
-def _read_pickle(path: epath.Path, allow_pickle: bool) -> Tensors:
-    if not path.exists():
-        raise UserError(f"{path.parent} has no {path.name}.")
-    if not allow_pickle:
-        raise UserError(
-            f"{path} is a pickle, which may hold a program; allow it explicitly (allow_pickle) if "
-            "you trust its source, or save the model as model.safetensors."
-        )
-    try:
-        import torch
-    except ImportError as error:
-        raise UserError(
-            f"{path} can only be read with torch; install it (pip install "
-            "'transformer-jax[interop]'), or save the model as model.safetensors."
-        ) from error
-    try:
-        stored = torch.load(str(path), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch names no base of what it raises on damage
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path} is damaged ({reason}); copy it again.") from error
-    if not all(isinstance(tensor, torch.Tensor) for tensor in stored.values()):
-        raise UserError(f"{path} holds something else than tensors by name.")
-    return {name: tensor.float().numpy() for name, tensor in stored.items()}
-
-
 def read_model(settings: Settings, tensors: Tensors) -> tuple[ModelConfig, layout.Params]:
-    """The model that the tensors hold.
+    """The model that the tensors hold; parameters are on JAX's default device.
+
+    Each tensor is read, brought into its form and let go before the next.
 
     Raises:
       UserError: naming a tensor that is missing, of another shape, or not part of the model.
@@ -118,12 +45,15 @@ def read_model(settings: Settings, tensors: Tensors) -> tuple[ModelConfig, layou
     extra = sorted(set(tensors) - used)
     if extra:
         raise UserError(f"{settings.folder}: the model has no place for the tensor {extra[0]}.")
-    # In the order of a fresh model's tree, so that the two are one structure.
-    params = layout.unflatten({path: leaves[path] for path in names.shapes(config)})
-    if permuted:
-        inverse = np.argsort(layout.interleaved_to_halves(config.d_model))
-        params = layout.permute_model(params, inverse)
-    return config, params
+    inverse = np.argsort(layout.interleaved_to_halves(config.d_model)) if permuted else None
+    params = {}
+    # In the order of a fresh model's tree, so that the two are one structure. Each array leaves the
+    # host as soon as it is on the device.
+    tables.clear()
+    for path in names.shapes(config):
+        leaf = leaves.pop(path)
+        params[path] = jnp.asarray(leaf if inverse is None else layout.permute(path, leaf, inverse))
+    return config, layout.unflatten(params)
 
 
 def _take(settings, tensors: Tensors, used: set[str], name: str, shape: tuple[int, ...]):
@@ -158,15 +88,16 @@ def _embeddings(settings: Settings, tensors: Tensors, used: set[str]) -> dict[st
             candidates.append(names.SHARED)
         stored = [name for name in candidates if name in tensors] or candidates[:1]
         shape = (sizes[group[0]], d_model)
-        values = [_take(settings, tensors, used, name, shape) for name in stored]
+        table = _take(settings, tensors, used, stored[0], shape)
         # Untied but shared in name: Hugging Face reads each one's own, `shared` not at all.
-        for name, value in zip(stored[1:], values[1:], strict=True):
-            if settings.tied_output and not np.array_equal(values[0], value):
+        for name in stored[1:]:
+            other = _take(settings, tensors, used, name, shape)
+            if settings.tied_output and not np.array_equal(table, other):
                 raise UserError(
                     f"{settings.folder}: config.json ties {stored[0]} and {name}, but their "
                     "values differ."
                 )
-        tables |= dict.fromkeys(group, values[0])
+        tables |= dict.fromkeys(group, table)
     return tables
 
 
