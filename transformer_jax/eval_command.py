@@ -1,7 +1,9 @@
 """The command `eval`: its flags, and what it prints."""
 
 import dataclasses
+import functools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -44,16 +46,7 @@ def evaluate(translator: Translator) -> None:
             "counts; name the split as a whole."
         )
     other = _other_system(len(pairs)) if FLAGS.compare else None
-    read = {"--compare": FLAGS.compare or ""}
-    for corpus in corpora:
-        languages = (f".{corpus.source_lang}", f".{corpus.target_lang}", "")
-        names = [corpus.name + end + gz for end in languages for gz in ("", ".gz")]
-        read |= {f"config.data.{FLAGS.split} ({name})": name for name in names}
-    for name in ("json", "output"):
-        check_not_overwritten(FLAGS[name].value or "-", read, f"--{name}")
-        # A path that cannot be written should not cost an evaluation.
-        if FLAGS[name].value and processes.is_primary():
-            check_writable(FLAGS[name].value)
+    processes.from_primary(functools.partial(_check_outputs, corpora), "outputs")
     scores, outputs = evaluation.evaluate(
         translator.engine, translator.params, pairs, translator.config.decode
     )
@@ -77,6 +70,23 @@ def evaluate(translator: Translator) -> None:
     if FLAGS.output:
         with writing(FLAGS.output) as out:
             out.writelines(as_line(text) for text in texts)
+
+
+def _check_outputs(corpora: Sequence[sources.Corpus]) -> None:
+    """Checks that outputs can be written, which should not cost an evaluation to find out.
+
+    Raises:
+      UserError: one cannot, or is a file that is read.
+    """
+    read = {"--compare": FLAGS.compare or ""}
+    for corpus in corpora:
+        languages = (f".{corpus.source_lang}", f".{corpus.target_lang}", "")
+        names = [corpus.name + end + gz for end in languages for gz in ("", ".gz")]
+        read |= {f"config.data.{FLAGS.split} ({name})": name for name in names}
+    for name in ("json", "output"):
+        check_not_overwritten(FLAGS[name].value or "-", read, f"--{name}")
+        if FLAGS[name].value:
+            check_writable(FLAGS[name].value)
 
 
 def is_part(data: DataConfig, split: str) -> bool:

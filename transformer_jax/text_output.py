@@ -1,6 +1,7 @@
 """Files of text that the commands write."""
 
 import contextlib
+import io
 import os
 import shutil
 import stat
@@ -37,12 +38,13 @@ def writing(name: str) -> Iterator[Any]:
             yield out
         return
     # An upload that was begun cannot always be dropped, so nothing is sent before the end.
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
-        yield out
-        out.flush()
-        out.buffer.seek(0)
+    with tempfile.TemporaryFile() as file:
+        text = io.TextIOWrapper(file, encoding="utf-8")
+        yield text
+        text.flush()
+        file.seek(0)
         with paths.store_errors(), epath.Path(name).open("wb") as target:
-            shutil.copyfileobj(out.buffer, target, _CHUNK)
+            shutil.copyfileobj(file, target, _CHUNK)
 
 
 def check_writable(name: str) -> None:

@@ -43,6 +43,7 @@ def read_config(workdir: epath.PathLike) -> Config:
     Raises:
       UserError: where there is none.
     """
+    paths.require(workdir, "work directory")
     path = epath.Path(workdir) / "config.json"
     if not path.exists():
         raise UserError(f"{workdir} is no work directory: it has no config.json.")

@@ -116,6 +116,8 @@ class Reporter:
             except OSError as error:
                 why = error.strerror or error
                 self.say(f"{file.path} cannot be written ({why}); tried again later")
+                if paths.is_remote(file.path):
+                    return  # its client has tried for long; the other files are in the same store
 
     def close(self) -> None:
         if self._bar:
