@@ -140,11 +140,11 @@ def test_event_files_do_not_grow_without_end(bucket, monkeypatch):
 # --- Checkpoints ---------------------------------------------------------------------------------
 
 
-def save(workdir, *steps):
-    checkpointer = checkpoint_lib.Checkpointer(workdir, CheckpointConfig())
+def save(workdir, *steps, **config):
+    checkpointer = checkpoint_lib.Checkpointer(workdir, CheckpointConfig(**config))
     for step in steps:
         problem = checkpointer.save(
-            step, {"params": {"w": jnp.full((3,), float(step))}}, {"metrics": {"eval_bleu": step}}
+            step, {"params": {"w": jnp.full((3,), float(step))}}, {"metrics": {"eval_bleu": -step}}
         )
         assert problem is None
     assert checkpointer.close() is None
@@ -160,6 +160,11 @@ def test_an_unfinished_commit_is_no_checkpoint(bucket):
     assert not workdir_lib.has_checkpoints(bucket)
     save(bucket, 4)
     assert {name.split("/")[0] for name in names(bucket / "checkpoints")} == {"4"}
+
+
+def test_older_checkpoints_are_removed(bucket):
+    save(bucket, 1, 2, 3, 4, max_to_keep=1)
+    assert {name.split("/")[0] for name in names(bucket / "checkpoints")} == {"1", "4"}
 
 
 def test_fine_tuning_that_was_killed_in_its_first_save_starts_from_its_model_again(
@@ -202,7 +207,7 @@ def test_a_damaged_object_is_named_and_its_checkpoint_set_aside(bucket, damage):
 def test_a_run_moves_between_a_disk_and_a_store_with_its_digests(bucket, tmp_path):
     def check(folder):
         assert checkpoint_lib.newest_whole(folder, print) == 2
-        params, _ = checkpoint_lib.load_params(folder, "best", CheckpointConfig(), TARGET)
+        params, _ = checkpoint_lib.load_params(folder, "latest", CheckpointConfig(), TARGET)
         np.testing.assert_array_equal(params["w"], 2.0)
         data = folder / "checkpoints" / "2" / "params" / "d"
         flip(next(iter(data.iterdir())))

@@ -120,6 +120,8 @@ def test_a_run_is_in_one_folder_however_its_path_is_written(home, tmp_path, monk
 def test_a_path_that_nothing_installed_can_open_is_refused_at_once(monkeypatch):
     with pytest.raises(UserError, match="--output=s3://b/x: only local paths and gs://"):
         paths.require("s3://b/x", "--output")
+    with pytest.raises(UserError, match="--workdir=gs:/b/x: a path in a bucket begins with gs://"):
+        paths.require("gs:/b/x", "--workdir")
     whole = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "gcsfs" else whole(name, *a)

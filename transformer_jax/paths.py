@@ -74,6 +74,8 @@ def require(path: Any, name: str = "path") -> None:
       UserError: an unknown kind of store, or a missing package.
     """
     text = os.fspath(path)
+    if text.startswith("gs:") and not text.startswith(REMOTE):
+        raise UserError(f"{name}={text}: a path in a bucket begins with {REMOTE}.")
     if not is_remote(text):
         return
     if not text.startswith(REMOTE):
@@ -86,11 +88,14 @@ def require(path: Any, name: str = "path") -> None:
     _configure_client()
 
 
-def require_config(config: Config) -> None:
-    """`require` for every path among the settings."""
+def locate(config: Config, workdir: Any) -> tuple[Config, str]:
+    """`config` and `workdir` with every path expanded, once all of them can be opened."""
+    config, workdir = expand_config(config), expand(workdir, "workdir")
+    require(workdir, "workdir")
     for section, field in _path_settings(config):
         for part in getattr(getattr(config, section), field).split(","):
             require(part.strip(), f"config.{section}.{field}")
+    return config, workdir
 
 
 @contextlib.contextmanager

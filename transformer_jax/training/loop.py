@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -54,22 +55,20 @@ def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None
       UserError: before any compilation, for whatever cannot work; later, where training cannot go
         on or its last checkpoint could not be written.
     """
-    folder = epath.Path(paths.expand(workdir, "workdir"))
-    with prepared(config, folder) as trainer:
+    with prepared(config, workdir) as trainer:
         return trainer.run(stop_after)
 
 
 @contextlib.contextmanager
-def prepared(config: Config, workdir: epath.Path, writes: bool = True) -> Iterator["Trainer"]:
+def prepared(config: Config, workdir: epath.PathLike, writes: bool = True) -> Iterator["Trainer"]:
     """A `Trainer` that stands where the run in `workdir` stopped, which is held meanwhile.
 
     With `writes=False` nothing is written and nothing said.
     """
-    config = paths.expand_config(config)
-    paths.require(workdir, "workdir")
-    paths.require_config(config)
+    config, folder = paths.locate(config, workdir)
+    workdir = epath.Path(folder)
     validate(config)
-    say = _say if processes.is_primary() else lambda _: None
+    say = functools.partial(print, flush=True) if processes.is_primary() else lambda _: None
     with contextlib.ExitStack() as stack:
         held = workdir_lib.hold(workdir)
         processes.from_primary(lambda: _enter(stack, held), "lock")
@@ -88,10 +87,6 @@ def prepared(config: Config, workdir: epath.Path, writes: bool = True) -> Iterat
                 trainer.close()
             raise
         trainer.close()
-
-
-def _say(message: str) -> None:
-    print(message, flush=True)
 
 
 def _enter(stack: contextlib.ExitStack, context: contextlib.AbstractContextManager[None]) -> None:

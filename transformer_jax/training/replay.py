@@ -42,7 +42,7 @@ def replay(
     """
     about, batch = faults.read_bad_batch(path)
     step = about["step"]
-    with prepared(config, epath.Path(workdir), writes=False) as trainer:
+    with prepared(config, workdir, writes=False) as trainer:
         kept = [s for s in checkpoint.steps(workdir) if checkpoint.is_whole(workdir, s)]
         before = [s for s in kept if s < step]
         start = before[-1] if before else (kept[0] if kept else 0)
