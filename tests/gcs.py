@@ -66,10 +66,8 @@ class Server:
 
     def downloads(self) -> list[str]:
         """Names of the objects that were downloaded so far, in order."""
-        pattern = (
-            r'"GET (?:/storage/v1/b/[^/]*/o/([^ ?]*)\?[^ ]*alt=media|/download/[^ ]*/o/([^ ?]*))'
-        )
-        return [urllib.parse.unquote(a or b) for a, b in re.findall(pattern, self._log.read_text())]
+        pattern = r"GET (?:/download)?/storage/v1/b/[^/]*/o/([^ ?]*)\?[^ ]*alt=media"
+        return [urllib.parse.unquote(name) for name in re.findall(pattern, self._log.read_text())]
 
     def stop(self) -> None:
         self._process.kill()

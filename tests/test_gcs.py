@@ -162,6 +162,16 @@ def test_an_unfinished_commit_is_no_checkpoint(bucket):
     assert {name.split("/")[0] for name in names(bucket / "checkpoints")} == {"4"}
 
 
+def test_what_makes_a_checkpoint_complete_is_written_last(bucket):
+    save(bucket, 1)
+    details = paths.fetch_details(bucket / "checkpoints" / "1")
+    # The store numbers what it is sent.
+    in_order = sorted(details, key=lambda name: int(details[name]["generation"]))
+    assert in_order[-3:] == [digests.NAME, "_CHECKPOINT_METADATA", workdir_lib.COMMIT_FILE]
+    recorded = json.loads((bucket / "checkpoints" / "1" / digests.NAME).read_text())
+    assert set(recorded) == set(in_order[:-3])
+
+
 def test_older_checkpoints_are_removed(bucket):
     save(bucket, 1, 2, 3, 4, max_to_keep=1)
     assert {name.split("/")[0] for name in names(bucket / "checkpoints")} == {"1", "4"}
@@ -290,7 +300,9 @@ def test_a_process_that_has_lost_its_lock_ends(bucket, monkeypatch, capsys):
 
 def test_a_missing_bucket_is_told_in_a_sentence(gcs):
     with (
-        pytest.raises(UserError, match="gs://nowhere/run cannot be written"),
+        pytest.raises(
+            UserError, match="gs://nowhere/run cannot be written: there is no such bucket"
+        ),
         workdir_lib.hold("gs://nowhere/run"),
     ):
         pass
@@ -318,7 +330,9 @@ def test_an_output_is_there_when_all_of_it_is_written(bucket):
     with text_output.writing(str(path)) as out:
         out.writelines(["ü\n", "b\n"])
     assert path.read_bytes() == "ü\nb\n".encode()
-    with pytest.raises(UserError, match="gs://nowhere/x cannot be written"):
+    with pytest.raises(
+        UserError, match="gs://nowhere/x cannot be written: there is no such bucket"
+    ):
         text_output.check_writable("gs://nowhere/x")
 
 

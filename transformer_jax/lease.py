@@ -112,7 +112,7 @@ class _Lease:
             return False
         except OSError as error:
             raise UserError(
-                f"{self._workdir} cannot be written: {error.strerror or error}."
+                f"{self._workdir} cannot be written: {paths.explain(error)}."
             ) from error
         return True
 

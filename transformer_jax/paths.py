@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import errno
 import importlib.util
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -103,13 +104,19 @@ def store_errors() -> Iterator[None]:
     """Turns errors of the object store's client, which are of many kinds, into `OSError`."""
     try:
         yield
-    except OSError:
-        raise
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in _CLIENT_PACKAGES:
             raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise OSError(errno.EIO, f"the object store answered: {lines[0]}") from error
+        reason = f"the object store answered: {lines[0]}"
+        raise OSError(errno.EIO, reason, REMOTE) from error
+
+
+def explain(error: OSError) -> str:
+    """What a message says of an error: the reason alone, without number and name."""
+    if isinstance(error, FileNotFoundError) and error.errno is None:  # gcsfs gives an address
+        return "there is no such bucket"
+    return error.strerror or str(error)
 
 
 def fetch_details(folder: Any) -> dict[str, dict[str, Any]]:
@@ -174,3 +181,5 @@ def _configure_client() -> None:
     # Listings are remembered for good by default, but other processes write too.
     for protocol in ("gs", "gcs"):
         fsspec.config.conf.setdefault(protocol, {}).setdefault("use_listings_cache", False)
+    # It logs each error with its frames before it raises it.
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)

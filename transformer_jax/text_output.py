@@ -107,4 +107,4 @@ def _open(name: str, mode: str) -> Any:
 
 
 def _unwritable(name: str, error: OSError) -> UserError:
-    return UserError(f"{name} cannot be written: {error.strerror or error}.")
+    return UserError(f"{name} cannot be written: {paths.explain(error)}.")

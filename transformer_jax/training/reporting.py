@@ -114,7 +114,7 @@ class Reporter:
             try:
                 file.flush()
             except OSError as error:
-                why = error.strerror or error
+                why = paths.explain(error)
                 self.say(f"{file.path} cannot be written ({why}); tried again later")
                 if paths.is_remote(file.path):
                     return  # its client has tried for long; the other files are in the same store
