@@ -1,12 +1,26 @@
 """Compiled programs: how many there are, who waits for whom."""
 
+import dataclasses
+import functools
+import random
+import re
 import threading
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from transformer_jax.decoding import programs
+from tests.test_search import IDS, TableStepper, random_model, table_logits
+from transformer_jax.config import DecodeConfig, ModelConfig
+from transformer_jax.decoding import batching, programs
+from transformer_jax.decoding.beam import BeamSearch
 from transformer_jax.decoding.engine import Engine
+from transformer_jax.decoding.processors import SearchConstraints
+from transformer_jax.decoding.sampling import Sampling
+from transformer_jax.decoding.search_settings import SearchValues, structure_of, values_of
+from transformer_jax.decoding.stepping import cache_sizes
+from transformer_jax.model import init_params
 
 
 def in_threads(count, function):
@@ -48,3 +62,136 @@ def test_another_number_of_parameter_trees_is_refused(translator):
     own = Engine(translator.config, translator.tokenizers).programs
     with pytest.raises(ValueError, match="2 parameter trees for 1 models"):
         own.place((translator.params, translator.params))
+
+
+def settings_of_one_structure(method, number):
+    """Search settings that differ in all their numbers."""
+    rng = random.Random(number)
+    limits = {
+        "max_decode_len": rng.randint(2, 200), "max_decode_ratio": rng.uniform(1, 4),
+        "length_penalty": rng.uniform(0.1, 2),
+    }  # fmt: skip
+    if method == "beam":
+        return limits | {
+            "min_decode_len": rng.randint(1, 3), "repetition_penalty": rng.uniform(1.1, 2),
+            "coverage_penalty": rng.uniform(0.1, 1), "diversity_penalty": rng.uniform(0.1, 1),
+            "suppressed_ids": tuple(rng.sample(range(10, 200), 3)),
+        }  # fmt: skip
+    return limits | {
+        "seed": rng.randrange(2**32), "temperature": rng.uniform(0.5, 2),
+        "top_k": rng.randint(1, 200), "top_p": rng.uniform(0.1, 0.99), "min_p": rng.uniform(0, 0.1),
+    }  # fmt: skip
+
+
+def test_a_hundred_settings_compile_two_programs(translator):
+    engine = Engine(translator.config, translator.tokenizers)
+    compiled = []
+
+    def listen(event, *_, **__):
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    structures = {"beam": {"beam_size": 2, "beam_groups": 2}, "sample": {"beam_size": 2}}
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for number in range(52):
+            if number == 2:
+                assert engine.programs.num_compiled == len(structures)
+                compiled.clear()
+            for method, structure in structures.items():
+                numbers = settings_of_one_structure(method, number)
+                decode = dataclasses.replace(DecodeConfig(method=method, **structure), **numbers)
+                ((best,),) = engine.translate(translator.params, ["one two"], decode)
+                assert len(best.ids) < numbers["max_decode_len"]
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert engine.programs.num_compiled == len(structures)
+    assert not compiled
+
+
+def stack(values):
+    """Values of several settings as those of one batch."""
+    columns = zip(*(dataclasses.astuple(one) for one in values), strict=True)
+    return SearchValues(*(None if c[0] is None else np.concatenate(c) for c in columns))
+
+
+@pytest.mark.parametrize("method", ["beam", "sample"])
+def test_each_row_is_searched_with_its_own_numbers(method):
+    rows, longest = 4, 4
+    own = {
+        "beam": {"suppressed_ids": ((0, 1), (1, 2), (0, 2), (1, 0)), "min_decode_len": (0,) * 4,
+                 "coverage_penalty": (0.0,) * 4, "beam_groups": (2,) * 4},
+        "sample": {"top_k": (0, 1, 2, 3), "top_p": (0.6, 1.0, 0.9, 0.3)},
+    }[method]  # fmt: skip
+    configs = [
+        DecodeConfig(method=method, beam_size=4, **settings_of_one_structure(method, row)
+                     | {name: values[row] for name, values in own.items()})
+        for row in range(rows)
+    ]  # fmt: skip
+    structure = structure_of(configs[-1])  # in which all rules are active
+    values = [values_of(config, 1) for config in configs]
+    logits = table_logits(random_model(rows, longest, seed=31), longest)
+
+    @jax.jit
+    def find(logits, values):
+        count = logits.shape[0]
+        constraints = SearchConstraints(
+            limits=jnp.full(count, longest), minimums=jnp.zeros(count, jnp.int32), values=values,
+            seeds=jnp.full(count, 7, jnp.uint32),
+        )  # fmt: skip
+        stepper = TableStepper(logits, 4)
+        search = Sampling if structure.is_sampling else BeamSearch
+        return search(stepper, constraints, IDS, structure, longest).run(stepper.begin())
+
+    together = find(logits, stack(values))
+    for row in range(rows):
+        alone = find(logits[row : row + 1], values[row])
+        np.testing.assert_array_equal(together.tokens[row], alone.tokens[0])
+        np.testing.assert_allclose(together.scores[row], alone.scores[0], rtol=1e-6)
+        other = find(logits[row : row + 1], values[row - 1])
+        assert not np.array_equal(alone.scores, other.scores)
+
+
+def test_programs_are_bounded_and_those_used_last_stay(translator, monkeypatch):
+    monkeypatch.setattr(programs, "MAX_PROGRAMS", 2)
+    own = Engine(translator.config, translator.tokenizers).programs
+    for key in "abacbb":  # c pushes b out, then b pushes a out
+        if own._find(key) is None:
+            own._keep(key, object())
+    assert own.num_compiled == 4
+    assert list(own._kept) == ["c", "b"]
+
+
+@pytest.mark.parametrize("method", ["beam", "sample"])
+def test_a_search_compiles_at_most_three_loops(method):
+    model = ModelConfig(num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=8, num_heads=2,
+                        source_vocab_size=20, target_vocab_size=20, max_len=1024)  # fmt: skip
+    decode = DecodeConfig(method=method, beam_size=2)
+    params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+    weights = jax.eval_shape(lambda p: programs._prepare((p,), (model,)), params)
+    placed = programs.Placed((params,), weights)
+    constraints = SearchConstraints(
+        np.full(2, 1024), np.zeros(2, np.int32), values_of(decode, 2), seeds=np.zeros(2, np.uint32)
+    )
+    arrays = np.zeros((2, 8), np.int32), np.full(2, 8), constraints
+    for longest in (16, 48, 128, 512, 1024):
+        search = functools.partial(
+            programs._search, (model,), IDS, structure=structure_of(decode),
+            max_decode_len=longest, num_hypotheses=1, free_prefix=0, may_follow=None,
+        )  # fmt: skip
+        lowered = jax.jit(search).lower(placed, *arrays)
+        # Loops that carry the decoder's cache; the generator of random numbers has others.
+        cached = re.compile(r"stablehlo\.while.*tensor<(\d+x){4}f32>")
+        loops = sum(bool(cached.search(line)) for line in lowered.as_text().splitlines())
+        assert 1 <= loops <= 3
+        assert loops == len(cache_sizes(longest))
+    assert cache_sizes(16) == [16]
+
+
+@pytest.mark.parametrize("length", [8, 16, 48, 96, 256])
+def test_room_for_outputs_does_not_depend_on_usual_limits(length):
+    usual = batching.output_room(length, 1, 1024)
+    assert usual >= min(3 * length + 10, 256)
+    assert {batching.output_room(length, n, 1024) for n in range(1, usual + 1)} == {usual}
+    assert batching.output_room(length, 1024, 1024) == 1024
+    assert batching.output_room(length, 20, 20) == 20

@@ -25,6 +25,7 @@ from tests.test_search import (
 )  # fmt: skip
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding import mbr, sampling
+from transformer_jax.decoding.search_settings import structure_of, values_of
 from transformer_jax.ops.top_k import NEVER, top_k_columns
 
 
@@ -32,7 +33,9 @@ from transformer_jax.ops.top_k import NEVER, top_k_columns
 def compiled(longest, config):
     def find(logits, demands):
         stepper = TableStepper(logits, config.beam_size)
-        return sampling.Sampling(stepper, demands, IDS, config, longest).run(stepper.begin())
+        demands = demands.replace(values=values_of(config, len(demands.limits)))
+        search = sampling.Sampling(stepper, demands, IDS, structure_of(config), longest)
+        return search.run(stepper.begin())
 
     return jax.jit(find)
 
@@ -102,7 +105,7 @@ def kept(log_probs):
 def test_top_k_by_sorting(count):
     x = distribution()
     ranks = np.argsort(np.argsort(-np.asarray(x), axis=0), axis=0)
-    np.testing.assert_array_equal(kept(sampling.keep_top_k(x, count)), ranks < count)
+    np.testing.assert_array_equal(kept(sampling.keep_top_k(x, jnp.full(2, count))), ranks < count)
 
 
 @pytest.mark.parametrize("mass", [0.01, 0.5, 0.9, 0.999])
@@ -114,14 +117,14 @@ def test_top_p_by_sorting(mass):
     before -= np.take_along_axis(probs, order, 0)
     want = np.zeros(x.shape, bool)
     np.put_along_axis(want, order, before < mass, axis=0)
-    np.testing.assert_array_equal(kept(sampling.keep_top_p(x, mass)), want)
+    np.testing.assert_array_equal(kept(sampling.keep_top_p(x, jnp.full(2, mass))), want)
 
 
 def test_min_p_by_the_likeliest():
     x = distribution()
     probs = np.exp(np.asarray(x))
     want = probs >= 0.1 * probs.max(axis=0)
-    np.testing.assert_array_equal(kept(sampling.keep_min_p(x, 0.1)), want)
+    np.testing.assert_array_equal(kept(sampling.keep_min_p(x, jnp.full(2, 0.1))), want)
 
 
 @pytest.mark.parametrize("vocab", [5, 1000, 1280, 1279])

@@ -12,7 +12,8 @@ from transformer_jax.config import DecodeConfig
 from transformer_jax.data.loader import SpecialIds
 from transformer_jax.decoding.beam import BeamSearch
 from transformer_jax.decoding.hypotheses import gather_beams, length_penalty
-from transformer_jax.decoding.processors import Demands
+from transformer_jax.decoding.processors import SearchConstraints
+from transformer_jax.decoding.search_settings import structure_of, values_of
 from transformer_jax.ops.top_k import NEVER
 
 VOCAB, EOS, START, PAD = 4, 3, 0, 9
@@ -63,7 +64,7 @@ def run(tables, limits, beam_size, num_hypotheses=1, longest=None, forced=(), fr
 
 def make_demands(limits, forced=(), config=None, **more):
     rows = len(limits)
-    return Demands(
+    return SearchConstraints(
         limits=jnp.asarray(limits),
         minimums=jnp.minimum(config.min_decode_len if config else 0, jnp.asarray(limits)),
         prefix=jnp.asarray([list(forced)] * rows, jnp.int32) if forced else None,
@@ -86,6 +87,10 @@ class TableStepper:
 
     def __init__(self, logits, beams, attention=None):
         self.logits, self.beams, self.attention = logits, beams, attention
+
+    @property
+    def vocab_size(self):
+        return self.logits.shape[-1]
 
     def begin(self):
         rows = self.logits.shape[0]
@@ -119,8 +124,10 @@ def compiled(rows, longest, config, num_hypotheses, free=0, may_follow=None):
 
     def find(logits, demands, attention=None):
         stepper = TableStepper(logits, config.beam_size, attention)
+        if demands.values is None:
+            demands = demands.replace(values=values_of(config, rows))
         search = BeamSearch(
-            stepper, demands, IDS, config, longest, num_hypotheses, free,
+            stepper, demands, IDS, structure_of(config), longest, num_hypotheses, free,
             None if may_follow is None else np.array(may_follow),
         )  # fmt: skip
         return search.run(stepper.begin())

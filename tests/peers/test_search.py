@@ -104,11 +104,13 @@ def test_options_are_those_of_generate(ours, hugging_face, settings, theirs, bea
 
 @pytest.mark.peers
 def test_truncations_are_those_of_generate():
+    import jax.numpy as jnp
     import torch
     from transformers.generation import logits_process as theirs
 
     from transformer_jax.config import DecodeConfig
     from transformer_jax.decoding.sampling import warp
+    from transformer_jax.decoding.search_settings import structure_of, values_of
     from transformer_jax.ops.top_k import NEVER
 
     rng = np.random.default_rng(3)
@@ -127,7 +129,9 @@ def test_truncations_are_those_of_generate():
         want = log_probs
         for warper in warpers:
             want = warper(None, want)
-        got = np.asarray(warp(log_probs.numpy().T[:, :, None], DecodeConfig(**settings)))[..., 0].T
+        config = DecodeConfig(method="sample", **settings)
+        columns = jnp.asarray(log_probs.numpy().T[:, :, None])
+        got = np.asarray(warp(columns, structure_of(config), values_of(config, 6)))[..., 0].T
         np.testing.assert_array_equal(got > NEVER, np.isfinite(want.numpy()))
         np.testing.assert_allclose(
             np.asarray(torch.softmax(torch.tensor(got), -1)), torch.softmax(want, -1).numpy(),

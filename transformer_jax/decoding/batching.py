@@ -1,11 +1,15 @@
 """Sentences grouped into batches of a few declared shapes."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from transformer_jax.config import DecodeConfig
+
 MIN_LEN = 8
+EXTRA_PIECES = 10  # on top of max_decode_ratio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +29,22 @@ def padded_length(length: int, max_len: int) -> int:
     while size < length:  # from 16 on, a power of two and the middle to the next in turn
         size = size // 2 * 3 if size & (size - 1) == 0 else size // 3 * 4
     return min(size, max_len)
+
+
+def output_room(source_length: int, limit: int, max_len: int) -> int:
+    """Positions for the outputs of a batch: few sizes, whatever limits the settings give.
+
+    Args:
+      source_length: padded.
+      limit: tokens of an output at most; up to `max_len`.
+      max_len: tokens that the model writes.
+    """
+    usual = DecodeConfig()
+    most = math.ceil(usual.max_decode_ratio * source_length) + EXTRA_PIECES
+    room = padded_length(min(most, usual.max_decode_len), max_len)
+    while room < min(limit, max_len):
+        room = min(2 * room, max_len)
+    return room
 
 
 def row_options(full: int) -> list[int]:

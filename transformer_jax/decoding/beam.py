@@ -7,59 +7,34 @@ every hypothesis returned ends with the end symbol and its score is that of forc
 import dataclasses
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.config import DecodeConfig
 from transformer_jax.data.loader import SpecialIds
-from transformer_jax.decoding import constraints
+from transformer_jax.decoding import banks
+from transformer_jax.decoding.beam_state import (
+    BeamState,
+    Candidates,
+    Finished,
+    best_finished,
+    pad_columns,
+)
 from transformer_jax.decoding.hypotheses import (
     Hypotheses,
     coverage_penalty,
     gather_beams,
-    penalty,
+    length_penalty,
 )  # fmt: skip
-from transformer_jax.decoding.processors import Demands, Next, Rules, Written
+from transformer_jax.decoding.processors import (
+    Next,
+    Rules,
+    SearchConstraints,
+    Written,
+    forbidden_tokens,
+)
+from transformer_jax.decoding.search_settings import SearchStructure
 from transformer_jax.decoding.stepping import Stepper, repeat
 from transformer_jax.ops.top_k import NEVER, top_k_columns
-
-
-@flax.struct.dataclass
-class Finished:
-    """Ended hypotheses, best first."""
-
-    tokens: jax.Array  # [R, k, T]
-    log_probs: jax.Array  # [R, k]
-    scores: jax.Array  # [R, k]; NEVER where there is none
-    lengths: jax.Array  # [R, k]
-    unmet: jax.Array  # [R, k] phrases that are not in it
-
-
-@flax.struct.dataclass
-class BeamState:
-    """Search in progress. R is sentences times groups, k the beams of a group."""
-
-    index: jax.Array  # pieces written so far
-    cache: Any
-    tokens: jax.Array  # [R, k, T]
-    log_probs: jax.Array  # [R, k]
-    finished: Finished
-    num_finished: jax.Array  # [R], ever found
-    done: jax.Array  # [R]
-    finite: jax.Array  # [B] whether all logits were
-
-
-@flax.struct.dataclass
-class Candidates:
-    """Hypotheses one piece longer; N a row, in the order of `choice` but for those forced."""
-
-    choice: jax.Array  # [R, N] by which they are chosen; NEVER: not to be had
-    log_probs: jax.Array  # [R, N]
-    parents: jax.Array  # [R, N]
-    pieces: jax.Array  # [R, N]
-    finishes: Any = None  # [R, N] ends, and is one of the K that would be chosen
-    unmet: Any = None  # [R, N] phrases that are not in it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,15 +46,15 @@ class BeamSearch:
     ones beats the best live one at its present length; `exact` once the worst of the
     `num_hypotheses` best beats what any live one could still reach.
 
-    With `config.beam_groups`, every group searches by itself, but a piece costs
-    `config.diversity_penalty` for each earlier group's hypothesis that goes on with it at the same
-    place (Vijayakumar et al., 2018, Hamming diversity); the cost counts in choosing only.
+    With `beam_groups`, every group searches by itself, but a piece costs `diversity_penalty` for
+    each earlier group's hypothesis that goes on with it at the same place (Vijayakumar et al.,
+    2018, Hamming diversity); the cost counts in choosing only.
 
     Args:
       stepper: of the model.
-      demands: of each sentence.
+      constraints: of each sentence.
       ids: start, end and padding.
-      config: everything else.
+      structure: of the settings, whose numbers are in `constraints.values`.
       max_decode_len: pieces at most, T.
       num_hypotheses: how many will be read from the result, at most K.
       free_prefix: first pieces of each prefix that cost nothing.
@@ -88,9 +63,9 @@ class BeamSearch:
     """
 
     stepper: Stepper
-    demands: Demands
+    constraints: SearchConstraints
     ids: SpecialIds
-    config: DecodeConfig
+    structure: SearchStructure
     max_decode_len: int
     num_hypotheses: int = 1
     free_prefix: int = 0
@@ -98,26 +73,30 @@ class BeamSearch:
 
     @property
     def groups(self) -> int:
-        return self.config.beam_groups
+        return self.structure.beam_groups
 
     @property
     def beams(self) -> int:
         """Of one group."""
-        return self.config.beam_size // self.groups
+        return self.structure.beam_size // self.groups
 
     def run(self, cache: Any) -> Hypotheses:
-        """Searches from a fresh cache of B sentences and `config.beam_size` beams."""
-        end = repeat(
-            self._step, lambda state: ~jnp.all(state.done), self._start(cache), self.stepper,
-            self.max_decode_len,
+        """Searches from a fresh cache of B sentences and `beam_size` beams."""
+        rules = Rules(
+            self.structure, self.ids.target_eos, self.free_prefix,
+            forbidden_tokens(self.constraints.values, self.stepper.vocab_size),
         )  # fmt: skip
-        rows = self.demands.limits.shape[0]
+        end = repeat(
+            lambda state: self._step(state, rules), lambda state: ~jnp.all(state.done),
+            self._start(cache), self.stepper, self.max_decode_len,
+        )  # fmt: skip
+        rows = self.constraints.limits.shape[0]
         found = jax.tree.map(
             lambda x: x.reshape(rows, -1, *x.shape[2:]),
             end.finished,
         )  # [B*G, k] --> [B, K]
         if self.groups > 1:
-            found = _best(found, found.scores.shape[1])
+            found = best_finished(found, found.scores.shape[1])
         return Hypotheses(
             found.tokens, found.scores, found.log_probs, found.lengths, end.index, end.finite
         )
@@ -127,7 +106,7 @@ class BeamSearch:
         return jnp.repeat(x, self.groups, axis=0) if self.groups > 1 else x
 
     def _start(self, cache: Any) -> BeamState:
-        rows = self.demands.limits.shape[0] * self.groups
+        rows = self.constraints.limits.shape[0] * self.groups
         shape = rows, self.beams
         tokens = jnp.full((*shape, self.max_decode_len), self.ids.target_pad, jnp.int32)
         never = jnp.full(shape, NEVER, jnp.float32)
@@ -139,18 +118,17 @@ class BeamSearch:
             log_probs=never.at[:, 0].set(0.0),
             finished=Finished(tokens, never, never, *[jnp.zeros(shape, jnp.int32)] * 2),
             num_finished=jnp.zeros((rows,), jnp.int32),
-            done=self._per_row(self.demands.limits <= 0),
-            finite=jnp.ones(self.demands.limits.shape, bool),
+            done=self._per_row(self.constraints.limits <= 0),
+            finite=jnp.ones(self.constraints.limits.shape, bool),
         )
 
-    def _step(self, state: BeamState) -> BeamState:
-        rows, total = self.demands.limits.shape[0], self.config.beam_size
+    def _step(self, state: BeamState, rules: Rules) -> BeamState:
+        rows, total = self.constraints.limits.shape[0], self.structure.beam_size
         last = jnp.take(state.tokens, jnp.maximum(state.index - 1, 0), axis=2)
         last = jnp.where(state.index == 0, self.ids.decoder_start, last).reshape(-1)  # --> [B*K]
         logits, cache = self.stepper.step(state.cache, last)
         tokens = state.tokens.reshape(rows, total, -1)  # [R, k, T] --> [B, K, T]
-        rules = Rules(self.config, self.ids.target_eos, self.free_prefix)
-        following = rules(logits, Written(tokens, state.index, self.demands))
+        following = rules(logits, Written(tokens, state.index, self.constraints))
         candidates, kept = self._choose(state, following)
         written = gather_beams(state.tokens, candidates.parents)
         written = jax.lax.dynamic_update_index_in_dim(
@@ -181,13 +159,14 @@ class BeamSearch:
         """Candidates of every row, and which of them go on, `[R, k]`."""
         if self.groups == 1:
             return self._choose_rows(state.tokens, state.index, state.log_probs, following)
-        rows = self.demands.limits.shape[0]
+        rows = self.constraints.limits.shape[0]
 
         def groups(x):  # [R, ...] --> [B, G, ...]
             return x.reshape(rows, self.groups, *x.shape[1:])
 
         tokens, log_probs = groups(state.tokens), groups(state.log_probs)
         batch = jnp.arange(rows)[:, None]
+        strength = jnp.asarray(self.constraints.values.diversity_penalty)[:, None]
         per_group = []
         taken = jnp.zeros((following.log_probs.shape[0], rows, 1), jnp.float32)
         for g in range(self.groups):
@@ -202,7 +181,7 @@ class BeamSearch:
                 tokens[:, g], state.index, log_probs[:, g], own, taken
             )
             pieces = gather_beams(candidates.pieces, kept)
-            taken = taken.at[pieces, batch, 0].add(self.config.diversity_penalty)
+            taken = taken.at[pieces, batch, 0].add(strength)
             per_group.append((candidates, kept))
         return jax.tree.map(
             lambda *x: jnp.stack(x, axis=1).reshape(rows * self.groups, *x[0].shape[1:]),
@@ -219,11 +198,11 @@ class BeamSearch:
     ) -> tuple[Candidates, jax.Array]:
         log_probs = following.log_probs
         vocab, rows, beams = log_probs.shape
-        if self.demands.phrases is not None:
+        if self.constraints.phrases is not None:
             progress = self._progress(tokens, index)
             if self.may_follow is not None:
-                log_probs = constraints.forbid_longer_words(
-                    log_probs, progress, self.demands.phrases, self.may_follow
+                log_probs = banks.forbid_longer_words(
+                    log_probs, progress, self.constraints.phrases, self.may_follow
                 )
         count = min(2 * beams, vocab * beams) if beams > 1 else 1
         priced = log_probs if taken is None else log_probs - taken
@@ -234,11 +213,11 @@ class BeamSearch:
         if taken is not None:
             totals = self._candidates(log_probs, live, parents, pieces).log_probs
             found = dataclasses.replace(found, log_probs=totals)
-        if self.demands.phrases is not None:
+        if self.constraints.phrases is not None:
             found = self._with_phrases(found, log_probs, live, progress)
         must = jnp.maximum(live + following.forced_log_probs, NEVER)
-        must = _pad_columns(must, found.choice.shape[1], NEVER)
-        own = _pad_columns(jnp.broadcast_to(jnp.arange(beams), (rows, beams)), must.shape[1], 0)
+        must = pad_columns(must, found.choice.shape[1], NEVER)
+        own = pad_columns(jnp.broadcast_to(jnp.arange(beams), (rows, beams)), must.shape[1], 0)
         order = jnp.argsort(-must, axis=1)
         must, own = gather_beams((must, own), order)
         found = Candidates(
@@ -247,7 +226,7 @@ class BeamSearch:
             parents=jnp.where(forced >= 0, own, found.parents),
             pieces=jnp.where(forced >= 0, forced, found.pieces),
         )
-        if self.demands.phrases is not None:
+        if self.constraints.phrases is not None:
             return self._choose_banks(tokens, index, found)
         ends = self._ends(found, index)
         choice = jnp.where(ends, NEVER, found.choice)
@@ -264,17 +243,15 @@ class BeamSearch:
         totals = jnp.where(pieces < 0, NEVER, totals)
         return Candidates(totals, totals, parents, pieces)
 
-    def _progress(self, tokens: jax.Array, index: jax.Array) -> constraints.Progress:
-        demands: Any = self.demands
-        return constraints.progress(
-            tokens, index, demands.phrases, demands.word_ends, self.may_follow
-        )
+    def _progress(self, tokens: jax.Array, index: jax.Array) -> banks.Progress:
+        asked: Any = self.constraints
+        return banks.progress(tokens, index, asked.phrases, asked.word_ends, self.may_follow)
 
     def _with_phrases(self, found: Candidates, log_probs, live, progress) -> Candidates:
         """More candidates: each hypothesis's best piece, its end, and what brings phrases on."""
         rows, beams, _ = progress.met.shape
-        phrases: Any = self.demands.phrases
-        following = constraints.next_pieces(progress, phrases)  # --> [R, k, C]
+        phrases: Any = self.constraints.phrases
+        following = banks.next_pieces(progress, phrases)  # --> [R, k, C]
         best = jnp.argmax(log_probs, axis=0)[..., None]  # --> [R, k, 1]
         ending = jnp.full_like(best, self.ids.target_eos)
         pieces = jnp.concatenate([best, ending, following], axis=-1)
@@ -283,7 +260,7 @@ class BeamSearch:
             log_probs, live, parents.reshape(rows, -1), pieces.reshape(rows, -1)
         )
         merged = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), found, extra)
-        choice = constraints.drop_repeated(merged.choice, merged.parents, merged.pieces)
+        choice = banks.drop_repeated(merged.choice, merged.parents, merged.pieces)
         return dataclasses.replace(merged, choice=choice)
 
     def _choose_banks(self, tokens, index, found: Candidates) -> tuple[Candidates, jax.Array]:
@@ -296,28 +273,28 @@ class BeamSearch:
         written = jax.lax.dynamic_update_index_in_dim(written, found.pieces, index, axis=2)
         progress = self._progress(written, index + 1)
         unmet = jnp.sum(~progress.met, axis=-1)
-        banks = constraints.bank(progress, self.demands.phrases)
+        bank = banks.bank(progress, self.constraints.phrases)
         beams = tokens.shape[1]
         ends, possible = self._ends(found, index), found.choice > NEVER
         incomplete = ends & (unmet > 0)
-        is_best = constraints.rank_in_bank(found.choice, banks) == 0
-        chosen = constraints.allot(jnp.where(incomplete, NEVER, found.choice), banks, beams)
+        is_best = banks.rank_in_bank(found.choice, bank) == 0
+        chosen = banks.allot(jnp.where(incomplete, NEVER, found.choice), bank, beams)
         counts = jnp.any(chosen[..., None] == jnp.arange(ends.shape[1]), axis=1)  # --> [R, N]
         finishes = ends & possible & jnp.where(incomplete, is_best, counts)
         found = dataclasses.replace(found, finishes=finishes, unmet=unmet)
-        return found, constraints.allot(jnp.where(ends, NEVER, found.choice), banks, beams)
+        return found, banks.allot(jnp.where(ends, NEVER, found.choice), bank, beams)
 
     # --- Ending --------------------------------------------------------------------------------
 
     def _ends(self, found: Candidates, index: jax.Array) -> jax.Array:
         ends = found.pieces == self.ids.target_eos
-        if self.config.at_limit == "cut":
+        if self.structure.at_limit == "cut":
             ends |= self._limits(found) <= index + 1
         return ends
 
     def _limits(self, found: Candidates) -> jax.Array:
         """`[R or B, 1]`, as the candidates' rows are."""
-        limits = self.demands.limits
+        limits = self.constraints.limits
         same = found.pieces.shape[0] == limits.shape[0]
         return (limits if same else self._per_row(limits))[:, None]
 
@@ -326,49 +303,41 @@ class BeamSearch:
     ) -> tuple[Finished, jax.Array]:
         """Adds the ends that count to the finished hypotheses, and says how many are complete."""
         ends = found.finishes & ~state.done[:, None]
-        scores = found.log_probs / penalty(state.index + 1, self.config)
-        if self.config.coverage_penalty:
+        scores = found.log_probs / self._penalty(state.index + 1)[:, None]
+        if self.structure.coverage_penalty:
             coverage = self.stepper.coverage(cache)  # --> [B, K, S]
             coverage = coverage.reshape(*state.log_probs.shape, -1)  # --> [R, k, S]
-            cost = coverage_penalty(coverage, self.config.coverage_penalty)
+            beta = self._per_row(jnp.asarray(self.constraints.values.coverage_penalty))
+            cost = coverage_penalty(coverage, beta[:, None])
             scores = scores + gather_beams(cost, found.parents)
         scores = jnp.where(ends, scores, NEVER)
         length = jnp.full(scores.shape, state.index + 1, jnp.int32)
         new = Finished(written, found.log_probs, scores, length, found.unmet)
         pool = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), state.finished, new)
         complete = ends & (found.unmet == 0)
-        if self.demands.phrases is None:
+        if self.constraints.phrases is None:
             _, order = jax.lax.top_k(pool.scores, self.beams)
             kept = gather_beams(pool, order)
         else:
-            kept = _best(pool, self.beams)
+            kept = best_finished(pool, self.beams)
         return kept, jnp.sum(complete, axis=1, dtype=jnp.int32)
+
+    def _penalty(self, length: jax.Array) -> jax.Array:
+        """Length penalty of each row, `[R]`."""
+        alpha = self._per_row(jnp.asarray(self.constraints.values.length_penalty))
+        return length_penalty(length, alpha, self.structure.length_penalty_kind)
 
     def _is_done(self, state: BeamState) -> jax.Array:
         best_live = jnp.max(state.log_probs, axis=1)
-        stopping = "first_k" if self.config.beam_size == 1 else self.config.stopping
+        stopping = self.structure.stopping
         scores = jnp.where(state.finished.unmet > 0, NEVER, state.finished.scores)
         if stopping == "first_k":
             enough = state.num_finished >= self.beams
         elif stopping == "hf_default":
-            enough = scores[:, -1] >= best_live / penalty(state.index, self.config)
+            enough = scores[:, -1] >= best_live / self._penalty(state.index)
         else:
             # A log-probability only falls; over a longer hypothesis's penalty it may still rise.
-            limits = self._per_row(self.demands.limits)
+            limits = self._per_row(self.constraints.limits)
             needed = min(self.num_hypotheses, self.beams)
-            enough = scores[:, needed - 1] >= best_live / penalty(limits, self.config)
+            enough = scores[:, needed - 1] >= best_live / self._penalty(limits)
         return enough | (best_live <= NEVER)
-
-
-def _pad_columns(x: jax.Array, width: int, value: float) -> jax.Array:
-    """`x` `[R, k]` filled up, or cut, to `[R, width]`."""
-    if x.shape[1] >= width:
-        return x[:, :width]
-    return jnp.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=value)
-
-
-def _best(pool: Finished, count: int) -> Finished:
-    """The best `count`: fewest phrases missing, then the score, then the order of `pool`."""
-    missing = jnp.where(pool.scores > NEVER, pool.unmet, jnp.iinfo(jnp.int32).max)
-    order = jnp.lexsort((-pool.scores, missing), axis=1)[:, :count]
-    return gather_beams(pool, order)

@@ -6,8 +6,6 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.config import DecodeConfig
-
 
 @flax.struct.dataclass
 class Hypotheses:
@@ -21,12 +19,12 @@ class Hypotheses:
     finite: jax.Array  # [B] whether all logits were
 
 
-def length_penalty(length: jax.Array, alpha: float, kind: str) -> jax.Array:
+def length_penalty(length: jax.Array, alpha: float | jax.Array, kind: str) -> jax.Array:
     """What a log-probability is divided by.
 
     Args:
       length: pieces, the end symbol included.
-      alpha: exponent; 0 divides by 1.
+      alpha: exponent, or one of each row; 0 divides by 1.
       kind: `gnmt`, ((5 + length) / 6)^alpha (Wu et al., 2016, equation 14), or `power`,
         length^alpha. One alpha does not mean the same in both.
     """
@@ -34,21 +32,16 @@ def length_penalty(length: jax.Array, alpha: float, kind: str) -> jax.Array:
     return ((5.0 + length) / 6.0 if kind == "gnmt" else length) ** alpha
 
 
-def coverage_penalty(coverage: jax.Array, beta: float) -> jax.Array:
+def coverage_penalty(coverage: jax.Array, beta: float | jax.Array) -> jax.Array:
     """`beta` times the sum over source positions of log(min(attention it had, 1)).
 
     Wu et al., 2016, equation 14; never above 0.
 
     Args:
       coverage: `[..., S]` attention summed over the output.
-      beta: weight.
+      beta: weight, broadcast to `coverage` without its last axis.
     """
     return beta * jnp.sum(jnp.log(jnp.clip(coverage, 1e-9, 1.0)), axis=-1)
-
-
-def penalty(length: jax.Array, config: DecodeConfig) -> jax.Array:
-    """`length_penalty` as `config` has it."""
-    return length_penalty(length, config.length_penalty, config.length_penalty_kind)
 
 
 def gather_beams(tree: Any, beams: jax.Array) -> Any:

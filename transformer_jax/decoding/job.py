@@ -17,13 +17,11 @@ from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.decoding import alignment, batching, long_texts, mbr, phrases, workers
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.phrases import Phrase
-from transformer_jax.decoding.processors import Demands
+from transformer_jax.decoding.processors import SearchConstraints
 from transformer_jax.decoding.programs import Placed, Programs
 from transformer_jax.decoding.requests import Part, Request, RequestEncoder, item_error
 from transformer_jax.errors import UserError
 from transformer_jax.ops.top_k import NEVER
-
-EXTRA_PIECES = 10  # on top of max_decode_ratio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,18 +255,17 @@ class Job:
 
     def _demands(
         self, group: batching.Group, parts: list[Part], wanted: list[tuple[Phrase, ...]]
-    ) -> tuple[int, Demands]:
+    ) -> tuple[int, SearchConstraints]:
         """The longest output of the batch's shape, and what is asked of each row."""
         limits = [self._limits(len(part.source)) for part in parts]
-        longest = self._limits(group.length)[1]
         needs = [dataclasses.replace(part, phrases=asked).needed
                  for part, asked in zip(parts, wanted, strict=True)]  # fmt: skip
-        if max(needs) > longest:
-            longest = batching.padded_length(max(needs), self.encoder.max_len)
         free = [0] * (group.rows - len(parts))
         most = [max(m, need) for (_, m), need in zip(limits, needs, strict=True)]
+        longest = max(*most, self._limits(group.length)[1])
+        longest = batching.output_room(group.length, longest, self.encoder.max_len)
         stacked, word_ends = _stack_phrases(wanted, group.rows)
-        return longest, Demands(
+        return longest, SearchConstraints(
             limits=np.asarray(most + free, np.int32),
             minimums=np.asarray([least for least, _ in limits] + free, np.int32),
             prefix=_stack([part.prefix for part in parts], group.rows),
@@ -280,7 +277,7 @@ class Job:
     def _limits(self, source_len: int) -> tuple[int, int]:
         """Fewest and most pieces of output for a source, end symbols included."""
         decode = self.decode
-        most = math.ceil(decode.max_decode_ratio * source_len) + EXTRA_PIECES
+        most = math.ceil(decode.max_decode_ratio * source_len) + batching.EXTRA_PIECES
         most = min(most, decode.max_decode_len, self.encoder.max_len)
         least = max(decode.min_decode_len, math.ceil(decode.min_decode_ratio * source_len))
         return min(least, most), most

@@ -1,5 +1,6 @@
 """The compiled programs of decoding: search, scoring, attention of a batch, on local devices."""
 
+import collections
 import dataclasses
 import functools
 import threading
@@ -16,14 +17,18 @@ from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.data.loader import SpecialIds
 from transformer_jax.decoding.beam import BeamSearch
 from transformer_jax.decoding.hypotheses import Hypotheses
-from transformer_jax.decoding.processors import Demands
+from transformer_jax.decoding.processors import SearchConstraints
 from transformer_jax.decoding.sampling import Sampling
-from transformer_jax.decoding.stepping import ModelStepper, first_size
+from transformer_jax.decoding.search_settings import structure_of, values_of
+from transformer_jax.decoding.stepping import ModelStepper, cache_sizes
 from transformer_jax.model import Transformer
 from transformer_jax.ops import losses
 
 AXIS = "data"
 LOGITS_AT_ONCE = 2**24  # of scoring, on a device: 64 MB in float32, whatever the vocabulary
+# Compiled programs that are kept, those used last: a structure of settings has about two for each
+# of about ten lengths.
+MAX_PROGRAMS = 256
 
 
 @flax.struct.dataclass
@@ -43,7 +48,9 @@ class TokenScores:
 
 
 class Programs:
-    """Runs batches; each shape is compiled once, on first use.
+    """Runs batches; each shape is compiled once, on first use, by whichever thread comes first.
+
+    The last `MAX_PROGRAMS` programs used are kept.
 
     Rows are spread over `devices` where they divide; each device then searches by itself.
 
@@ -68,16 +75,13 @@ class Programs:
         self._mesh = jax.make_mesh(
             (len(devices),), (AXIS,), (jax.sharding.AxisType.Auto,), devices=devices
         )
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of compilations
         self._placing = threading.Lock()
-        self._compiled: dict[Any, Any] = {}
+        self._kept: collections.OrderedDict[Any, Any] = collections.OrderedDict()  # newest last
+        self._keeping = threading.Lock()  # of `_kept`
         self._newest: tuple[Any, Placed] | None = None
-        self.num_loaded = 0  # programs that came from the persistent cache
-
-    @property
-    def num_compiled(self) -> int:
-        """Programs in use, loaded ones included."""
-        return len(self._compiled)
+        self.num_compiled = 0  # programs ever compiled or loaded
+        self.num_loaded = 0  # of them, from the persistent cache
 
     def place(self, params: Any) -> Placed:
         """Lays parameters out on the devices; those of the last call are kept.
@@ -106,17 +110,28 @@ class Programs:
         placed: Placed,
         inputs: Any,
         lengths: Any,
-        demands: Demands,
+        constraints: SearchConstraints,
         *,
         decode: DecodeConfig,
         max_decode_len: int,
         num_hypotheses: int = 1,
         free_prefix: int = 0,
     ) -> Hypotheses:
-        """Outputs of sources `inputs` `[B, S]` of `lengths` `[B]`, on the host."""
+        """Outputs of sources `inputs` `[B, S]` of `lengths` `[B]`, on the host.
+
+        Only the structure of `decode` and `max_decode_len` shape a program. Its numbers are read
+        from `constraints.values`, which may differ by row; where these are None, all rows have
+        those of `decode`.
+        """
+        structure = structure_of(decode)
+        if constraints.values is None:
+            values = values_of(decode, len(lengths))
+            constraints = dataclasses.replace(constraints, values=values)
         return self._run(
-            _search, placed, (inputs, lengths, demands), decode=decode,
-            max_decode_len=max_decode_len, num_hypotheses=num_hypotheses, free_prefix=free_prefix,
+            _search, placed, (inputs, lengths, constraints), structure=structure,
+            max_decode_len=max_decode_len, free_prefix=free_prefix,
+            # How many are read matters to this rule alone.
+            num_hypotheses=num_hypotheses if structure.stopping == "exact" else 1,
         )  # fmt: skip
 
     def score(self, placed: Placed, *sides: Any) -> TokenScores:
@@ -135,14 +150,27 @@ class Programs:
         shapes = tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(arrays))
         key = (function.__name__, tuple(static.items()), shapes, jax.tree.structure(arrays),
                matmul_precision())  # fmt: skip
-        program = self._compiled.get(key)
+        program = self._find(key)
         if program is None:
             with self._lock:
-                program = self._compiled.get(key)
+                program = self._find(key)
                 if program is None:
                     program = self._compile(function, placed, arrays, static, spread)
-                    self._compiled[key] = program
+                    self._keep(key, program)
         return jax.device_get(program(placed, *arrays))
+
+    def _find(self, key: Any) -> Any:
+        with self._keeping:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def _keep(self, key: Any, program: Any) -> None:
+        with self._keeping:
+            self._kept[key] = program
+            self.num_compiled += 1
+            if len(self._kept) > MAX_PROGRAMS:
+                self._kept.popitem(last=False)
 
     def _compile(self, function, placed, arrays, static, spread) -> Any:
         if function is _search:
@@ -199,21 +227,20 @@ def _encode(models, placed: Placed, inputs, lengths) -> list[jax.Array]:
 
 
 def _search(
-    models, ids, placed, inputs, lengths, demands, *, decode, max_decode_len, num_hypotheses,
-    free_prefix, may_follow,
+    models, ids, placed, inputs, lengths, constraints, *, structure, max_decode_len,
+    num_hypotheses, free_prefix, may_follow,
 ):  # fmt: skip
     encoded = _encode(models, placed, inputs, lengths)
     stepper = ModelStepper(models, placed.weights)
     cache = stepper.begin(
-        encoded, _mask(lengths, inputs.shape[1]), decode.beam_size, first_size(max_decode_len),
-        coverage=decode.coverage_penalty > 0,
+        encoded, _mask(lengths, inputs.shape[1]), structure.beam_size,
+        cache_sizes(max_decode_len)[0], coverage=structure.coverage_penalty,
     )  # fmt: skip
-    if decode.method == "beam":
-        found = BeamSearch(
-            stepper, demands, ids, decode, max_decode_len, num_hypotheses, free_prefix, may_follow
-        ).run(cache)
+    own = stepper, constraints, ids, structure, max_decode_len
+    if structure.is_sampling:
+        found = Sampling(*own, free_prefix).run(cache)
     else:
-        found = Sampling(stepper, demands, ids, decode, max_decode_len, free_prefix).run(cache)
+        found = BeamSearch(*own, num_hypotheses, free_prefix, may_follow).run(cache)
     return dataclasses.replace(found, steps=found.steps[None])  # --> [1] a device
 
 

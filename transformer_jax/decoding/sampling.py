@@ -1,81 +1,111 @@
 """Ancestral sampling: independent outputs, each a function of its sentence, number and seed."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.config import DecodeConfig
 from transformer_jax.data.loader import SpecialIds
-from transformer_jax.decoding.hypotheses import Hypotheses, penalty
-from transformer_jax.decoding.processors import Demands, Rules, Written
+from transformer_jax.decoding.hypotheses import Hypotheses, length_penalty
+from transformer_jax.decoding.processors import (
+    Rules,
+    SearchConstraints,
+    Written,
+    forbidden_tokens,
+)
+from transformer_jax.decoding.search_settings import SearchStructure, SearchValues
 from transformer_jax.decoding.stepping import Stepper, repeat
-from transformer_jax.ops.top_k import NEVER, chunk_size, top_k_columns
+from transformer_jax.ops.top_k import NEVER, chunk_size
 
 
-def keep_top_k(log_probs: jax.Array, count: int) -> jax.Array:
-    """Forbids all but the `count` likeliest pieces, and those as likely as the last of them.
+def keep_top_k(log_probs: jax.Array, count: jax.Array) -> jax.Array:
+    """Forbids all but the `count` likeliest tokens, and those as likely as the last of them.
 
     Args:
       log_probs: `[V, B, K]`.
-      count: at least 1.
+      count: `[B]`; 0 keeps all.
     """
-    vocab, rows, beams = log_probs.shape
-    flat = log_probs.reshape(vocab, rows * beams, 1)
-    best, _, _ = top_k_columns(flat, jnp.zeros(flat.shape[1:]), min(count, vocab))
-    return _keep_from(log_probs, best[:, -1].reshape(rows, beams))
+    bits = _ordered(log_probs)
+    wanted = jnp.where(count > 0, jnp.minimum(count, bits.shape[0]), bits.shape[0])[:, None]
+
+    def enough(bound):
+        return jnp.sum(bits >= bound, axis=0, dtype=jnp.int32) >= wanted
+
+    ends = _ordered(jnp.float32(-jnp.inf)), _ordered(jnp.float32(jnp.inf))
+    return jnp.where(bits >= _largest(enough, *ends, log_probs.shape[1:]), log_probs, NEVER)
 
 
-def keep_top_p(log_probs: jax.Array, mass: float) -> jax.Array:
+def keep_top_p(log_probs: jax.Array, mass: jax.Array) -> jax.Array:
     """Forbids all but the likeliest pieces that together have at least `mass` of the probability.
 
-    Nucleus sampling (Holtzman et al., 2020). The bound is found by bisection over the bits of
-    float32, not by sorting; pieces as likely as the last one kept are kept too.
+    Nucleus sampling (Holtzman et al., 2020). Pieces as likely as the last one kept are kept too.
 
     Args:
       log_probs: `[V, B, K]`, of which probabilities add up to 1.
-      mass: above 0, below 1.
+      mass: `[B]`, above 0; 1 keeps all.
     """
     probs = jnp.exp(log_probs)
+    bits = _ordered(probs)
 
-    # Non-negative floats are ordered as their bits are.
-    def halve(_, bounds):
-        low, high = bounds
-        middle = low + (high - low) // 2
-        bound = jax.lax.bitcast_convert_type(middle, jnp.float32)
-        enough = jnp.sum(jnp.where(probs >= bound, probs, 0.0), axis=0) >= mass
-        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+    def enough(bound):
+        return jnp.sum(jnp.where(bits >= bound, probs, 0.0), axis=0) >= mass[:, None]
 
-    shape = log_probs.shape[1:]
-    low = jnp.zeros(shape, jnp.int32)
-    high = jnp.full(shape, jax.lax.bitcast_convert_type(jnp.float32(2.0), jnp.int32))
-    low, _ = jax.lax.fori_loop(0, 31, halve, (low, high))
-    bound = jax.lax.bitcast_convert_type(low, jnp.float32)
-    likeliest = jnp.max(probs, axis=0)
-    return jnp.where(probs >= jnp.minimum(bound, likeliest), log_probs, NEVER)
+    ends = jnp.int32(0), _ordered(jnp.float32(2.0))
+    bound = _largest(enough, *ends, log_probs.shape[1:])
+    kept = (bits >= jnp.minimum(bound, jnp.max(bits, axis=0))) | (mass >= 1.0)[:, None]
+    return jnp.where(kept, log_probs, NEVER)
 
 
-def keep_min_p(log_probs: jax.Array, share: float) -> jax.Array:
-    """Forbids pieces less likely than `share` of the likeliest one (Nguyen et al., 2024)."""
-    return _keep_from(log_probs, jnp.max(log_probs, axis=0) + jnp.log(share))
+def keep_min_p(log_probs: jax.Array, share: jax.Array) -> jax.Array:
+    """Forbids pieces less likely than `share` of the likeliest one (Nguyen et al., 2024).
 
-
-def _keep_from(log_probs: jax.Array, bound: jax.Array) -> jax.Array:
+    Args:
+      log_probs: `[V, B, K]`.
+      share: `[B]`; 0 keeps all.
+    """
+    bound = jnp.max(log_probs, axis=0) + jnp.log(share)[:, None]
     return jnp.where(log_probs >= bound, log_probs, NEVER)
 
 
-def warp(log_probs: jax.Array, config: DecodeConfig) -> jax.Array:
+def _ordered(x: jax.Array) -> jax.Array:
+    """Integers in the order of the float32 `x`."""
+    bits = jax.lax.bitcast_convert_type(x + 0.0, jnp.int32)  # -0.0 becomes 0.0
+    return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+def _largest(enough: Callable, low: jax.Array, high: jax.Array, shape: Any) -> jax.Array:
+    """The largest bound `[B, K]` that is `enough`, by bisection; no sort.
+
+    Args:
+      enough: bounds `[B, K]` -> boolean, True up to some bound.
+      low: is enough.
+      high: is not.
+      shape: of the bounds.
+    """
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = (low & high) + ((low ^ high) >> 1)  # their mean, without overflow
+        is_enough = enough(middle)
+        return jnp.where(is_enough, middle, low), jnp.where(is_enough, high, middle)
+
+    bounds = jnp.full(shape, low), jnp.full(shape, high)
+    return jax.lax.fori_loop(0, 32, halve, bounds)[0]
+
+
+def warp(log_probs: jax.Array, structure: SearchStructure, values: SearchValues) -> jax.Array:
     """Distribution that is sampled from: temperature, then top-k, top-p and min-p."""
-    if config.temperature != 1.0:
-        log_probs = jnp.maximum(log_probs / config.temperature, NEVER)
-    if config.top_k:
-        log_probs = keep_top_k(log_probs, config.top_k)
-    if config.top_p < 1.0:
-        log_probs = keep_top_p(jax.nn.log_softmax(log_probs, axis=0), config.top_p)
-    if config.min_p:
-        log_probs = keep_min_p(log_probs, config.min_p)
+    temperature = jnp.asarray(values.temperature)[:, None]
+    log_probs = jnp.maximum(log_probs / temperature, NEVER)
+    if structure.top_k:
+        log_probs = keep_top_k(log_probs, jnp.asarray(values.top_k))
+    if structure.top_p:
+        log_probs = keep_top_p(jax.nn.log_softmax(log_probs, axis=0), jnp.asarray(values.top_p))
+    if structure.min_p:
+        log_probs = keep_min_p(log_probs, jnp.asarray(values.min_p))
     return log_probs
 
 
@@ -120,53 +150,66 @@ class SampleState:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """`config.beam_size` independent outputs of each sentence.
+    """`beam_size` independent outputs of each sentence.
 
-    The k-th is drawn by a generator made of `config.seed`, the sentence's own seed and k, so that
-    it does not depend on what else is in the batch.
+    The k-th is drawn by a generator made of the setting `seed`, the sentence's own seed and k, so
+    that it does not depend on what else is in the batch.
 
     Args:
       stepper: of the model.
-      demands: of each sentence, with `seeds`.
+      constraints: of each sentence, with `seeds` and `values`.
       ids: start, end and padding.
-      config: everything else.
+      structure: of the settings, whose numbers are in `constraints.values`.
       max_decode_len: pieces at most, T.
       free_prefix: first pieces of each prefix that cost nothing.
     """
 
     stepper: Stepper
-    demands: Demands
+    constraints: SearchConstraints
     ids: SpecialIds
-    config: DecodeConfig
+    structure: SearchStructure
     max_decode_len: int
     free_prefix: int = 0
 
     def run(self, cache: Any) -> Hypotheses:
         """Samples from a fresh cache, in the order of their numbers."""
-        shape = self.demands.limits.shape[0], self.config.beam_size
+        shape = self.constraints.limits.shape[0], self.structure.beam_size
+        values: Any = self.constraints.values
+        rules = Rules(
+            self.structure, self.ids.target_eos, self.free_prefix,
+            forbidden_tokens(values, self.stepper.vocab_size),
+        )  # fmt: skip
+        # All at once, so that the generator is compiled once and outside the loop.
+        uniform = self._uniform()
         start = SampleState(
             index=jnp.zeros((), jnp.int32),
             cache=cache,
             tokens=jnp.full((*shape, self.max_decode_len), self.ids.target_pad, jnp.int32),
             log_probs=jnp.zeros(shape, jnp.float32),
             lengths=jnp.zeros(shape, jnp.int32),
-            done=self.demands.limits <= 0,
+            done=self.constraints.limits <= 0,
             finite=jnp.ones(shape[:1], bool),
         )
-        end = repeat(self._step, lambda state: ~jnp.all(state.done), start, self.stepper,
+
+        def step(state: SampleState) -> SampleState:
+            return self._step(state, rules, uniform[state.index])
+
+        end = repeat(step, lambda state: ~jnp.all(state.done), start, self.stepper,
                      self.max_decode_len)  # fmt: skip
-        used = (self.demands.limits > 0)[:, None]
-        scores = end.log_probs / penalty(jnp.maximum(end.lengths, 1), self.config)
+        used = (self.constraints.limits > 0)[:, None]
+        alpha = jnp.asarray(values.length_penalty)[:, None]
+        lengths = jnp.maximum(end.lengths, 1)
+        scores = end.log_probs / length_penalty(lengths, alpha, self.structure.length_penalty_kind)
         scores = jnp.where(used & _is_possible(end.log_probs), scores, NEVER)
         return Hypotheses(end.tokens, scores, end.log_probs, end.lengths, end.index, end.finite)
 
-    def _step(self, state: SampleState) -> SampleState:
+    def _step(self, state: SampleState, rules: Rules, uniform: jax.Array) -> SampleState:
         last = jnp.take(state.tokens, jnp.maximum(state.index - 1, 0), axis=2)
         last = jnp.where(state.index == 0, self.ids.decoder_start, last).reshape(-1)
         logits, cache = self.stepper.step(state.cache, last)
-        rules = Rules(self.config, self.ids.target_eos, self.free_prefix)
-        following = rules(logits, Written(state.tokens, state.index, self.demands))
-        pieces = draw(warp(following.log_probs, self.config), self._uniform(state.index))
+        following = rules(logits, Written(state.tokens, state.index, self.constraints))
+        values: Any = self.constraints.values
+        pieces = draw(warp(following.log_probs, self.structure, values), uniform)
         row, beam = jnp.arange(pieces.shape[0])[:, None], jnp.arange(pieces.shape[1])
         own = following.log_probs[pieces, row, beam]
         is_forced = following.forced[:, None] >= 0
@@ -175,8 +218,8 @@ class Sampling:
         ended = state.lengths > 0
         pieces = jnp.where(ended, self.ids.target_pad, pieces)
         ends = pieces == self.ids.target_eos
-        if self.config.at_limit == "cut":
-            ends |= (state.index + 1 >= self.demands.limits)[:, None]
+        if self.structure.at_limit == "cut":
+            ends |= (state.index + 1 >= self.constraints.limits)[:, None]
         lengths = jnp.where(ends & ~ended, state.index + 1, state.lengths)
         log_probs = state.log_probs + jnp.where(ended, 0.0, own)
         over = (lengths > 0) | ~_is_possible(log_probs)
@@ -192,17 +235,23 @@ class Sampling:
             finite=state.finite & jnp.all(following.finite, axis=1),
         )
 
-    def _uniform(self, index: jax.Array) -> jax.Array:
-        """One number for each output at this place, `[B, K]`."""
+    def _uniform(self) -> jax.Array:
+        """One number for each place of each output, `[T, B, K]`."""
 
-        def one(seed, number):
-            rng = jax.random.key(self.config.seed)
+        def one(index, setting, seed, number):
+            rng = jax.random.key(setting)
             for part in (seed, number, index):
                 rng = jax.random.fold_in(rng, part)
             return jax.random.uniform(rng)
 
-        numbers = jnp.arange(self.config.beam_size)
-        return jax.vmap(jax.vmap(one, (None, 0)), (0, None))(self.demands.seeds, numbers)
+        values: Any = self.constraints.values
+        draw_all = jax.vmap(one, (None, None, None, 0))  # --> [K]
+        draw_all = jax.vmap(draw_all, (None, 0, 0, None))  # --> [B, K]
+        draw_all = jax.vmap(draw_all, (0, None, None, None))  # --> [T, B, K]
+        return draw_all(
+            jnp.arange(self.max_decode_len), jnp.asarray(values.seed),
+            jnp.asarray(self.constraints.seeds), jnp.arange(self.structure.beam_size),
+        )  # fmt: skip
 
 
 def _is_possible(log_probs: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """One step of one or several models over their caches, and the loop that repeats it."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -10,13 +11,20 @@ import jax.numpy as jnp
 from transformer_jax import incremental
 from transformer_jax.config import ModelConfig
 
-GROWTH = (16, 32, 64, 128, 256, 512)  # positions for which a cache has room, one after the other
+# Positions of a cache, as parts of the longest output. An output is about a third of the longest
+# possible, so that most attention reads little more than there is; each size is a loop to compile.
+STAGES = (1 / 6, 2 / 5, 1.0)
+SMALLEST = 24
 
 Cache = Any
 
 
 class Stepper(Protocol):
     """What a search needs of a model; B sentences and K beams are in the cache's shapes."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
 
     def step(self, cache: Cache, tokens: jax.Array) -> tuple[jax.Array, Cache]:
         """Logits `[V, B·K]` after tokens `[B·K]`."""
@@ -42,6 +50,12 @@ class ModelStepper:
 
     configs: Sequence[ModelConfig]
     weights: Sequence[Any]
+
+    @property
+    def vocab_size(self) -> int:
+        weights = self.weights[0]
+        size: int = weights["output" if "output" in weights else "table"].shape[0]
+        return size
 
     def begin(
         self,
@@ -80,9 +94,10 @@ class ModelStepper:
         return jnp.where(cache[0]["source_mask"][:, None, :], total, 1.0)
 
 
-def first_size(max_decode_len: int) -> int:
-    """Positions for which a new cache has room."""
-    return min(GROWTH[0], max_decode_len)
+def cache_sizes(max_decode_len: int) -> list[int]:
+    """Positions for which a cache has room, one after the other; at most `len(STAGES)`."""
+    sizes = (8 * math.ceil(part * max_decode_len / 8) for part in STAGES)
+    return sorted({max_decode_len, *(n for n in sizes if SMALLEST <= n < max_decode_len)})
 
 
 def repeat(
@@ -91,7 +106,7 @@ def repeat(
 ) -> Any:  # fmt: skip
     """Steps while `unfinished`, at most `max_decode_len` times, under `jit`.
 
-    Attention reads the whole cache, so the cache begins small and grows along `GROWTH`.
+    Attention reads the whole cache, so the cache begins small and grows along `cache_sizes`.
 
     Args:
       step: state -> state.
@@ -100,8 +115,8 @@ def repeat(
       stepper: grows the cache.
       max_decode_len: steps at most.
     """
-    for size in sorted({n for n in GROWTH if n < max_decode_len} | {max_decode_len}):
-        if size > first_size(max_decode_len):
+    for number, size in enumerate(cache_sizes(max_decode_len)):
+        if number:
             state = dataclasses.replace(state, cache=stepper.grow(state.cache, size))
 
         def goes_on(state: Any, size: int = size) -> jax.Array:
