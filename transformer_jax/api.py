@@ -188,8 +188,9 @@ class Translator:
             raise UserError(
                 f"config.decode.suppressed_ids={decode.suppressed_ids} must be ids below {vocab}."
             )
-        for model in self.engine.models if attention else ():
-            attention.check(model)
+        if attention:
+            for model in self.engine.models:
+                attention.check(model)
         return decode
 
     def score(

@@ -134,7 +134,7 @@ class ResumableOutput:
 
 def _flat(tree: dict[str, Any], before: str = "") -> dict[str, Any]:
     """Settings by their path, such as `decode.beam_size`."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, value in tree.items():
         found |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {
             f"{before}{name}": value}  # fmt: skip

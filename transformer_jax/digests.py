@@ -72,7 +72,7 @@ def of_arrays(tree: Any) -> str:
         host = np.ascontiguousarray(array)
         digest = hashlib.blake2b(digest_size=16)
         digest.update(f"{jax.tree_util.keystr(path)} {host.dtype} {host.shape}".encode())
-        digest.update(host.reshape(-1).view(np.uint8))
+        digest.update(host.reshape(-1).view(np.uint8).data)
         return digest.digest()
 
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]

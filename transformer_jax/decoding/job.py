@@ -102,7 +102,7 @@ class Job:
         for request, error in errors.items() if self.on_error == "raise" else ():
             raise item_error(error, first + window.index(request))
         encoded = {x: found for x, found in parted.items() if not isinstance(found, UserError)}
-        places = dict(zip(encoded, itertools.pairwise(
+        places: dict[Any, tuple[int, int]] = dict(zip(encoded, itertools.pairwise(
             itertools.accumulate(map(len, encoded.values()), initial=0)), strict=True))  # fmt: skip
         for request, (begin, end) in places.items():
             if end - begin > 1:
