@@ -3,7 +3,6 @@
 import concurrent.futures
 import dataclasses
 import functools
-import itertools
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -95,36 +94,38 @@ class Job:
           UserError: naming a request that cannot be translated, unless `on_error` is `skip`.
         """
         unique = [x for x in dict.fromkeys(window) if isinstance(x, Request)]  # each once
-        parted = dict(zip(unique, self.encoder.encode(unique), strict=True))
-        errors: dict[Request | UserError, UserError] = {
+        found: dict[Request | UserError, list[Part] | UserError] = {
             x: x for x in window if isinstance(x, UserError)}  # fmt: skip
-        errors |= {x: found for x, found in parted.items() if isinstance(found, UserError)}
-        for request, error in errors.items() if self.on_error == "raise" else ():
-            raise item_error(error, first + window.index(request))
-        encoded = {x: found for x, found in parted.items() if not isinstance(found, UserError)}
-        places: dict[Any, tuple[int, int]] = dict(zip(encoded, itertools.pairwise(
-            itertools.accumulate(map(len, encoded.values()), initial=0)), strict=True))  # fmt: skip
-        for request, (begin, end) in places.items():
-            if end - begin > 1:
+        found |= zip(unique, self.encoder.encode(unique), strict=True)
+        parts: list[Part] = []
+        places: dict[Request | UserError, range] = {}  # of each request's parts
+        numbers = {x: i for i, x in reversed([*enumerate(window, start=first)])}  # of their first
+        for request, own in found.items():
+            number = numbers[request]
+            if isinstance(own, UserError):
+                if self.on_error == "raise":
+                    raise item_error(own, number)
+                continue
+            if len(own) > 1:
                 say(
-                    f"line {first + window.index(request) + 1}: longer than the "
-                    f"{self.encoder.max_len - 1} pieces that the model reads; translated in "
-                    f"{end - begin} parts."
+                    f"line {number + 1}: longer than the {self.encoder.max_len - 1} pieces that "
+                    f"the model reads; translated in {len(own)} parts."
                 )
-        parts = [part for own in encoded.values() for part in own]
+            places[request] = range(len(parts), len(parts) + len(own))
+            parts += own
         results: dict[int, list[Translation]] = {}
         batches = self._in_turn(parts)
         for request in window:
-            if request in errors:
-                yield [_failed(str(errors[request]))]
+            if request not in places:
+                yield [_failed(str(found[request]))]
                 continue
-            begin, end = places[request]
-            while not all(i in results for i in range(begin, end)):
+            place = places[request]
+            while not all(i in results for i in place):
                 results.update(next(batches))
-            if end - begin == 1:
-                yield results[begin]
+            if len(place) == 1:
+                yield results[place.start]
             else:
-                yield [_join([results[i][0] for i in range(begin, end)])]
+                yield [_join([results[i][0] for i in place])]
 
     @property
     def _batch_sizes(self) -> tuple[int, int, int]:
