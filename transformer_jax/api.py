@@ -1,6 +1,7 @@
 """`Translator`: a trained model as a Python object."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ class Translator:
         checkpoint: str = "best",
         config: Config | None = None,
         allow_pickle: bool = False,
-        ensemble: Sequence[tuple[epath.PathLike, str]] = (),
+        ensemble: Sequence[tuple[epath.PathLike, str] | epath.PathLike] = (),
     ) -> "Translator":
         """Reads a work directory, or a Hugging Face Marian, M2M-100 or NLLB model.
 
@@ -59,14 +60,18 @@ class Translator:
           checkpoint: of a work directory: `best`, `latest`, a step, or `average:N`.
           config: instead of the directory's own, for other data or search settings.
           allow_pickle: also read a Hugging Face `pytorch_model.bin`, which needs torch.
-          ensemble: further (path, checkpoint), whose probabilities are averaged with it.
+          ensemble: further (path, checkpoint), or paths alone for `best`, whose probabilities are
+            averaged with it.
 
         Raises:
           UserError: where something is missing, damaged or not supported.
         """
         model = pretrained.load(_located(path), str(checkpoint), config, allow_pickle)
-        others = [pretrained.load(_located(p), str(c), None, allow_pickle) for p, c in ensemble]
-        for (where, _), other in zip(ensemble, others, strict=True):
+        further = [
+            (one, "best") if isinstance(one, str | os.PathLike) else tuple(one) for one in ensemble
+        ]
+        others = [pretrained.load(_located(p), str(c), None, allow_pickle) for p, c in further]
+        for (where, _), other in zip(further, others, strict=True):
             if other.tokenizers.fingerprint != model.tokenizers.fingerprint or (
                 other.config.model.decoder_start_id != model.config.model.decoder_start_id
             ):

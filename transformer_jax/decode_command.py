@@ -216,7 +216,7 @@ def _describe(translator: Translator) -> dict[str, Any]:
         "checkpoint_step": translator.checkpoint_step,
         "tokenizers": translator.tokenizers.fingerprint,
         "matmul_precision": str(matmul_precision()),
-        "model": dataclasses.asdict(config.model),
+        "models": {str(i): dataclasses.asdict(m) for i, m in enumerate(translator.engine.models)},
         "data": dataclasses.asdict(config.data),
         "decode": dataclasses.asdict(config.decode) | _settings(),
         **{name: FLAGS[name].value for name in names},
