@@ -99,18 +99,19 @@ def test_what_cannot_be_uploaded_is_written_with_what_comes_next(bucket, monkeyp
     from gcsfs.retry import HttpError
 
     reporter = Reporter(bucket, 0, 10)
-    whole = type(bucket).write_bytes
+    client, _ = paths._open_store(bucket)
+    whole = client.pipe_file
 
-    def refuse(path, data):
+    def refuse(*_, **__):
         raise HttpError({"code": 503, "message": "try later"})
 
-    monkeypatch.setattr(type(bucket), "write_bytes", refuse)
+    monkeypatch.setattr(client, "pipe_file", refuse)
     metrics = {"eval_loss": 2.0}
     reporter.evaluation(2, metrics, [])
     assert "metrics.jsonl cannot be written (the object store answered: try later, 503" in (
         capsys.readouterr().out
     )
-    monkeypatch.setattr(type(bucket), "write_bytes", whole)
+    monkeypatch.setattr(client, "pipe_file", whole)
     reporter.evaluation(4, metrics, [])
     lines = (bucket / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [2, 4]
@@ -271,6 +272,19 @@ def test_a_lock_that_a_killed_process_left_is_taken_over(bucket, monkeypatch, ca
     with workdir_lib.hold(bucket):
         pass
     assert "is locked by process 7 on other; waiting" in capsys.readouterr().out
+
+
+def test_a_lock_whose_creation_was_not_answered_is_held(bucket, monkeypatch):
+    whole = paths.write
+
+    def write(path, data, must_be_new):
+        whole(path, data, must_be_new)
+        whole(path, data, must_be_new)  # as the client does when it gets no answer
+
+    monkeypatch.setattr(paths, "write", write)
+    with workdir_lib.hold(bucket):
+        assert names(bucket) == [".lock"]
+    assert names(bucket) == []
 
 
 def test_a_lock_that_is_renewed_elsewhere_is_respected(bucket, monkeypatch):

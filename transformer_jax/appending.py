@@ -45,8 +45,8 @@ class AppendedFile:
             raise
 
     def _replace(self, data: bytes) -> None:
-        with paths.store_errors():
-            if self._content is None:
+        if self._content is None:
+            with paths.store_errors():
                 self._content = self.path.read_bytes() if self.path.exists() else b""
-            self.path.write_bytes(self._content + data)
+        paths.write(self.path, self._content + data)
         self._content += data

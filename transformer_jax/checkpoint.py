@@ -178,7 +178,7 @@ class Checkpointer:
     def _remove_unfinished(self) -> None:
         """Makes room; Orbax would do it at the next start of the program."""
         if processes.is_primary():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), paths.store_errors():
                 for path in workdir_lib.uncommitted_checkpoints(self._folder.parent):
                     path.rmtree(missing_ok=True)
 

@@ -67,6 +67,8 @@ class _Lease:
             found = self._read()
             if found is None:
                 continue
+            if found["id"] == self._process["id"]:
+                return  # created by a request whose answer was lost
             is_alive = _is_alive(found)
             if is_alive or (seen is not None and found != seen):
                 raise UserError(
@@ -91,8 +93,7 @@ class _Lease:
                 found = self._read()
                 if found is not None and found["id"] != self._process["id"]:
                     self._lose(found)
-                with paths.store_errors():
-                    self._path.write_bytes(self._text())
+                paths.write(self._path, self._text())
 
     def release(self) -> None:
         with contextlib.suppress(OSError):
@@ -107,7 +108,7 @@ class _Lease:
 
     def _create(self) -> bool:
         try:
-            paths.create(self._path, self._text())
+            paths.write(self._path, self._text(), must_be_new=True)
         except FileExistsError:
             return False
         except OSError as error:

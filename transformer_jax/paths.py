@@ -143,15 +143,21 @@ def move_folder(source: Any, target: Any) -> None:
         store.rm(root, recursive=True)
 
 
-def create(path: Any, data: bytes) -> None:
-    """Writes a remote object that must not be there yet, which the store checks atomically.
+def write(path: Any, data: bytes, must_be_new: bool = False) -> None:
+    """Writes a remote object by one request, which the store carries out completely or not at all.
+
+    Args:
+      path: of the object.
+      data: all that it is to hold.
+      must_be_new: whether the store is to refuse where it is there, which it checks atomically.
 
     Raises:
-      FileExistsError: where it is there.
+      FileExistsError: where it is there but must not be.
+      OSError: any other reason why it could not be written.
     """
     store, name = _open_store(path)
     with store_errors():
-        store.pipe_file(name, data, mode="create")
+        store.pipe_file(name, data, mode="create" if must_be_new else "overwrite")
 
 
 def _open_store(path: Any) -> tuple[Any, str]:

@@ -187,8 +187,7 @@ def hold(workdir: epath.PathLike) -> Iterator[None]:
 def write_atomically(path: epath.Path, text: str) -> None:
     """Writes `path` so that a reader finds the old text or the new one, never a part."""
     if paths.is_remote(path):  # where each write is atomic
-        with paths.store_errors():
-            path.write_bytes(text.encode())
+        paths.write(path, text.encode())
         return
     aside = path.parent / f".{path.name}.{uuid.uuid4().hex}"
     with aside.open("w") as file:
