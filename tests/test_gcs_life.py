@@ -25,11 +25,12 @@ NUM_STEPS, SAVE_EVERY = 24, 4
 ENDLESS = 1_000_000
 
 
-def flags(data, workdir, num_steps, *more):
+def flags(data, workdir, num_steps):
     """A run on the files of `data`, which may be in the bucket, as may be all else."""
     places = {"train": data / "train", "validation": data / "val", "cache_dir": data / "cache"}
     given = [f"--config.data.{name}={place}" for name, place in places.items()]
-    given += [f"--config.train.eval_every_steps={NUM_STEPS}", *more]
+    # Each process holds, and saves, a part of the parameters.
+    given += [f"--config.train.eval_every_steps={NUM_STEPS}", "--config.parallel.fsdp=2"]
     return [*given, f"--workdir={workdir}", f"--config.train.num_steps={num_steps}"]
 
 
@@ -37,7 +38,8 @@ def kill_at(step, workdir, processes):
     """Kills all with SIGKILL once the checkpoint of `step` is there; makes it the last one."""
     deadline = time.monotonic() + 120
     while step not in checkpoint_lib.steps(workdir):
-        assert all(process.poll() is None for process in processes), processes[0].stderr.read()
+        for process in processes:
+            assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.05)
     for process in processes:
@@ -88,6 +90,8 @@ def test_two_processes_killed_twice_end_as_one_that_was_not(bucket, tmp_path, mo
     assert held == {"checkpoints", "config.json", "data.json", "metrics.jsonl", "samples.jsonl",
                     "tensorboard", "tokenizer"}  # fmt: skip
     assert checkpoint_lib.newest_whole(workdir, print) == NUM_STEPS
+    saved = names(workdir / "checkpoints" / str(NUM_STEPS) / "params")
+    assert {name.split("/")[0] for name in saved} >= {"ocdbt.process_0", "ocdbt.process_1"}
     ours = Translator.load(workdir, str(NUM_STEPS))
     theirs = Translator.load(tmp_path / "alone", str(NUM_STEPS))
     assert_close(ours.params, theirs.params)
