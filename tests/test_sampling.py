@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -180,8 +181,8 @@ def test_the_expected_metric_by_hand():
 def test_the_expected_metric_is_sacrebleus_to_the_last_bit(texts):
     for metric, scorer in (("chrf", CHRF()), ("bleu", BLEU(effective_order=True))):
         means = {
-            text: sum(n * scorer.sentence_score(text, [other]).score
-                      for other, n in collections.Counter(texts).items()) / len(texts)
+            text: math.fsum(n * scorer.sentence_score(text, [other]).score
+                            for other, n in collections.Counter(texts).items()) / len(texts)
             for text in texts
         }  # fmt: skip
         assert mbr.expected_utilities(texts, metric) == [means[text] for text in texts]

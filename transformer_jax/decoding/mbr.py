@@ -1,6 +1,7 @@
 """Minimum-Bayes-risk choice: of several samples, the one most like all of them."""
 
 import collections
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,10 +29,11 @@ def expected_utilities(texts: Sequence[str], metric: str, tokenizer: str = DEFAU
     counts = collections.Counter(texts)
     distinct = list(counts)
     scores = _chrf(distinct) if metric == "chrf" else _bleu(distinct, tokenizer)
-    total = np.zeros(len(distinct))
-    for number, count in enumerate(counts.values()):
-        total += count * scores[:, number]
-    utilities = dict(zip(distinct, (total / len(texts)).tolist(), strict=True))
+    weighted = (scores * list(counts.values())).tolist()
+    # The exact sum, so that equal utilities stay equal in whatever order samples come.
+    utilities = {
+        text: math.fsum(row) / len(texts) for text, row in zip(distinct, weighted, strict=True)
+    }
     return [utilities[text] for text in texts]
 
 
