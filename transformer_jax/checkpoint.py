@@ -9,7 +9,6 @@ files are what was written.
 import contextlib
 import dataclasses
 import logging
-import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -32,13 +31,10 @@ UNSCHEDULED = "unscheduled"  # among Orbax's metrics of a checkpoint that only a
 
 
 def quality(metrics: dict[str, float], metric: str) -> list[float]:
-    """What is the higher, the better the checkpoint: its score, then minus its loss.
-
-    A list, as JSON makes of it too. What is not a number counts as the worst.
-    """
-    loss = metrics.get("eval_loss", math.inf)
+    """Score and minus loss: higher is better. NaN counts as the worst; a list, as JSON has it."""
+    loss = metrics.get("eval_loss", np.inf)
     score = -loss if metric == "eval_loss" else metrics[metric]
-    return [-math.inf if math.isnan(x) else x for x in (score, -loss)]
+    return [-np.inf if np.isnan(x) else x for x in (score, -loss)]
 
 
 @dataclasses.dataclass
@@ -153,8 +149,7 @@ class Checkpointer:
         problem = next((p for p in processes.gather(problem) if p), None)
         if problem:
             # What it knows of the failed save would count as a checkpoint.
-            failed, self._orbax, self._saving = self._orbax, None, None
-            self._response = None
+            failed, self._orbax, self._saving, self._response = self._orbax, None, None, None
             if failed is not None:
                 with contextlib.suppress(Exception):
                     failed.close()
@@ -162,8 +157,7 @@ class Checkpointer:
         return problem
 
     def _probe(self) -> str | None:
-        """Why nothing can be written; Orbax would leave threads that wait for folders for minutes,
-        at the program's end too."""
+        """Why nothing can be written; Orbax's threads would wait for minutes, at the end too."""
         if not processes.is_primary():
             return None
         probe = self._folder.parent / ".probe"
