@@ -41,7 +41,7 @@ def test_eight_threads_share_two_workers_and_give_the_same(translator, monkeypat
             running.pop()
 
     monkeypatch.setattr(Programs, "_run", count)
-    translators = [fresh(translator), fresh(translator)]
+    translators = [translator, fresh(translator)]
     barrier = threading.Barrier(8)
 
     def call(number):

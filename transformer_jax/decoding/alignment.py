@@ -1,12 +1,38 @@
 """Which source words an output's words were written from, by the decoder's attention."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
+from transformer_jax.config import ModelConfig
+from transformer_jax.errors import UserError
+
 WORD_START = "▁"
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionChoice:
+    """Whose attention to the source comes with a translation."""
+
+    # Of the decoder; the last but one aligns best as a rule. Of one layer, -2 is that layer.
+    layer: int = -2
+    head: int | None = None  # None: the mean of all
+
+    def check(self, model: ModelConfig) -> None:
+        """Checks that a model has this layer and head.
+
+        Raises:
+          UserError: it has not.
+        """
+        decoder = model.for_decoder()
+        depth, heads = decoder.num_decoder_layers, decoder.num_heads
+        if not -max(depth, 2) <= self.layer < depth:
+            raise UserError(f"There is no decoder layer {self.layer}; the model has {depth}.")
+        if self.head is not None and not 0 <= self.head < heads:
+            raise UserError(f"There is no head {self.head}; a layer has {heads}.")
 
 
 def words_of(pieces: Sequence[str]) -> list[int]:

@@ -22,6 +22,7 @@ from transformer_jax.decoding.requests import (
     read_requests,
     windows,
 )  # fmt: skip
+from transformer_jax.decoding.warmup import warm_up
 from transformer_jax.errors import UserError
 from transformer_jax.layers import compute_dtype
 from transformer_jax.ops import platforms
@@ -225,7 +226,7 @@ class Engine:
         """
         encoder = self.encoder(target_lang, source_lang)
         job = self._job(params, encoder, decode, num_hypotheses, attention, target_lang)
-        return job.warmup(lengths, num_texts)
+        return warm_up(job, lengths, num_texts)
 
     def _bleu_tokenizer(self, decode: DecodeConfig, target_lang: str) -> str:
         """What `mbr` by BLEU splits words by; a missing one shows before anything runs."""

@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from transformer_jax import bleu_tokenizers
-from transformer_jax.config import DecodeConfig, ModelConfig
+from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding import alignment, batching, long_texts, mbr, phrases, workers
+from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.phrases import Phrase
 from transformer_jax.decoding.processors import SearchConstraints
@@ -37,28 +38,6 @@ class Translation:
     attention: Any = dataclasses.field(default=None, compare=False)
     error: str = ""  # why the text was not translated, with on_error="skip"; text is then ""
     unmet: tuple[str, ...] = ()  # what was asked for and is not so, such as "phrase 'Haus'"
-
-
-@dataclasses.dataclass(frozen=True)
-class AttentionChoice:
-    """Whose attention to the source comes with a translation."""
-
-    # Of the decoder; the last but one aligns best as a rule. Of one layer, -2 is that layer.
-    layer: int = -2
-    head: int | None = None  # None: the mean of all
-
-    def check(self, model: ModelConfig) -> None:
-        """Checks that a model has this layer and head.
-
-        Raises:
-          UserError: it has not.
-        """
-        decoder = model.for_decoder()
-        depth, heads = decoder.num_decoder_layers, decoder.num_heads
-        if not -max(depth, 2) <= self.layer < depth:
-            raise UserError(f"There is no decoder layer {self.layer}; the model has {depth}.")
-        if self.head is not None and not 0 <= self.head < heads:
-            raise UserError(f"There is no head {self.head}; a layer has {heads}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +96,9 @@ class Job:
         batches = self._in_turn(parts)
         for request in window:
             if request not in places:
-                yield [_failed(str(found[request]))]
+                # Its score is below all others.
+                error = str(found[request])
+                yield [Translation("", -math.inf, -math.inf, (), (), error=error)]
                 continue
             place = places[request]
             while not all(i in results for i in place):
@@ -128,45 +109,24 @@ class Job:
                 yield [_join([results[i][0] for i in place])]
 
     @property
-    def _batch_sizes(self) -> tuple[int, int, int]:
+    def batch_sizes(self) -> tuple[int, int, int]:
         """Longest source, positions of a batch on a device, and devices."""
         budget = max(1, self.decode.batch_tokens // self.search.beam_size)
         return self.encoder.max_len, budget, self.programs.num_devices
 
-    def warmup(self, lengths: Iterable[int], num_texts: int) -> int:
-        """Runs each batch shape of calls of at most `num_texts` texts; returns their number.
-
-        Args:
-          lengths: of the longest sources of batches.
-          num_texts: at least 1.
-
-        Raises:
-          UserError: a length that the model does not read.
-        """
-        found: set[tuple[int, int]] = set()
-        for length in lengths:
-            if not 1 <= length <= self.encoder.max_len:
-                raise UserError(f"No text has {length} tokens; the model reads 1 to "
-                                f"{self.encoder.max_len}.")  # fmt: skip
-            found |= set(batching.shapes(length, num_texts, *self._batch_sizes))
-        # An empty text ends the search soon; the shape alone decides what is compiled.
-        part = self.encoder.empty_part()
-        for rows, length in sorted(found):
-            group = batching.Group([0], rows, length)
-            workers.submit(self.device, self.precision, self._translate, group, [part]).result()
-        return len(found)
+    def submit(self, group: batching.Group, parts: list[Part]) -> concurrent.futures.Future:
+        """Has a worker translate a batch, under the caller's JAX settings."""
+        return workers.submit(self.device, self.precision, self._translate, group, parts)
 
     def _in_turn(self, parts: list[Part]) -> Iterator[dict[int, list[Translation]]]:
         """Results of the batches of `parts`, a few batches ahead of who reads them."""
         lengths = [len(part.source) for part in parts]
-        groups = batching.group_by_length(lengths, *self._batch_sizes)
+        groups = batching.group_by_length(lengths, *self.batch_sizes)
         waiting: list[concurrent.futures.Future] = []
         try:
             for group in groups:
                 own = [parts[i] for i in group.indices]
-                waiting.append(
-                    workers.submit(self.device, self.precision, self._translate, group, own)
-                )
+                waiting.append(self.submit(group, own))
                 if len(waiting) > workers.NUM_WORKERS:
                     yield waiting.pop(0).result()
             while waiting:
@@ -377,11 +337,6 @@ def _join(parts: Sequence[Translation]) -> Translation:
         attention=alignment.block_diagonal(found) if found else None,
         unmet=tuple(dict.fromkeys(what for part in parts for what in part.unmet)),
     )
-
-
-def _failed(error: str) -> Translation:
-    """In place of the translation of a text that has none; its score is below all others."""
-    return Translation("", -math.inf, -math.inf, (), (), error=error)
 
 
 def reported(results: Iterable[list[Translation]], first: int) -> Iterator[list[Translation]]:
