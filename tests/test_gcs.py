@@ -8,6 +8,8 @@ import json
 import os
 import struct
 import threading
+import urllib.parse
+import urllib.request
 from pathlib import Path
 
 import jax
@@ -136,6 +138,16 @@ def test_event_files_do_not_grow_without_end(bucket, monkeypatch):
     assert len(files) > 2
     found = sorted(step for path in files for step in event_steps(path.read_bytes()))
     assert [step for step in found if step > 0] == sorted([1, *range(1, 6), *range(1, 6)])
+
+
+def test_what_other_processes_write_is_seen(bucket, gcs):
+    (bucket / "a").write_bytes(b"")
+    assert [path.name for path in bucket.iterdir()] == ["a"]
+    name = urllib.parse.quote(str(bucket / "b").removeprefix("gs://bucket/"), safe="")
+    url = f"{gcs.url}/upload/storage/v1/b/bucket/o?uploadType=media&name={name}"
+    urllib.request.urlopen(urllib.request.Request(url, b"of another")).close()
+    assert sorted(path.name for path in bucket.iterdir()) == ["a", "b"]
+    assert (bucket / "b").read_bytes() == b"of another"
 
 
 # --- Checkpoints ---------------------------------------------------------------------------------
