@@ -4,6 +4,7 @@
         --sentences=test.en --json=decode.json
     python benchmarks/decode.py --peers=transformers --dtypes=bfloat16 --batches=1,32,256 \
         --json=docs/benchmarks/decode_gpu.json                                 # on a GPU
+    python benchmarks/decode.py --peers= --batches= --samples=16,256           # samples alone
 
 First the trained model in `--workdir` goes to every engine, and their outputs are compared. Then a
 model of the size asked for, with random weights, writes exactly `--num_pieces` pieces a sentence
@@ -167,6 +168,26 @@ def measure_latency(workers: dict[str, Worker], task: Task, turns: int) -> list[
     return rows
 
 
+def measure_samples(worker: Worker, task: Task, counts: list[int], turns: int) -> list[dict]:
+    """Milliseconds for a sample, of so many samples of one sentence."""
+    times: dict[int, list[float]] = {count: [] for count in counts}
+    for turn in range(turns + 1):
+        for count in counts:
+            seconds = worker.call("time_samples", task, count)
+            if turn:  # the first compiles
+                times[count].append(seconds)
+    rows: list[dict[str, Any]] = [
+        {"samples": count, "seconds": times[count],
+         "ms_per_sample": 1000 * statistics.median(times[count]) / count}
+        for count in counts
+    ]  # fmt: skip
+    for row in rows:
+        ratio = row["ms_per_sample"] / rows[0]["ms_per_sample"]
+        print(f"{row['samples']} samples of a sentence: {row['ms_per_sample']:.1f} ms each, "
+              f"{ratio:.2f} times that of {rows[0]['samples']}", flush=True)  # fmt: skip
+    return rows
+
+
 def print_rows(rows: list[dict]) -> None:
     ours = rows[0]
     for row in rows:
@@ -201,12 +222,17 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory() as name:
         model = random_model(options.size, options.vocab_size)
         export(model, Path(name), options.peers)
-        most = max(map(int, options.batches))
+        most = max(map(int, options.batches), default=1)
         sentences = random_sentences(model, max(most, 4 * options.turns), options.length)
         workers = start(Path(name), options.peers, options.dtypes)
         result["engines"] = {name: worker.call("describe") for name, worker in workers.items()}
         print(json.dumps(result, indent=1), flush=True)
         result["rows"] = []
+        if options.samples:
+            task = Task(sentences[:1], 1, options.num_pieces)
+            result["samples"] = measure_samples(
+                workers["ours"], task, [int(n) for n in options.samples], options.turns
+            )
         for batch in map(int, options.batches):
             for beam_size in map(int, options.beams):
                 task = Task(sentences if batch == 1 else sentences[:batch], beam_size,
@@ -232,6 +258,7 @@ if __name__ == "__main__":
     flags.DEFINE_integer("num_pieces", 32, "Pieces that every output has.")
     flags.DEFINE_list("batches", ["64", "1"], "Sentences at once; 1: each by itself.")
     flags.DEFINE_list("beams", ["1", "4"], "Beam sizes; 1 is greedy.")
+    flags.DEFINE_list("samples", [], "Also time so many samples of one sentence, such as 16,256.")
     flags.DEFINE_list("dtypes", ["float32"], "Of our computation; peers have the first.")
     flags.DEFINE_integer("turns", 5, "Turns of every engine.")
     flags.DEFINE_string("json", "", "Also write the result to this file.")

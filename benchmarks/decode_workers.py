@@ -37,7 +37,7 @@ class Ours:
     def describe(self) -> str:
         return self.about
 
-    def translate(self, task: Task, setting: int = 1) -> list[list[str]]:
+    def _settings(self, task: Task) -> dict[str, Any]:
         settings: dict[str, Any] = {
             "beam_size": task.beam_size, "length_penalty": 1.0, "length_penalty_kind": "power",
             "stopping": "first_k", "at_limit": "cut", "max_decode_ratio": 1000.0,
@@ -46,12 +46,25 @@ class Ours:
         if task.num_pieces:
             # No output may end by itself; all are cut at the limit.
             settings["min_decode_len"] = task.num_pieces + 1
+        return settings
+
+    def _texts(self, task: Task) -> list[str]:
+        tokenizer = self._translator.tokenizers.source
+        return [tokenizer.decode([tokenizer.piece_id(p) for p in s]) for s in task.sentences]
+
+    def translate(self, task: Task, setting: int = 1) -> list[list[str]]:
+        settings = self._settings(task)
         longest = max(map(len, task.sentences)) + 1
         rows = -(-len(task.sentences) // setting)
         settings["batch_tokens"] = rows * (longest + -longest % 8) * task.beam_size
-        decoded = self._translator.tokenizers.source
-        texts = [decoded.decode([decoded.piece_id(p) for p in s]) for s in task.sentences]
-        return [list(out.pieces) for out in self._translator.translate(texts, **settings)]
+        outputs = self._translator.translate(self._texts(task), **settings)
+        return [list(out.pieces) for out in outputs]
+
+    def time_samples(self, task: Task, count: int) -> float:
+        """Seconds for `count` samples of every sentence."""
+        settings = self._settings(task) | {"method": "sample", "stopping": "exact", "beam_size": 1}
+        texts = self._texts(task)
+        return _time(lambda: list(self._translator.translate_n_best(texts, count, **settings)))
 
     def time(self, task: Task, setting: int = 1) -> float:
         return _time(lambda: self.translate(task, setting))

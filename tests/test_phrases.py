@@ -167,7 +167,9 @@ def test_settings_that_allow_nothing_give_a_message(translator, capsys):
     vocab = translator.config.model.target_vocab_size
     found = translator.translate(["one", "two"], beam_size=2, suppressed_ids=tuple(range(vocab)))
     assert [one.text for one in found] == ["", ""]
-    assert "line 2: not met: any output under these settings." in capsys.readouterr().err
+    assert (
+        "line 2: not met: an output (these settings forbid every one)." in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,6 +207,14 @@ def test_a_phrase_of_a_script_without_spaces_fits_inside_a_sentence(kind):
     assert not begins_word("tür")
     spaced = phrases.encode(tokenizer, "Haus")
     assert spaced.ends_word
+
+
+def test_what_is_not_met_is_in_the_json():
+    nothing = Translation("", -np.inf, -np.inf, (), (), unmet=("phrase 'Haus'",))
+    assert nothing.as_json() == {
+        "text": "", "score": None, "log_prob": None, "tokens": [], "unmet": ["phrase 'Haus'"],
+    }  # fmt: skip
+    assert "unmet" not in dataclasses.replace(nothing, unmet=()).as_json()
 
 
 def test_equal_hypotheses_keep_their_order():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.test_search import IDS, TableStepper, random_model, table_logits
+from transformer_jax import incremental
 from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.decoding import batching, programs
 from transformer_jax.decoding.beam import BeamSearch
@@ -137,7 +138,7 @@ def test_each_row_is_searched_with_its_own_numbers(method):
         count = logits.shape[0]
         constraints = SearchConstraints(
             limits=jnp.full(count, longest), minimums=jnp.zeros(count, jnp.int32), values=values,
-            seeds=jnp.full(count, 7, jnp.uint32),
+            seeds=jnp.full(count, 7, jnp.uint32), num_hypotheses=jnp.ones(count, jnp.int32),
         )  # fmt: skip
         stepper = TableStepper(logits, 4)
         search = Sampling if structure.is_sampling else BeamSearch
@@ -171,13 +172,17 @@ def test_a_search_compiles_at_most_three_loops(method):
     weights = jax.eval_shape(lambda p: programs._prepare((p,), (model,)), params)
     placed = programs.Placed((params,), weights)
     constraints = SearchConstraints(
-        np.full(2, 1024), np.zeros(2, np.int32), values_of(decode, 2), seeds=np.zeros(2, np.uint32)
+        np.full(2, 1024),
+        np.zeros(2, np.int32),
+        values_of(decode, 2),
+        np.ones(2, np.int32),
+        seeds=np.zeros(2, np.uint32),
     )
     arrays = np.zeros((2, 8), np.int32), np.full(2, 8), constraints
     for longest in (16, 48, 128, 512, 1024):
         search = functools.partial(
             programs._search, (model,), IDS, structure=structure_of(decode),
-            max_decode_len=longest, num_hypotheses=1, free_prefix=0, may_follow=None,
+            max_decode_len=longest, free_prefix=0, may_follow=None,
         )  # fmt: skip
         lowered = jax.jit(search).lower(placed, *arrays)
         # Loops that carry the decoder's cache; the generator of random numbers has others.
@@ -186,6 +191,30 @@ def test_a_search_compiles_at_most_three_loops(method):
         assert 1 <= loops <= 3
         assert loops == len(cache_sizes(longest))
     assert cache_sizes(16) == [16]
+
+
+def test_a_sample_costs_the_same_however_many_there_are():
+    model = ModelConfig(num_encoder_layers=1, num_decoder_layers=1, d_model=16, d_ff=16,
+                        num_heads=2, source_vocab_size=20, target_vocab_size=20,
+                        max_len=512)  # fmt: skip
+    params = init_params(model, jax.random.key(0))
+    weights = incremental.prepare(model, params)
+    encoded, mask = jnp.zeros((1, 8, 16)), jnp.ones((1, 8), bool)
+
+    def cost(samples):
+        cache = incremental.init_cache(
+            model, weights, encoded, mask, samples, 256, independent=True
+        )
+        assert cache["cross"][0]["key"].shape[0] == 1  # the sentence's, not copied for each sample
+        step = jax.jit(lambda cache, tokens: incremental.decode_step(model, weights, cache, tokens))
+        analysis = step.lower(cache, jnp.zeros(samples, jnp.int32)).compile().cost_analysis()
+        return analysis["flops"] / samples, analysis["bytes accessed"] / samples
+
+    few, many = cost(16), cost(256)
+    assert many[0] < 1.1 * few[0]
+    assert many[1] < 1.1 * few[1]
+    with pytest.raises(ValueError, match="cannot be reordered"):
+        incremental.reorder_cache({"self": []}, jnp.zeros((1, 1), jnp.int32))
 
 
 @pytest.mark.parametrize("length", [8, 16, 48, 96, 256])

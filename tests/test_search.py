@@ -124,10 +124,11 @@ def compiled(rows, longest, config, num_hypotheses, free=0, may_follow=None):
 
     def find(logits, demands, attention=None):
         stepper = TableStepper(logits, config.beam_size, attention)
+        demands = demands.replace(num_hypotheses=jnp.full(rows, num_hypotheses))
         if demands.values is None:
             demands = demands.replace(values=values_of(config, rows))
         search = BeamSearch(
-            stepper, demands, IDS, structure_of(config), longest, num_hypotheses, free,
+            stepper, demands, IDS, structure_of(config), longest, free,
             None if may_follow is None else np.array(may_follow),
         )  # fmt: skip
         return search.run(stepper.begin())

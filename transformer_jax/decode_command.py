@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -254,9 +253,9 @@ def _as_json(hypotheses: Sequence[Translation], links: str | None) -> dict[str, 
     best = hypotheses[0]
     if best.error:
         return {"text": "", "error": best.error}
-    found = _one_as_json(best)
+    found = best.as_json()
     if len(hypotheses) > 1:
-        found["alternatives"] = [_one_as_json(one) for one in hypotheses[1:]]
+        found["alternatives"] = [one.as_json() for one in hypotheses[1:]]
     if links is not None:
         found["alignment"] = links
     if FLAGS.attention and best.attention is not None:
@@ -273,13 +272,6 @@ def _attention_as_json(attention: Any) -> dict[str, Any]:
     rows = np.split(np.round(attention.data.astype(float), 6), begins[1:])
     return {"attention": [row.tolist() for row in rows],
             "attention_starts": attention.indices[begins].tolist()}  # fmt: skip
-
-
-def _one_as_json(one: Translation) -> dict[str, Any]:
-    numbers = {name: getattr(one, name) for name in ("score", "log_prob")}
-    found = {name: x if math.isfinite(x) else None for name, x in numbers.items()}
-    unmet = {"unmet": list(one.unmet)} if one.unmet else {}
-    return {"text": one.text, **found, "tokens": list(one.pieces), **unmet}
 
 
 def _format_score(text: str, pair: PairScores) -> str:

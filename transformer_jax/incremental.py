@@ -6,7 +6,8 @@ first, so that a weight is read as it lies in memory and never copied.
 
 Beams are not moved in memory. Every beam of a sentence writes its key and value into a slot of its
 own at each position, all beams are queries over all slots, and `ancestors` says which slots are a
-beam's past; reordering beams reorders those few integers.
+beam's past; reordering beams reorders those few integers. Independent hypotheses (samples, greedy
+search) are never reordered: each has a cache row of its own and reads nothing else.
 """
 
 from typing import Any
@@ -85,6 +86,7 @@ def init_cache(
     num_beams: int,
     size: int,
     coverage: bool = False,
+    independent: bool = False,
 ) -> Tree:
     """Cache before the first step.
 
@@ -96,12 +98,14 @@ def init_cache(
       num_beams: hypotheses a sentence, K.
       size: positions the cache holds, T.
       coverage: add up the last layer's attention to the source, averaged over heads.
+      independent: hypotheses are never reordered.
 
     Returns:
       `index` (positions written so far), `ancestors` `[B, K, T]` (whose slot holds a position of
       this beam), `self` (per layer key `[B, H, D, T·K]` and value `[B, H, T·K, D]`), `cross` (per
       layer key `[B, H, D, S]` and value `[B, H, S, D]`, computed once), `source_mask`, and
-      `coverage` `[B, K, S]` where asked for.
+      `coverage` `[B, K, S]` where asked for. Independent hypotheses have no `ancestors`, and `self`
+      as B·K sentences of one beam: key `[B·K, H, D, T]` and value `[B·K, H, T, D]`.
     """
     config = config.for_decoder()
     heads, dim = config.num_heads, config.resolved_head_dim
@@ -116,17 +120,19 @@ def init_cache(
             "key": both[:, :, 0].transpose(0, 2, 3, 1),
             "value": both[:, :, 1].transpose(0, 2, 1, 3),
         })  # fmt: skip
+    own_rows, slots = (rows * num_beams, 1) if independent else (rows, num_beams)
     empty = {
-        "key": jnp.zeros((rows, heads, dim, size * num_beams), dtype),
-        "value": jnp.zeros((rows, heads, size * num_beams, dim), dtype),
+        "key": jnp.zeros((own_rows, heads, dim, size * slots), dtype),
+        "value": jnp.zeros((own_rows, heads, size * slots, dim), dtype),
     }
     cache = {
         "index": jnp.zeros((), jnp.int32),
-        "ancestors": jnp.zeros((rows, num_beams, size), jnp.int32),
         "self": [dict(empty) for _ in weights["layers"]],
         "cross": cross,
         "source_mask": source_mask,
     }
+    if not independent:
+        cache["ancestors"] = jnp.zeros((rows, num_beams, size), jnp.int32)
     if coverage:
         cache["coverage"] = jnp.zeros((rows, num_beams, length), jnp.float32)
     return cache
@@ -134,24 +140,28 @@ def init_cache(
 
 def grow_cache(cache: Tree, size: int) -> Tree:
     """The same with room for `size` positions."""
-    beams, old = cache["ancestors"].shape[1:]
+    slots = cache["ancestors"].shape[1] if "ancestors" in cache else 1
+    old = cache["self"][0]["value"].shape[2] // slots
 
     def pad(x, axis, more):
         return jnp.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)])
 
     more = size - old
-    return {
-        **cache,
-        "ancestors": pad(cache["ancestors"], 2, more),
+    grown: Tree = {
         "self": [
-            {"key": pad(c["key"], 3, more * beams), "value": pad(c["value"], 2, more * beams)}
+            {"key": pad(c["key"], 3, more * slots), "value": pad(c["value"], 2, more * slots)}
             for c in cache["self"]
-        ],
+        ]
     }
+    if "ancestors" in cache:
+        grown["ancestors"] = pad(cache["ancestors"], 2, more)
+    return {**cache, **grown}
 
 
 def reorder_cache(cache: Tree, parents: jax.Array) -> Tree:
-    """Makes beam k of each sentence what beam `parents[b, k]` was."""
+    """Makes beam k of each sentence what beam `parents[b, k]` was; not for independent ones."""
+    if "ancestors" not in cache:
+        raise ValueError("independent hypotheses cannot be reordered")
     moved: Tree = {}
     for name in ("ancestors", "coverage"):
         if name in cache:
@@ -175,11 +185,19 @@ def decode_step(
     """
     config = config.for_decoder()
     index = cache["index"]
-    rows, beams, size = cache["ancestors"].shape
-    ancestors = cache["ancestors"].at[:, :, index].set(jnp.arange(beams))
-    is_past = (jnp.arange(size) <= index)[:, None]
-    is_own = ancestors[..., None] == jnp.arange(beams)
-    is_past = (is_past & is_own).reshape(rows, 1, beams, size * beams)
+    rows = cache["source_mask"].shape[0]
+    new_cache = {**cache, "index": index + 1}
+    if "ancestors" in cache:
+        own_rows = rows
+        _, slots, size = cache["ancestors"].shape
+        ancestors = cache["ancestors"].at[:, :, index].set(jnp.arange(slots))
+        is_past = (jnp.arange(size) <= index)[:, None]
+        is_own = ancestors[..., None] == jnp.arange(slots)
+        is_past = (is_past & is_own).reshape(rows, 1, slots, size * slots)
+        new_cache["ancestors"] = ancestors
+    else:
+        own_rows, slots = tokens.shape[0], 1
+        is_past = jnp.arange(cache["self"][0]["value"].shape[2]) <= index
     own_bias = hiding(is_past)
     source_bias = hiding(cache["source_mask"][:, None, None, :])
 
@@ -195,13 +213,13 @@ def decode_step(
     for layer, own, cross in zip(weights["layers"], cache["self"], cache["cross"], strict=True):
 
         def attend_self(h, layer=layer, own=own):
-            query, key, value = _heads(config, _dense(layer["self"], h), rows, 3)
+            query, key, value = _heads(config, _dense(layer["self"], h), own_rows, 3)
             if config.positional == "rotary":
                 query, key = (
                     positional.apply_rotary(y, index[None, None], config.positional_base)
                     for y in (query, key)
                 )
-            start = index * beams
+            start = index * slots
             new_self.append({
                 "key": jax.lax.dynamic_update_slice_in_dim(
                     own["key"], key.swapaxes(2, 3), start, axis=3),
@@ -229,7 +247,7 @@ def decode_step(
     logits = jnp.matmul(output, x, preferred_element_type=jnp.float32)
     if "output_bias" in weights:
         logits = logits + weights["output_bias"]
-    new_cache = {**cache, "index": index + 1, "ancestors": ancestors, "self": new_self}
+    new_cache["self"] = new_self
     if "coverage" in cache:
         exps, total = attention
         new_cache["coverage"] = cache["coverage"] + jnp.mean(exps / total, axis=1)

@@ -47,6 +47,11 @@ def output_room(source_length: int, limit: int, max_len: int) -> int:
     return room
 
 
+def roomy(size: int) -> int:
+    """The next power of two, so that few shapes are compiled."""
+    return 1 << (size - 1).bit_length()
+
+
 def row_options(full: int) -> list[int]:
     """Declared numbers of rows, rising: one, an eighth of a full batch, a full batch."""
     return sorted({1, max(1, full // 8), full})

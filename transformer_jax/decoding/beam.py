@@ -44,7 +44,7 @@ class BeamSearch:
     Stopping rules: `first_k` ends a sentence once K hypotheses have finished (CTranslate2 with
     patience 1, Hugging Face with `early_stopping=True`); `hf_default` once the worst of K finished
     ones beats the best live one at its present length; `exact` once the worst of the
-    `num_hypotheses` best beats what any live one could still reach.
+    number of hypotheses asked for beats what any live one could still reach.
 
     With `beam_groups`, every group searches by itself, but a piece costs `diversity_penalty` for
     each earlier group's hypothesis that goes on with it at the same place (Vijayakumar et al.,
@@ -56,7 +56,6 @@ class BeamSearch:
       ids: start, end and padding.
       structure: of the settings, whose numbers are in `constraints.values`.
       max_decode_len: pieces at most, T.
-      num_hypotheses: how many will be read from the result, at most K.
       free_prefix: first pieces of each prefix that cost nothing.
       may_follow: `[V]` boolean, tokens that may follow a phrase that ends a word, such as those
         that begin one; None: all.
@@ -67,7 +66,6 @@ class BeamSearch:
     ids: SpecialIds
     structure: SearchStructure
     max_decode_len: int
-    num_hypotheses: int = 1
     free_prefix: int = 0
     may_follow: Any = None
 
@@ -338,6 +336,8 @@ class BeamSearch:
         else:
             # A log-probability only falls; over a longer hypothesis's penalty it may still rise.
             limits = self._per_row(self.constraints.limits)
-            needed = min(self.num_hypotheses, self.beams)
-            enough = scores[:, needed - 1] >= best_live / self._penalty(limits)
+            asked: Any = self.constraints.num_hypotheses
+            needed = jnp.minimum(self._per_row(jnp.asarray(asked)), self.beams)
+            last = jnp.take_along_axis(scores, needed[:, None] - 1, axis=1)[:, 0]
+            enough = last >= best_live / self._penalty(limits)
         return enough | (best_live <= NEVER)

@@ -23,6 +23,9 @@ from transformer_jax.decoding.requests import Part, Request, RequestEncoder, ite
 from transformer_jax.errors import UserError
 from transformer_jax.ops.top_k import NEVER
 
+NO_OUTPUT = "an output (these settings forbid every one)"
+NOT_FINITE = "finite probabilities (the model gives NaN; its parameters may be damaged)"
+
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
@@ -38,6 +41,12 @@ class Translation:
     attention: Any = dataclasses.field(default=None, compare=False)
     error: str = ""  # why the text was not translated, with on_error="skip"; text is then ""
     unmet: tuple[str, ...] = ()  # what was asked for and is not so, such as "phrase 'Haus'"
+
+    def as_json(self) -> dict[str, Any]:
+        """What a line of JSON says of it; a score of -inf, of no output, is None."""
+        found = {name: getattr(self, name) for name in ("text", "score", "log_prob")}
+        found |= {"tokens": list(self.pieces)} | ({"unmet": [*self.unmet]} if self.unmet else {})
+        return {name: None if value == -math.inf else value for name, value in found.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,9 +177,8 @@ class Job:
         def search(wanted: list[tuple[Phrase, ...]]) -> tuple[int, list[list[Translation]]]:
             longest, demands = self._demands(group, parts, wanted)
             if demands.phrases is not None:  # rows that ask for none are done already
-                demands = dataclasses.replace(
-                    demands, limits=np.where(_padded(wanted, group.rows), demands.limits, 0)
-                )
+                idle = [row for row, asked in enumerate(wanted) if not asked]
+                demands.limits[idle] = 0
             with jax.default_matmul_precision(self.precision):
                 found: Hypotheses = self.programs.search(
                     self.placed, inputs, lengths, demands, decode=self.search,
@@ -201,12 +209,10 @@ class Job:
             if found.scores[row, k] > NEVER
         ]
         if not hypotheses:
-            what = (
-                "any output under these settings"
-                if found.finite[row]
-                else ("finite probabilities: the model gives NaN, so its parameters may be damaged")
+            unmet = (
+                NO_OUTPUT if found.finite[row] else NOT_FINITE,
+                *(p.name for p in part.phrases),
             )
-            unmet = (what, *(p.name for p in part.phrases))
             return [Translation("", -math.inf, -math.inf, (), (), unmet=unmet)]
         if self.decode.method == "mbr":
             hypotheses = _by_utility(hypotheses, self.decode.mbr_metric, self.bleu_tokenizer)
@@ -225,7 +231,7 @@ class Job:
         most = [max(m, need) for (_, m), need in zip(limits, needs, strict=True)]
         longest = max(*most, self._limits(group.length)[1])
         longest = batching.output_room(group.length, longest, self.encoder.max_len)
-        stacked, word_ends = _stack_phrases(wanted, group.rows)
+        stacked, word_ends = phrases.stack(wanted, group.rows)
         return longest, SearchConstraints(
             limits=np.asarray(most + free, np.int32),
             minimums=np.asarray([least for least, _ in limits] + free, np.int32),
@@ -255,7 +261,7 @@ class Job:
             log_prob=float(found.log_probs[row, k]),
             pieces=tuple(target.pieces(ids)),
             ids=tuple(int(i) for i in ids),
-            unmet=tuple(p.name for p in part.phrases if not phrases.holds(text, p.text)),
+            unmet=phrases.missing(text, part.phrases),
         )
 
     def _with_attention(self, best: Translation, part: Part, attention: Any) -> Translation:
@@ -274,28 +280,7 @@ def _stack(sequences: Sequence[Sequence[int]], rows: int) -> np.ndarray | None:
     longest = max(map(len, sequences))
     if not longest:
         return None
-    return batching.pad_rows(sequences, rows, _roomy(longest), -1)[0]
-
-
-def _padded(wanted: Sequence[Sequence[Phrase]], rows: int) -> np.ndarray:
-    """Whether each row asks for phrases, `[rows]`."""
-    return np.asarray([*map(bool, wanted), *[False] * (rows - len(wanted))])
-
-
-def _stack_phrases(wanted: Sequence[Sequence[Phrase]], rows: int) -> tuple[Any, Any]:
-    """Phrases as `[rows, C, L]` and whether each ends a word `[rows, C]`; None for no phrase."""
-    most = max(map(len, wanted))
-    if not most:
-        return None, None
-    most = _roomy(most)
-    longest = _roomy(max(len(p.ids) for own in wanted for p in own))
-    found = np.full((rows, most, longest), -1, np.int32)
-    word_ends = np.zeros((rows, most), bool)
-    for row, own in enumerate(wanted):
-        for number, phrase in enumerate(own):
-            found[row, number, : len(phrase.ids)] = phrase.ids
-            word_ends[row, number] = phrase.ends_word
-    return found, word_ends
+    return batching.pad_rows(sequences, rows, batching.roomy(longest), -1)[0]
 
 
 def _fewest_unmet(hypotheses: list[Translation]) -> list[Translation]:
@@ -303,11 +288,6 @@ def _fewest_unmet(hypotheses: list[Translation]) -> list[Translation]:
     fewest = min(len(one.unmet) for one in hypotheses)
     kept = [one for one in hypotheses if len(one.unmet) == fewest]
     return _distinct(sorted(kept, key=lambda one: -one.score))
-
-
-def _roomy(size: int) -> int:
-    """The next power of two, so that few shapes are compiled."""
-    return 1 << (size - 1).bit_length()
 
 
 def _by_utility(hypotheses: list[Translation], metric: str, tokenizer: str) -> list[Translation]:

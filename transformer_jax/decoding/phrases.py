@@ -1,9 +1,14 @@
 """Phrases of a request as text: their tokens, and which of them an output holds."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.decoding import batching
 from transformer_jax.scripts import separates_words
 
 
@@ -63,6 +68,27 @@ def holds(output: str, phrase: str) -> bool:
             return True
         start = output.find(phrase, start + 1)
     return False
+
+
+def missing(output: str, phrases: Sequence[Phrase]) -> tuple[str, ...]:
+    """Names of the phrases that `output` does not hold, each once."""
+    return tuple(dict.fromkeys(p.name for p in phrases if not holds(output, p.text)))
+
+
+def stack(wanted: Sequence[Sequence[Phrase]], rows: int) -> tuple[Any, Any]:
+    """Phrases `[rows, C, L]` and whether each ends a word `[rows, C]`; None where there is none."""
+    most = max(map(len, wanted))
+    if not most:
+        return None, None
+    most = batching.roomy(most)
+    longest = batching.roomy(max(len(p.ids) for own in wanted for p in own))
+    ids = np.full((rows, most, longest), -1, np.int32)
+    word_ends = np.zeros((rows, most), bool)
+    for row, own in enumerate(wanted):
+        for number, phrase in enumerate(own):
+            ids[row, number, : len(phrase.ids)] = phrase.ids
+            word_ends[row, number] = phrase.ends_word
+    return ids, word_ends
 
 
 def _is_boundary(left: str, right: str) -> bool:

@@ -22,6 +22,7 @@ class SearchConstraints:
     limits: Any  # [B] most pieces, the end symbol included; 0: the row is not used
     minimums: Any  # [B] fewest pieces, the end symbol included
     values: Any = None  # `SearchValues`: the numbers of the search settings
+    num_hypotheses: Any = None  # [B] how many will be read, for `stopping="exact"`
     prefix: Any = None  # [B, P] pieces to begin with, -1 behind them
     phrases: Any = None  # [B, C, L] pieces that must appear in a row, -1 behind them
     word_ends: Any = None  # [B, C] boolean: the phrase must end where a word ends

@@ -10,6 +10,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer_jax import incremental
@@ -127,11 +128,11 @@ class Programs:
         if constraints.values is None:
             values = values_of(decode, len(lengths))
             constraints = dataclasses.replace(constraints, values=values)
+        needed = np.full(len(lengths), num_hypotheses, np.int32)
+        constraints = dataclasses.replace(constraints, num_hypotheses=needed)
         return self._run(
             _search, placed, (inputs, lengths, constraints), structure=structure,
             max_decode_len=max_decode_len, free_prefix=free_prefix,
-            # How many are read matters to this rule alone.
-            num_hypotheses=num_hypotheses if structure.stopping == "exact" else 1,
         )  # fmt: skip
 
     def score(self, placed: Placed, *sides: Any) -> TokenScores:
@@ -227,20 +228,21 @@ def _encode(models, placed: Placed, inputs, lengths) -> list[jax.Array]:
 
 
 def _search(
-    models, ids, placed, inputs, lengths, constraints, *, structure, max_decode_len,
-    num_hypotheses, free_prefix, may_follow,
+    models, ids, placed, inputs, lengths, constraints, *, structure, max_decode_len, free_prefix,
+    may_follow,
 ):  # fmt: skip
     encoded = _encode(models, placed, inputs, lengths)
     stepper = ModelStepper(models, placed.weights)
     cache = stepper.begin(
         encoded, _mask(lengths, inputs.shape[1]), structure.beam_size,
         cache_sizes(max_decode_len)[0], coverage=structure.coverage_penalty,
+        independent=structure.is_sampling or structure.beam_size == 1,
     )  # fmt: skip
     own = stepper, constraints, ids, structure, max_decode_len
     if structure.is_sampling:
         found = Sampling(*own, free_prefix).run(cache)
     else:
-        found = BeamSearch(*own, num_hypotheses, free_prefix, may_follow).run(cache)
+        found = BeamSearch(*own, free_prefix, may_follow).run(cache)
     return dataclasses.replace(found, steps=found.steps[None])  # --> [1] a device
 
 

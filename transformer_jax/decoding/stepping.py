@@ -64,10 +64,12 @@ class ModelStepper:
         num_beams: int,
         size: int,
         coverage: bool = False,
+        independent: bool = False,
     ) -> Cache:
         """Caches over the source, as each model has encoded it."""
+        more = num_beams, size, coverage, independent
         return [
-            incremental.init_cache(config, weights, x, source_mask, num_beams, size, coverage)
+            incremental.init_cache(config, weights, x, source_mask, *more)
             for config, weights, x in zip(self.configs, self.weights, encoded, strict=True)
         ]
 
