@@ -122,8 +122,8 @@ def explain(error: OSError) -> str:
 def fetch_details(folder: Any) -> dict[str, dict[str, Any]]:
     """What the store knows of each object below a remote folder, by its name there.
 
-    Each has `size` in bytes, `crc32c` in base64 and more. One request per 1,000 objects; nothing
-    is downloaded.
+    Each has `size` in bytes, `md5Hash` in base64 (unless it was uploaded in parts) and more. One
+    request per 1,000 objects; nothing is downloaded.
     """
     store, root = _open_store(folder)
     with store_errors():
