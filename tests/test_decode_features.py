@@ -305,12 +305,12 @@ def test_attention_of_a_text_in_parts_is_that_of_its_parts(translator):
     np.testing.assert_allclose(words.toarray(), want, atol=1e-7)
     assert alignment.links(words) == alignment.links(want)
     found = decode_command._attention_as_json(best.attention)
-    for values, start, whole in zip(
+    for values, start, row in zip(
         found["attention"], found["attention_starts"], dense, strict=True
     ):
-        np.testing.assert_allclose(whole[start : start + len(values)], values, atol=1e-6)
-        assert not whole[:start].any()
-        assert not whole[start + len(values) :].any()
+        np.testing.assert_allclose(row[start : start + len(values)], values, atol=1e-6)
+        assert not row[:start].any()
+        assert not row[start + len(values) :].any()
 
 
 def test_joined_attention_by_hand_and_its_memory():
@@ -323,9 +323,9 @@ def test_joined_attention_by_hand_and_its_memory():
     many = [Translation("a", 0.0, 0.0, tuple(pieces), tuple(range(100)), tuple(pieces),
                         np.full((100, 100), 0.01, np.float32))] * 40  # fmt: skip
     tracemalloc.start()
-    whole = _join(many)
+    joined = _join(many)
     links = alignment.links(
-        alignment.word_attention(whole.attention, whole.source_pieces, whole.pieces)
+        alignment.word_attention(joined.attention, joined.source_pieces, joined.pieces)
     )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

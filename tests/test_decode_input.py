@@ -54,7 +54,7 @@ def test_a_pipe_says_whether_its_next_line_is_there(pipe):
             next(lines)
 
 
-def test_what_cannot_be_read_is_told_where_its_line_is_asked_for(pipe):
+def test_an_unreadable_line_is_an_error_where_it_is_asked_for(pipe):
     path, write = pipe
     os.write(write, b"one\n\xff\n")
     os.close(write)

@@ -147,7 +147,7 @@ def test_the_type_is_that_of_the_platform_that_computes(
     assert compute_dtype(ModelConfig(dtype="bfloat16")) == "bfloat16"
 
 
-def test_amds_gpus_are_told_from_nvidias(monkeypatch):
+def test_gpus_of_amd_and_nvidia_are_distinguished(monkeypatch):
     class Client:
         platform_version = "PJRT C API\nrocm 60300"
 

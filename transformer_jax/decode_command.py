@@ -205,7 +205,7 @@ def _requests(columns: dict[str, Lines]) -> Iterator[Any]:
 
 
 def _describe(translator: Translator) -> dict[str, Any]:
-    """All that decides what comes out, but for the input."""
+    """All that decides the output, except the input."""
     config: Config = translator.config
     names = ("checkpoint", "ensemble", "format", "n_best", "target_lang", "source_lang", "score",
              "per_token", "alignment", "attention", "attention_layer", "attention_head",

@@ -11,7 +11,7 @@ from etils import epath
 
 from transformer_jax.data import sources
 
-# A line that comes so soon after another is translated together with it.
+# A line that follows another within this time is translated together with it.
 GRACE_SECONDS = 0.05
 
 

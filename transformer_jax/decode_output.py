@@ -21,7 +21,7 @@ from transformer_jax.text_output import writing
 class ResumableOutput:
     """Where results go. Beside a local file, a record says how far it has come.
 
-    The record is there while the job is not finished; the same command then goes on behind it.
+    The record is there while the job is not finished; the same command then continues after it.
 
     Args:
       name: - is standard output.
@@ -80,7 +80,7 @@ class ResumableOutput:
                 f"others; delete it to begin {self._name} anew."
             )
         if self.skip and processes.is_primary():
-            print(f"going on with {self._name} behind line {self.skip:,}", file=sys.stderr)
+            print(f"continuing {self._name} after line {self.skip:,}", file=sys.stderr)
         return self._noting(requests)
 
     def _noting(self, requests: Iterator[Any]) -> Iterator[Any]:

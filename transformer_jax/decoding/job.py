@@ -269,7 +269,7 @@ class Job:
         return dataclasses.replace(
             best,
             source_pieces=tuple(self.encoder.tokenizers.source.pieces(source)),
-            # A copy, as a part of it would hold the whole batch's.
+            # A copy: a view would keep the batch's array alive.
             attention=attention[before : before + len(best.ids),
                                 part.num_tags : part.num_tags + len(source)].copy(),
         )  # fmt: skip

@@ -78,7 +78,7 @@ def _parts(index: epath.Path) -> list[str]:
     """Names of the files that hold a model together.
 
     Raises:
-      UserError: a name that is not of a file beside the index.
+      UserError: a name that is not of a file in the folder of the index.
     """
     parts = set(read_json(index)["weight_map"].values())
     for part in parts:

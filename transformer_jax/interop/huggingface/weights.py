@@ -17,7 +17,7 @@ ROUNDING = 1e-5  # between two computations of the same sinusoids in float32
 def read_model(settings: Settings, tensors: Tensors) -> tuple[ModelConfig, layout.Params]:
     """The model that the tensors hold; parameters are on JAX's default device.
 
-    Each tensor is read, brought into its form and let go before the next.
+    Each tensor is read, converted and released before the next.
 
     Raises:
       UserError: naming a tensor that is missing, of another shape, or not part of the model.
