@@ -167,9 +167,8 @@ def test_settings_that_allow_nothing_give_a_message(translator, capsys):
     vocab = translator.config.model.target_vocab_size
     found = translator.translate(["one", "two"], beam_size=2, suppressed_ids=tuple(range(vocab)))
     assert [one.text for one in found] == ["", ""]
-    assert (
-        "line 2: not met: an output (these settings forbid every one)." in capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "line 2: not met: an output (these settings forbid every one)." in said
 
 
 @pytest.mark.parametrize(
