@@ -118,14 +118,14 @@ def stack(values):
 
 @pytest.mark.parametrize("method", ["beam", "sample"])
 def test_each_row_is_searched_with_its_own_numbers(method):
-    rows, longest = 4, 4
+    rows, longest, beams = 4, 4, 4 if method == "beam" else 64
     own = {
         "beam": {"suppressed_ids": ((0, 1), (1, 2), (0, 2), (1, 0)), "min_decode_len": (0,) * 4,
                  "coverage_penalty": (0.0,) * 4, "beam_groups": (2,) * 4},
-        "sample": {"top_k": (0, 1, 2, 3), "top_p": (0.6, 1.0, 0.9, 0.3)},
+        "sample": {"top_k": (0, 3, 0, 2), "top_p": (0.95, 1.0, 0.98, 0.9)},
     }[method]  # fmt: skip
     configs = [
-        DecodeConfig(method=method, beam_size=4, **settings_of_one_structure(method, row)
+        DecodeConfig(method=method, beam_size=beams, **settings_of_one_structure(method, row)
                      | {name: values[row] for name, values in own.items()})
         for row in range(rows)
     ]  # fmt: skip
@@ -140,7 +140,7 @@ def test_each_row_is_searched_with_its_own_numbers(method):
             limits=jnp.full(count, longest), minimums=jnp.zeros(count, jnp.int32), values=values,
             seeds=jnp.full(count, 7, jnp.uint32), num_hypotheses=jnp.ones(count, jnp.int32),
         )  # fmt: skip
-        stepper = TableStepper(logits, 4)
+        stepper = TableStepper(logits, beams)
         search = Sampling if structure.is_sampling else BeamSearch
         return search(stepper, constraints, IDS, structure, longest).run(stepper.begin())
 

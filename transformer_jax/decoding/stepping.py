@@ -14,7 +14,7 @@ from transformer_jax.config import ModelConfig
 # Positions of a cache, as parts of the longest output. An output is about a third of the longest
 # possible, so that most attention reads little more than there is; each size is a loop to compile.
 STAGES = (1 / 6, 2 / 5, 1.0)
-SMALLEST = 24
+SMALLEST = 16
 
 Cache = Any
 
