@@ -5,7 +5,9 @@ import functools
 import random
 import re
 import threading
+from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +22,7 @@ from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.processors import SearchConstraints
 from transformer_jax.decoding.sampling import Sampling
 from transformer_jax.decoding.search_settings import SearchValues, structure_of, values_of
-from transformer_jax.decoding.stepping import cache_sizes
+from transformer_jax.decoding.stepping import cache_sizes, repeat
 from transformer_jax.model import init_params
 
 
@@ -215,6 +217,35 @@ def test_a_sample_costs_the_same_however_many_there_are():
     assert many[1] < 1.1 * few[1]
     with pytest.raises(ValueError, match="cannot be reordered"):
         incremental.reorder_cache({"self": []}, jnp.zeros((1, 1), jnp.int32))
+
+
+@flax.struct.dataclass
+class Counting:
+    """A search that does nothing but count its steps."""
+
+    index: jax.Array
+    cache: Any
+
+
+@pytest.mark.parametrize(("steps", "grown"), [(16, []), (17, [40]), (40, [40]), (90, [40, 96])])
+def test_a_cache_grows_only_where_work_is_left(steps, grown):
+    sizes = []
+
+    class Stepper:
+        def grow(self, cache, size):
+            jax.debug.callback(lambda: sizes.append(size))
+            return jnp.pad(cache, (0, size - cache.size))
+
+    @jax.jit
+    def run():
+        return repeat(
+            lambda state: state.replace(index=state.index + 1), lambda state: state.index < steps,
+            Counting(jnp.int32(0), jnp.zeros(16)), Stepper(), 96,
+        )  # fmt: skip
+
+    assert int(run().index) == steps
+    jax.effects_barrier()
+    assert sizes == grown
 
 
 @pytest.mark.parametrize("length", [8, 16, 48, 96, 256])

@@ -108,7 +108,8 @@ def repeat(
 ) -> Any:  # fmt: skip
     """Steps while `unfinished`, at most `max_decode_len` times, under `jit`.
 
-    Attention reads the whole cache, so the cache begins small and grows along `cache_sizes`.
+    Attention reads the whole cache, so the cache begins small and grows along `cache_sizes`, each
+    time only if there is work left.
 
     Args:
       step: state -> state.
@@ -116,13 +117,25 @@ def repeat(
       state: has `index` and `cache`.
       stepper: grows the cache.
       max_decode_len: steps at most.
-    """
-    for number, size in enumerate(cache_sizes(max_decode_len)):
-        if number:
-            state = dataclasses.replace(state, cache=stepper.grow(state.cache, size))
 
-        def goes_on(state: Any, size: int = size) -> jax.Array:
+    Returns:
+      The last state, without its cache.
+    """
+
+    def run(state: Any, sizes: list[int]) -> Any:
+        size, *larger = sizes
+
+        def goes_on(state: Any) -> jax.Array:
             return (state.index < size) & unfinished(state)
 
+        def grow(state: Any) -> Any:
+            grown = stepper.grow(state.cache, larger[0])
+            return run(dataclasses.replace(state, cache=grown), larger)
+
+        def end(state: Any) -> Any:
+            return dataclasses.replace(state, cache=None)
+
         state = jax.lax.while_loop(goes_on, step, state)
-    return state
+        return jax.lax.cond(unfinished(state), grow, end, state) if larger else end(state)
+
+    return run(state, cache_sizes(max_decode_len))
