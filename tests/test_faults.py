@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from tests.conftest import fill, tiny_config
+from tests.conftest import fill, tiny_config, write_pairs
 from tests.test_processes import ROOT, train_command, wait_for
 from transformer_jax import workdir as workdir_lib
 from transformer_jax.errors import UserError
@@ -428,6 +428,49 @@ def test_without_a_checkpoint_the_tokenizer_follows_the_settings(tmp_path, monke
         with pytest.raises(KeyboardInterrupt):
             prepare(vocab_size=288)
     assert prepare(vocab_size=287).source.vocab_size == 287
+    # Nor does one between the tokenizer and the record of how it was made.
+    with monkeypatch.context() as patch:
+        patch.setattr(workdir_lib, "write_data_record", die)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(vocab_size=288)
+    assert prepare(vocab_size=287).source.vocab_size == 287
+
+
+def test_a_tokenizer_that_came_with_a_model_is_not_kept_without_it(tiny_run, tmp_path):
+    """A run that fine-tuned was stopped before its first checkpoint; the next one starts fresh."""
+    data, done = tiny_run
+    config = tiny_config(data)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, vocab_size=290))
+    tuned = dataclasses.replace(
+        config, train=dataclasses.replace(config.train, init_from=str(done))
+    )
+    for wanted, size in ((tuned, 295), (config, 290), (tuned, 295)):
+        _, prepared = setup.prepare(wanted, epath.Path(tmp_path), lambda _: None)
+        assert prepared.tokenizers.source.vocab_size == size
+
+
+def test_references_that_the_tokenizer_cannot_write_are_counted(tmp_path):
+    """Printed before step 0 where they are more than 0.1%, with the place of the difference."""
+    config = tiny_config(tmp_path)
+
+    def prepared(num_lost, **fields):
+        rows = [("one", "eins")] * (2000 - num_lost) + [("two", "x" * 3000 + " zwei… ")] * num_lost
+        write_pairs(tmp_path, "val", rows)
+        said = []
+        data = dataclasses.replace(config.data, **fields)
+        train = dataclasses.replace(config.train, eval_every_steps=10, eval_sentences=0)
+        setup.prepare(
+            dataclasses.replace(config, data=data, train=train),
+            epath.Path(tmp_path / "run"), said.append,
+        )  # fmt: skip
+        return [line for line in said if "survive" in line]
+
+    assert prepared(2) == []
+    (line,) = prepared(3, normalization="nfkc")
+    assert "0.1% of the validation references" in line
+    assert "zwei… '" in line
+    assert "zwei...'" in line
+    assert len(line) < 300
 
 
 @pytest.mark.slow

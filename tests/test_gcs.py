@@ -4,8 +4,10 @@
 """
 
 import dataclasses
+import itertools
 import json
 import os
+import shutil
 import struct
 import threading
 import urllib.parse
@@ -19,7 +21,7 @@ import pytest
 from etils import epath
 
 from tests.conftest import tiny_config
-from transformer_jax import appending, digests, lease, paths, text_output
+from transformer_jax import appending, decode_output, digests, lease, paths, text_output
 from transformer_jax import checkpoint as checkpoint_lib
 from transformer_jax import workdir as workdir_lib
 from transformer_jax.config import CheckpointConfig, DataConfig
@@ -261,6 +263,13 @@ def test_a_work_directory_in_a_store_is_held_by_one(bucket):
     assert names(bucket) == []
 
 
+def test_the_lock_of_a_disk_that_was_copied_with_its_run_is_none(bucket):
+    (bucket / ".lock").write_text("process 7 on vm, since 2026-11-01 00:00:00\n")
+    with workdir_lib.hold(bucket):
+        assert json.loads((bucket / ".lock").read_text())["pid"] == os.getpid()
+    assert names(bucket) == []
+
+
 def leave_lock(bucket, **changes):
     with workdir_lib.hold(bucket):
         found = json.loads((bucket / ".lock").read_text())
@@ -321,7 +330,7 @@ def test_a_process_that_has_lost_its_lock_ends(bucket, monkeypatch, capsys):
         (bucket / ".lock").write_text(json.dumps({"id": "other", "who": "process 7 on other"}))
         assert ended.wait(60)
     assert statuses[0] == 2
-    assert "process 7 on other, trains in" in capsys.readouterr().err
+    assert "process 7 on other trains in" in capsys.readouterr().err
 
 
 def test_a_missing_bucket_is_told_in_a_sentence(gcs):
@@ -352,6 +361,15 @@ def test_an_output_is_there_when_all_of_it_is_written(bucket):
 
     with pytest.raises(KeyError):
         fail()
+
+    def interrupted():
+        with decode_output.ResumableOutput(str(path), dict) as out:
+            list(itertools.islice(out.remaining(iter("ab")), 1))
+            out.write("half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        interrupted()
     assert path.read_text() == "of last week"
     with text_output.writing(str(path)) as out:
         out.writelines(["ü\n", "b\n"])
@@ -384,6 +402,18 @@ def test_a_remote_cache_of_tokens_serves_other_machines(bucket, tokenizers, tmp_
         on_machine("c", unreadable)
     on_machine("a", unreadable)
     assert (bucket / mark).exists()
+    # A damaged copy is replaced by the next machine that can make it.
+    (array,) = [n for n in names(bucket) if n.endswith("target_tokens.npy")]
+    for damage in (lambda: (bucket / array).write_bytes(b"x"), (bucket / array).unlink,
+                   lambda: (bucket / mark).write_text("{"),
+                   lambda: (bucket / mark).write_text('{"../../x": {}}')):  # fmt: skip
+        damage()
+        with pytest.raises(TypeError):
+            on_machine("d", unreadable)
+        on_machine("a", unreadable)
+        fetched = on_machine("d", unreadable)
+        np.testing.assert_array_equal(fetched.target.tokens, made.target.tokens)
+        shutil.rmtree(tmp_path / "d")
 
 
 def test_prepared_data_sets_are_local(bucket):

@@ -165,10 +165,12 @@ def test_parameters_that_are_nan_give_a_message_a_line(translator, capsys):
 
 def test_settings_that_allow_nothing_give_a_message(translator, capsys):
     vocab = translator.config.model.target_vocab_size
-    found = translator.translate(["one", "two"], beam_size=2, suppressed_ids=tuple(range(vocab)))
-    assert [one.text for one in found] == ["", ""]
+    texts = ["one", "two", Request("three", line=70)]
+    found = translator.translate(texts, beam_size=2, suppressed_ids=tuple(range(vocab)))
+    assert [one.text for one in found] == ["", "", ""]
     said = capsys.readouterr().err
-    assert "line 2: not met: an output (these settings forbid every one)." in said
+    for number in (1, 2, 70):  # a request of a file has the number of its line there
+        assert f"line {number}: not met: an output (these settings forbid every one)." in said
 
 
 @pytest.mark.parametrize(
@@ -206,6 +208,21 @@ def test_a_phrase_of_a_script_without_spaces_fits_inside_a_sentence(kind):
     assert not begins_word("tür")
     spaced = phrases.encode(tokenizer, "Haus")
     assert spaced.ends_word
+
+
+def test_a_phrase_that_the_tokenizer_cannot_write_is_not_met():
+    """Without byte fallback an unknown character would be forced as the unknown token."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["das haus", "ein baum"] * 20), model_writer=model, vocab_size=20,
+        minloglevel=2, hard_vocab_limit=False,
+    )  # fmt: skip
+    tokenizer = Tokenizer(model.getvalue())
+    for text, possible in (("haus", True), ("漢字", False), ("Haus", False)):
+        phrase = phrases.encode(tokenizer, text)
+        assert phrases.is_possible(phrase, DecodeConfig()) == possible
+        assert phrases.missing("das baum", [phrase]) == (f"phrase {text!r}",)
+    assert phrases.missing("das ⁇ aus", [phrase]) == ("phrase 'Haus'",)
 
 
 def test_what_is_not_met_is_in_the_json():

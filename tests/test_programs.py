@@ -78,11 +78,14 @@ def settings_of_one_structure(method, number):
         return limits | {
             "min_decode_len": rng.randint(1, 3), "repetition_penalty": rng.uniform(1.1, 2),
             "coverage_penalty": rng.uniform(0.1, 1), "diversity_penalty": rng.uniform(0.1, 1),
-            "suppressed_ids": tuple(rng.sample(range(10, 200), 3)),
+            "suppressed_ids": tuple(rng.sample(range(10, 200), rng.randint(1, 9))),
         }  # fmt: skip
     return limits | {
         "seed": rng.randrange(2**32), "temperature": rng.uniform(0.5, 2),
-        "top_k": rng.randint(1, 200), "top_p": rng.uniform(0.1, 0.99), "min_p": rng.uniform(0, 0.1),
+        # Each rule of sampling is off now and then.
+        "top_k": rng.choice([0, rng.randint(1, 200)]),
+        "top_p": rng.choice([1.0, rng.uniform(0.1, 0.99)]),
+        "min_p": rng.choice([0.0, rng.uniform(0, 0.1)]),
     }  # fmt: skip
 
 

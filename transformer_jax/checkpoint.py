@@ -8,6 +8,7 @@ files are what was written.
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 import re
@@ -387,14 +388,16 @@ def _choose(
     if which.startswith("average:") and which[8:].isdigit() and int(which[8:]):
         count = int(which[8:])
         # An older one may have stayed because it is best; it is not among the newest.
-        scheduled = [s for s in steps if _read_meta(folder / str(s)).get("scheduled", True)]
-        newest = scheduled[-config.max_to_keep :]
+        scheduled = (
+            s for s in reversed(steps) if _read_meta(folder / str(s)).get("scheduled", True)
+        )
+        newest = [*itertools.islice(scheduled, min(count, config.max_to_keep))]
         if count > len(newest):
             raise UserError(
                 f"--checkpoint={which}: {folder} holds the {len(newest)} newest checkpoints; "
                 "raise config.checkpoint.max_to_keep when training."
             )
-        return newest[-count:]
+        return newest[::-1]
     if which.isdigit():
         if int(which) not in steps:
             raise UserError(

@@ -79,6 +79,9 @@ def define_flags() -> None:
 def check_flags() -> None:
     """Refuses what cannot stand together, before a model is read."""
     check_not_overwritten(FLAGS.output, {f"--{name}": FLAGS[name].value for name in INPUTS})
+    streams = [f"--{name}" for name in INPUTS if FLAGS[name].value == "-"]
+    if len(streams) > 1:
+        raise UserError(f"{' and '.join(streams)} are both standard input; name files.")
     for name in INPUTS:
         path = FLAGS[name].value
         if path not in ("", "-") and not epath.Path(path).exists():
@@ -200,7 +203,9 @@ def _requests(columns: dict[str, Lines]) -> Iterator[Any]:
         if short:
             raise UserError(f"--{short} ends before line {number}, which other files have.")
         phrases = row.get("phrases", "").split(PHRASE_SEPARATOR)
-        request = Request(row["input"], row.get("prefixes", ""), tuple(filter(None, phrases)))
+        request = Request(
+            row["input"], row.get("prefixes", ""), tuple(filter(None, phrases)), number
+        )
         yield (request, row["score"]) if "score" in row else request
 
 
@@ -269,6 +274,8 @@ def _attention_as_json(attention: Any) -> dict[str, Any]:
     if isinstance(attention, np.ndarray):
         return {"attention": np.round(attention.astype(float), 6).tolist()}
     begins = attention.indptr[:-1]
+    if not len(begins):
+        return {"attention": [], "attention_starts": []}
     rows = np.split(np.round(attention.data.astype(float), 6), begins[1:])
     return {"attention": [row.tolist() for row in rows],
             "attention_starts": attention.indices[begins].tolist()}  # fmt: skip

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from transformer_jax.data import sources
+from transformer_jax.errors import UserError
 
 # A line that follows another within this time is translated together with it.
 GRACE_SECONDS = 0.05
@@ -21,7 +22,7 @@ def is_stream(path: str) -> bool:
         return False
     try:
         mode = os.fstat(sys.stdin.fileno()) if path == "-" else os.stat(path)
-    except (OSError, ValueError):  # ValueError: standard input is closed or no file
+    except (OSError, ValueError, AttributeError):  # standard input is closed or no file
         return path == "-"
     return not stat.S_ISREG(mode.st_mode)
 
@@ -36,6 +37,8 @@ def count_lines(path: str) -> int | None:
 def read_lines(path: str) -> Iterator[str]:
     """Lines of a file, `.gz` too, or of standard input (-)."""
     if path == "-":
+        if sys.stdin is None or sys.stdin.closed:
+            raise UserError("Standard input is closed; name a file with --input.")
         # Not `sys.stdin`: Python aborts at its end while a thread still reads that.
         stream = open(sys.stdin.fileno(), "rb", closefd=False)  # noqa: SIM115
         return sources.decode_lines(stream, "standard input", allow_nul=True)

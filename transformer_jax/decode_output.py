@@ -13,9 +13,9 @@ from typing import Any
 
 from etils import epath
 
-from transformer_jax import processes, workdir
+from transformer_jax import paths, processes
 from transformer_jax.errors import UserError
-from transformer_jax.text_output import writing
+from transformer_jax.text_output import check_writable, writing
 
 
 class ResumableOutput:
@@ -35,7 +35,7 @@ class ResumableOutput:
         path = epath.Path(name)
         self._record = path.parent / f"{path.name}.unfinished"
         # Standard output, a device or pipe, and remote files cannot be gone on with.
-        self._resumable = name != "-" and "://" not in name and (
+        self._resumable = name != "-" and not paths.is_remote(name) and (
             not path.exists() or Path(name).is_file()
         )  # fmt: skip
         # Not of other output: it takes a pass over the parameters.
@@ -57,13 +57,15 @@ class ResumableOutput:
             self._out.seek(self._written)
             self._out.truncate()
         else:
+            if paths.is_remote(self._name):  # where nothing is opened before the end
+                check_writable(self._name)
             self._out = self._files.enter_context(writing(self._name))
         return self
 
     def __exit__(self, *exception: Any) -> None:
         if self._resumable and exception[0] is not None and self.done > self.skip:
             self._save()
-        self._files.close()
+        self._files.__exit__(*exception)
 
     def remaining(self, requests: Iterator[Any]) -> Iterator[Any]:
         """Requests that are not done yet.
@@ -106,7 +108,7 @@ class ResumableOutput:
     def _save(self) -> None:
         record = {"lines": self.done, "bytes": self._written, "input": self._digest.hexdigest(),
                   "settings": self._description}  # fmt: skip
-        workdir.write_atomically(self._record, json.dumps(record) + "\n")
+        paths.write_atomically(self._record, json.dumps(record) + "\n")
         self._saved = time.monotonic()
 
     def _read_record(self) -> dict[str, Any] | None:
@@ -127,7 +129,7 @@ class ResumableOutput:
         if differs:
             raise UserError(
                 f"{self._name} holds part of a job that differs in {', '.join(differs)}; "
-                f"use the same to go on, or delete {self._record} to begin anew."
+                f"use the same to resume it, or delete {self._record} to begin anew."
             )
         return record
 

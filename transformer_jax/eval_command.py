@@ -83,6 +83,8 @@ def _check_outputs(corpora: Sequence[sources.Corpus]) -> None:
         languages = (f".{corpus.source_lang}", f".{corpus.target_lang}", "")
         names = [corpus.name + end + gz for end in languages for gz in ("", ".gz")]
         read |= {f"config.data.{FLAGS.split} ({name})": name for name in names}
+    if FLAGS.json and FLAGS.json == FLAGS.output:
+        raise UserError(f"--json and --output are the same file, {FLAGS.json}.")
     for name in ("json", "output"):
         check_not_overwritten(FLAGS[name].value or "-", read, f"--{name}")
         if FLAGS[name].value:

@@ -67,6 +67,9 @@ class _Lease:
             found = self._read()
             if found is None:
                 continue
+            if not found.keys() >= self._process.keys():
+                self._path.unlink(missing_ok=True)  # the lock of a disk, copied with the run
+                continue
             if found["id"] == self._process["id"]:
                 return  # created by a request whose answer was lost
             is_alive = _is_alive(found)
@@ -89,21 +92,23 @@ class _Lease:
     def renew_until(self, ended: threading.Event) -> None:
         """Writes the lock anew every `PERIOD`; ends the process where another one holds it now."""
         while not ended.wait(PERIOD):
-            with contextlib.suppress(OSError):  # the store may not answer for a while
+            # The store may not answer for a while, or somebody has written something else.
+            with contextlib.suppress(OSError, ValueError):
                 found = self._read()
-                if found is not None and found["id"] != self._process["id"]:
+                if found and found.get("id") != self._process["id"]:
                     self._lose(found)
                 paths.write(self._path, self._text())
 
     def release(self) -> None:
         with contextlib.suppress(OSError):
             found = self._read()
-            if found is not None and found["id"] == self._process["id"]:
+            if found and found.get("id") == self._process["id"]:
                 self._path.unlink(missing_ok=True)
 
     def _lose(self, found: dict[str, Any]) -> None:
-        print(f"error: {found['who']}, trains in {self._workdir} now, as this process was not "
-              "heard of for too long.", file=sys.stderr, flush=True)  # fmt: skip
+        print(f"error: {found.get('who')} trains in {self._workdir} now, because this process did "
+              "not renew its lock in time; start it again after that run.",
+              file=sys.stderr, flush=True)  # fmt: skip
         os._exit(2)  # anything that is written now would spoil the other's run
 
     def _create(self) -> bool:
@@ -120,9 +125,14 @@ class _Lease:
     def _read(self) -> dict[str, Any] | None:
         try:
             with paths.store_errors():
-                return json.loads(self._path.read_bytes())
+                text = self._path.read_bytes()
         except FileNotFoundError:
             return None
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        return found if isinstance(found, dict) else {}
 
     def _text(self) -> bytes:
         return json.dumps({**self._process, "renewed": time.time()}).encode()

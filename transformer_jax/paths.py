@@ -10,6 +10,7 @@ import errno
 import importlib.util
 import logging
 import os
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -158,6 +159,24 @@ def write(path: Any, data: bytes, must_be_new: bool = False) -> None:
     store, name = _open_store(path)
     with store_errors():
         store.pipe_file(name, data, mode="create" if must_be_new else "overwrite")
+
+
+def write_atomically(path: Any, text: str) -> None:
+    """Writes `path` so that a reader finds the old text or the new one, never a part.
+
+    Args:
+      path: an `epath.Path`.
+      text: all that it is to hold.
+    """
+    if is_remote(path):  # where each write is atomic
+        write(path, text.encode())
+        return
+    aside = path.parent / f".{path.name}.{uuid.uuid4().hex}"
+    with aside.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
 
 
 def _open_store(path: Any) -> tuple[Any, str]:

@@ -38,13 +38,21 @@ def writing(name: str) -> Iterator[Any]:
             yield out
         return
     # An upload that was begun cannot always be dropped, so nothing is sent before the end.
-    with tempfile.TemporaryFile() as file:
+    with tempfile.NamedTemporaryFile(prefix="transformer_jax_") as file:
         text = io.TextIOWrapper(file, encoding="utf-8")
         yield text
         text.flush()
         file.seek(0)
-        with paths.store_errors(), epath.Path(name).open("wb") as target:
-            shutil.copyfileobj(file, target, _CHUNK)
+        try:
+            with paths.store_errors(), epath.Path(name).open("wb") as target:
+                shutil.copyfileobj(file, target, _CHUNK)
+        except OSError as error:
+            kept = f"{file.name}.txt"
+            os.link(file.name, kept)
+            raise UserError(
+                f"{name} cannot be written: {paths.explain(error)}. What belongs there is kept in "
+                f"{kept}."
+            ) from error
 
 
 def check_writable(name: str) -> None:
@@ -94,7 +102,7 @@ def _is_same_file(output: str, path: str) -> bool:
     try:
         written = os.stat(output)
         read = os.fstat(sys.stdin.fileno()) if path == "-" else os.stat(path)
-    except (OSError, ValueError):  # one of them is not there
+    except (OSError, ValueError, AttributeError):  # one of them is not there
         return False
     return stat.S_ISREG(written.st_mode) and os.path.samestat(written, read)
 

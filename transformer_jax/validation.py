@@ -44,7 +44,7 @@ NORMALIZATIONS = ("identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf")  # S
 
 # field -> (lowest allowed, whether the lowest itself is allowed, upper bound not reached)
 RANGES: dict[str, tuple[float, bool, float]] = {
-    "seed": (0, True, 2**32),
+    "seed": (-(2**63), True, 2**63),
     **{f"model.{name}": (1, True, float("inf")) for name in (
         "num_encoder_layers", "num_decoder_layers", "d_model", "num_heads", "d_ff", "max_len")},
     **{f"model.{name}": (0, True, 1) for name in (

@@ -12,7 +12,6 @@ import logging
 import os
 import socket
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def read_tokenizers(workdir: epath.PathLike) -> TokenizerPair:
 
 
 def write_config(workdir: epath.PathLike, config: Config) -> None:
-    write_atomically(epath.Path(workdir) / "config.json", to_json(config))
+    paths.write_atomically(epath.Path(workdir) / "config.json", to_json(config))
 
 
 def has_checkpoints(workdir: epath.PathLike) -> bool:
@@ -139,7 +138,7 @@ def read_data_record(workdir: epath.PathLike) -> dict[str, Any] | None:
 
 def write_data_record(workdir: epath.PathLike, record: dict[str, Any]) -> None:
     """Writes `data.json`."""
-    write_atomically(epath.Path(workdir) / "data.json", json.dumps(record) + "\n")
+    paths.write_atomically(epath.Path(workdir) / "data.json", json.dumps(record) + "\n")
 
 
 @contextlib.contextmanager
@@ -182,19 +181,6 @@ def hold(workdir: epath.PathLike) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {socket.gethostname()}, since {started}\n")
         file.flush()
         yield
-
-
-def write_atomically(path: epath.Path, text: str) -> None:
-    """Writes `path` so that a reader finds the old text or the new one, never a part."""
-    if paths.is_remote(path):  # where each write is atomic
-        paths.write(path, text.encode())
-        return
-    aside = path.parent / f".{path.name}.{uuid.uuid4().hex}"
-    with aside.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
 
 
 def _is_free(name: str) -> bool:

@@ -110,7 +110,7 @@ def test_truncations_are_those_of_generate():
 
     from transformer_jax.config import DecodeConfig
     from transformer_jax.decoding.sampling import warp
-    from transformer_jax.decoding.search_settings import structure_of, values_of
+    from transformer_jax.decoding.search_settings import values_of
     from transformer_jax.ops.top_k import NEVER
 
     rng = np.random.default_rng(3)
@@ -131,7 +131,7 @@ def test_truncations_are_those_of_generate():
             want = warper(None, want)
         config = DecodeConfig(method="sample", **settings)
         columns = jnp.asarray(log_probs.numpy().T[:, :, None])
-        got = np.asarray(warp(columns, structure_of(config), values_of(config, 6)))[..., 0].T
+        got = np.asarray(warp(columns, values_of(config, 6)))[..., 0].T
         np.testing.assert_array_equal(got > NEVER, np.isfinite(want.numpy()))
         np.testing.assert_allclose(
             np.asarray(torch.softmax(torch.tensor(got), -1)), torch.softmax(want, -1).numpy(),

@@ -34,10 +34,10 @@ class BatchShape:
 def divisible_rows(rows: int) -> int:
     """The number of rows, at most `rows`, that devices and accumulated parts are likely to divide.
 
-    A multiple of the largest power of two, up to 32 or a 32nd of the rows, that leaves three
-    quarters of them: 97 -> 96, 90 -> 80, 11 -> 10.
+    A multiple of the largest power of two, up to 32 or a 32nd of the rows, that leaves 15 of 16:
+    97 -> 96, 90 -> 88, 11 -> 11.
     """
-    return next(n for n in (rows // p * p for p in _powers(rows)) if 4 * n >= 3 * rows)
+    return next(n for n in (rows // p * p for p in _powers(rows)) if 16 * n >= 15 * rows)
 
 
 def even_rows(count: int, most: int) -> int:
@@ -47,7 +47,7 @@ def even_rows(count: int, most: int) -> int:
     rows empty; else as many batches as full ones would be, equally full.
     """
     for power in _powers(min(count, most)):
-        rows = np.arange(most // power * power, 3 * min(count, most) // 4, -power)
+        rows = np.arange(most // power * power, 15 * min(count, most) // 16, -power)
         fitting = np.flatnonzero(64 * (-count % rows) <= count)
         if len(fitting):
             return int(rows[fitting[0]])

@@ -173,7 +173,11 @@ def _digest_files(paths: list[epath.Path]) -> str:
 
 def data_dir(config: DataConfig) -> str:
     """Folder of prepared TFDS data sets: the config's, else `$TFDS_DATA_DIR`, else the cache's."""
-    return config.data_dir or os.environ.get("TFDS_DATA_DIR") or str(cache_folder() / "tfds")
+    return (
+        config.data_dir
+        or os.path.expanduser(os.environ.get("TFDS_DATA_DIR", ""))
+        or str(cache_folder() / "tfds")
+    )
 
 
 def open_tfds(config: DataConfig, split: str) -> Corpus:

@@ -30,7 +30,7 @@ CHUNK = 20_000  # sentence pairs tokenised at once
 ATTEMPTS = 3  # to make a cache that is intact
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR)
 ABANDONED = 7 * 24 * 3600  # seconds without a write: nobody is at it any more
-FORMAT = "1"  # part of the key: change it when the files' meaning changes
+FORMAT = "2"  # part of the key: change it when the files' meaning changes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import sentencepiece
 from etils import epath
-from sentencepiece import sentencepiece_model_pb2
 
+from transformer_jax import paths
 from transformer_jax.config import DataConfig
 from transformer_jax.data.foreign_tokenizers import JsonTokenizer, VocabularyTokenizer
 from transformer_jax.data.sources import Corpus
@@ -101,9 +101,7 @@ class TokenizerPair:
             "tags": dataclasses.asdict(self.tags),
             "tokenizers": [tokenizer.state for tokenizer in named.values()],
         }
-        aside = folder / ".tokenizer.json"
-        aside.write_text(json.dumps(state, ensure_ascii=False) + "\n")
-        aside.replace(description)
+        paths.write_atomically(description, json.dumps(state, ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, folder: epath.Path) -> "TokenizerPair":
@@ -189,6 +187,8 @@ def _normalizer(rule: str) -> Callable[[str], str]:
 
 def _with_rule(model: bytes, rule: str) -> bytes:
     """The model, which keeps text as it is, with the rule that it applies to text first."""
+    from sentencepiece import sentencepiece_model_pb2  # transformers may bring one of its own
+
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     proto.normalizer_spec.name = rule
     spec = sentencepiece_model_pb2.NormalizerSpec.FromString(

@@ -19,6 +19,7 @@ from transformer_jax.decoding.requests import (
     RequestEncoder,
     check_text,
     item_error,
+    line_numbers,
     read_requests,
     windows,
 )  # fmt: skip
@@ -61,7 +62,8 @@ def begins_word(piece: str) -> bool:
 
     It begins with a space or a letter of a script without spaces, or it has no letter.
     """
-    if piece.startswith("▁") or not any(c.isalnum() for c in piece):
+    is_byte = piece.startswith("<0x")  # of any character; the text is looked at afterwards
+    if is_byte or piece.startswith("▁") or not any(c.isalnum() for c in piece):
         return True
     return not separates_words(piece[0])
 
@@ -164,7 +166,7 @@ class Engine:
             every = list(requests)
             for index, request in enumerate(every if on_error == "raise" else ()):
                 if isinstance(request, UserError):
-                    raise item_error(request, index)
+                    raise item_error(request, index + 1)
             requests = iter(every)
         encoder = self.encoder(target_lang, source_lang)
         job = self._job(params, encoder, decode, num_hypotheses, attention, target_lang, on_error)
@@ -174,10 +176,11 @@ class Engine:
     def _windows(
         job: Job, read_windows: Iterator[list[Request | UserError]]
     ) -> Iterator[list[Translation]]:
-        number = 0
+        num_read = 0
         for read in read_windows:
-            yield from reported(job.window(read, number), number)
-            number += len(read)
+            numbers = line_numbers(read, num_read + 1)
+            yield from reported(job.window(read, numbers), numbers)
+            num_read += len(read)
 
     def _job(
         self,
@@ -260,7 +263,7 @@ class Engine:
                 try:
                     check_text(text)
                 except UserError as error:
-                    raise item_error(error, index, name) from error
+                    raise item_error(error, index + 1, name) from error
         placed, encoder = self.programs.place(params), self.encoder(target_lang, source_lang)
         before = self.prefixes(target_lang, source_lang)[1]
         target_ids = self.tokenizers.target.encode_batch(list(targets))

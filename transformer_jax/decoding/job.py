@@ -71,12 +71,14 @@ class Job:
         beams = samples.get(self.decode.method, self.decode.beam_size)
         return dataclasses.replace(self.decode, beam_size=beams)
 
-    def window(self, window: list[Request | UserError], first: int) -> Iterator[list[Translation]]:
+    def window(
+        self, window: list[Request | UserError], line_numbers: Sequence[int]
+    ) -> Iterator[list[Translation]]:
         """Hypotheses of some requests, as soon as they and all before them are there.
 
         Args:
           window: requests; an error instead of one that could not be read.
-          first: number of the first.
+          line_numbers: of the requests in the user's input, for messages.
 
         Raises:
           UserError: naming a request that cannot be translated, unless `on_error` is `skip`.
@@ -87,7 +89,7 @@ class Job:
         found |= zip(unique, self.encoder.encode(unique), strict=True)
         parts: list[Part] = []
         places: dict[Request | UserError, range] = {}  # of each request's parts
-        numbers = {x: i for i, x in reversed([*enumerate(window, start=first)])}  # of their first
+        numbers = dict(zip(reversed(window), reversed(line_numbers), strict=True))  # of the first
         for request, own in found.items():
             number = numbers[request]
             if isinstance(own, UserError):
@@ -96,7 +98,7 @@ class Job:
                 continue
             if len(own) > 1:
                 say(
-                    f"line {number + 1}: longer than the {self.encoder.max_len - 1} pieces that "
+                    f"line {number}: longer than the {self.encoder.max_len - 1} pieces that "
                     f"the model reads; translated in {len(own)} parts."
                 )
             places[request] = range(len(parts), len(parts) + len(own))
@@ -319,9 +321,11 @@ def _join(parts: Sequence[Translation]) -> Translation:
     )
 
 
-def reported(results: Iterable[list[Translation]], first: int) -> Iterator[list[Translation]]:
+def reported(
+    results: Iterable[list[Translation]], line_numbers: Sequence[int]
+) -> Iterator[list[Translation]]:
     """The same results; what the best of a line lacks is said with the line's number."""
-    for number, result in enumerate(results, start=first + 1):
+    for number, result in zip(line_numbers, results, strict=True):
         if result[0].unmet:
             say(f"line {number}: not met: {'; '.join(result[0].unmet)}.")
         yield result

@@ -16,14 +16,16 @@ from transformer_jax.scripts import separates_words
 class Phrase:
     """What must appear in a translation."""
 
+    asked: str  # as the user wrote it
     text: str  # as the tokenizer gives it back
     ids: tuple[int, ...]
     ends_word: bool  # the token after it must not continue its last word
+    is_known: bool = True  # the tokenizer can write it
 
     @property
     def name(self) -> str:
         """For messages and `Translation.unmet`."""
-        return f"phrase {self.text!r}"
+        return f"phrase {self.asked!r}"
 
 
 def encode(tokenizer: Tokenizer, text: str) -> Phrase | None:
@@ -35,11 +37,11 @@ def encode(tokenizer: Tokenizer, text: str) -> Phrase | None:
     ids = tokenizer.encode(text)
     if not ids:
         return None
-    given_back = tokenizer.decode(ids).strip()
-    text = given_back or text
-    if not separates_words(text[0]):
-        ids = _without_space(tokenizer, text, ids)
-    return Phrase(text, tuple(ids), separates_words(text[-1]))
+    is_known = tokenizer.unk_id not in ids
+    given_back = (tokenizer.decode(ids).strip() if is_known else "") or text
+    if not separates_words(given_back[0]):
+        ids = _without_space(tokenizer, given_back, ids)
+    return Phrase(text, given_back, tuple(ids), separates_words(given_back[-1]), is_known)
 
 
 def _without_space(tokenizer: Tokenizer, text: str, ids: list[int]) -> list[int]:
@@ -97,7 +99,8 @@ def _is_boundary(left: str, right: str) -> bool:
 
 
 def is_possible(phrase: Phrase, decode: DecodeConfig) -> bool:
-    """Whether the rules allow all tokens of `phrase`."""
+    """Whether the tokenizer has all of `phrase`, and the rules allow its tokens."""
     size, ids = decode.no_repeat_ngram_size, phrase.ids
     grams = [ids[i : i + size] for i in range(len(ids) - size + 1)] if size else []
-    return not set(ids) & set(decode.suppressed_ids) and len(set(grams)) == len(grams)
+    allowed = not set(ids) & set(decode.suppressed_ids) and len(set(grams)) == len(grams)
+    return phrase.is_known and allowed

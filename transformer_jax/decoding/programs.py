@@ -59,7 +59,7 @@ class Programs:
       models: one, or several of one vocabulary whose probabilities are averaged.
       ids: special ids.
       devices: local ones.
-      may_follow: `[V]` boolean, pieces that may stand behind a phrase.
+      may_follow: `[V]` boolean, pieces that may follow a phrase.
     """
 
     def __init__(
@@ -262,10 +262,16 @@ def _teacher_forced(models, ids, placed, inputs, lengths, targets, target_length
         )
 
 
+def _projection(apply, dtype):
+    """Table `[V, M]` of the projection to the vocabulary in `dtype`, and its bias."""
+    table, bias = apply(method="output_projection")
+    return table.astype(dtype), bias
+
+
 def _score(models, ids, placed, inputs, lengths, targets, target_lengths):
     sides = inputs, lengths, targets, target_lengths
     decoded = [
-        (hidden.reshape(-1, hidden.shape[-1]), *apply(method="output_projection"))
+        (hidden.reshape(-1, hidden.shape[-1]), *_projection(apply, hidden.dtype))
         for apply, hidden in _teacher_forced(models, ids, placed, *sides)
     ]  # hidden: [B, T, M] --> [B * T, M]
     vocab = max(model.target_vocab_size for model in models)
@@ -274,7 +280,7 @@ def _score(models, ids, placed, inputs, lengths, targets, target_lengths):
     def score_chunk(chunk):
         hiddens, chunk_targets = chunk
         found = [
-            jax.nn.log_softmax(losses.projected_logits(hidden, table.astype(hidden.dtype), bias))
+            jax.nn.log_softmax(losses.projected_logits(hidden, table, bias))
             for hidden, (_, table, bias) in zip(hiddens, decoded, strict=True)
         ]  # [chunk, V] each
         log_probs = found[0]

@@ -26,6 +26,8 @@ class Request:
     text: str
     prefix: str = ""  # what the translation begins with
     phrases: Sequence[str] = ()  # what must appear in it; one string is one phrase
+    # Its number in a file, for messages; None: messages name its place in the list of texts.
+    line: int | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         phrases = (self.phrases,) if isinstance(self.phrases, str) else self.phrases
@@ -84,9 +86,15 @@ def check_text(value: Any) -> None:
         ) from error
 
 
-def item_error(error: UserError, index: int, name: str = "texts") -> UserError:
-    """`error` with the place of its item in the list `name`, or in a file."""
-    return UserError(f"{name}[{index}] (line {index + 1}): {error}")
+def item_error(error: UserError, number: int, name: str = "texts") -> UserError:
+    """`error` with the place of its item, counted from 1, in the list `name`."""
+    return UserError(f"{name}[{number - 1}] (line {number}): {error}")
+
+
+def line_numbers(items: Sequence[Request | UserError], first: int) -> list[int]:
+    """The number of each item in the user's input; of an item without one, counted from `first`."""
+    numbers = (getattr(item, "line", None) for item in items)
+    return [first + i if number is None else number for i, number in enumerate(numbers)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,16 +96,22 @@ def _largest(enough: Callable, low: jax.Array, high: jax.Array, shape: Any) -> j
     return jax.lax.fori_loop(0, 32, halve, bounds)[0]
 
 
-def warp(log_probs: jax.Array, structure: SearchStructure, values: SearchValues) -> jax.Array:
-    """Distribution that is sampled from: temperature, then top-k, top-p and min-p."""
-    temperature = jnp.asarray(values.temperature)[:, None]
-    log_probs = jnp.maximum(log_probs / temperature, NEVER)
-    if structure.top_k:
-        log_probs = keep_top_k(log_probs, jnp.asarray(values.top_k))
-    if structure.top_p:
-        log_probs = keep_top_p(jax.nn.log_softmax(log_probs, axis=0), jnp.asarray(values.top_p))
-    if structure.min_p:
-        log_probs = keep_min_p(log_probs, jnp.asarray(values.min_p))
+def warp(log_probs: jax.Array, values: SearchValues) -> jax.Array:
+    """Distribution that is sampled from: temperature, then top-k, top-p and min-p.
+
+    A rule that no row uses is skipped when the program runs.
+    """
+    temperature, top_k, top_p, min_p = (
+        jnp.asarray(x) for x in (values.temperature, values.top_k, values.top_p, values.min_p)
+    )
+    log_probs = jnp.maximum(log_probs / temperature[:, None], NEVER)
+    rules = (
+        (top_k > 0, lambda x: keep_top_k(x, top_k)),
+        (top_p < 1.0, lambda x: keep_top_p(jax.nn.log_softmax(x, axis=0), top_p)),
+        (min_p > 0.0, lambda x: keep_min_p(x, min_p)),
+    )
+    for is_used, rule in rules:
+        log_probs = jax.lax.cond(jnp.any(is_used), rule, lambda x: x, log_probs)
     return log_probs
 
 
@@ -209,7 +215,7 @@ class Sampling:
         logits, cache = self.stepper.step(state.cache, last)
         following = rules(logits, Written(state.tokens, state.index, self.constraints))
         values: Any = self.constraints.values
-        pieces = draw(warp(following.log_probs, self.structure, values), uniform)
+        pieces = draw(warp(following.log_probs, values), uniform)
         row, beam = jnp.arange(pieces.shape[0])[:, None], jnp.arange(pieces.shape[1])
         own = following.log_probs[pieces, row, beam]
         is_forced = following.forced[:, None] >= 0

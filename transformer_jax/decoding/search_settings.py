@@ -8,6 +8,7 @@ import numpy as np
 
 from transformer_jax.config import DecodeConfig
 
+MIN_SUPPRESSED = 16  # room for suppressed ids; for more of them it doubles
 NO_TOKEN = np.iinfo(np.int32).max  # pads suppressed ids
 
 
@@ -30,9 +31,6 @@ class SearchStructure:
     suppressed_ids: bool
     repetition_penalty: bool
     coverage_penalty: bool
-    top_k: bool
-    top_p: bool
-    min_p: bool
 
 
 def structure_of(config: DecodeConfig) -> SearchStructure:
@@ -51,9 +49,6 @@ def structure_of(config: DecodeConfig) -> SearchStructure:
         suppressed_ids=bool(config.suppressed_ids),
         repetition_penalty=config.repetition_penalty != 1.0,
         coverage_penalty=config.coverage_penalty != 0.0,
-        top_k=is_sampling and config.top_k > 0,
-        top_p=is_sampling and config.top_p < 1.0,
-        min_p=is_sampling and config.min_p > 0.0,
     )
 
 
@@ -84,7 +79,8 @@ def values_of(config: DecodeConfig, rows: int) -> SearchValues:
     }
     ids = config.suppressed_ids
     if ids:
-        padded = np.full((rows, 1 << (len(ids) - 1).bit_length()), NO_TOKEN, np.int32)
+        size = max(MIN_SUPPRESSED, 1 << (len(ids) - 1).bit_length())
+        padded = np.full((rows, size), NO_TOKEN, np.int32)
         padded[:, : len(ids)] = ids
         found["suppressed_ids"] = padded
     return SearchValues(**found)

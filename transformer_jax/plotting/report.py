@@ -18,8 +18,8 @@ from transformer_jax.config import Config
 from transformer_jax.corpus_metrics import NO_FOUR_WORDS
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import Evaluation
+from transformer_jax.paths import write_atomically
 from transformer_jax.plotting import collect, figures
-from transformer_jax.workdir import write_atomically
 
 NAME = "report.html"
 # Of attention: sentences, pieces of a sentence, and heads in all layers of one. A map of a hundred

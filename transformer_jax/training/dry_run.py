@@ -99,7 +99,7 @@ def largest_shape(config: Config) -> BatchShape:
     data = config.data
     length = (data.pack_len or data.max_len) if data.batching == "pack" else data.max_len
     rows = data.batch_tokens // length
-    if data.plan_version > 1:
+    if data.plan_version > 1 and data.batching == "pack":
         rows = divisible_rows(rows)
     return BatchShape(data.batch_sentences or rows, length, length)
 

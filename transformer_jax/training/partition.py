@@ -49,7 +49,7 @@ def choose_devices(config: Config) -> list[jax.Device]:
 
 def num_row_parts(config: Config) -> int:
     """Devices, of all processes, that share a batch's rows."""
-    data, fsdp, _ = mesh_shape(config.parallel, jax.device_count())
+    data, fsdp, _ = mesh_shape(config.parallel, len(platforms.all_devices()))
     return data * fsdp
 
 

@@ -12,7 +12,7 @@ from etils import epath
 
 from transformer_jax import paths
 from transformer_jax.appending import AppendedFile
-from transformer_jax.workdir import write_atomically
+from transformer_jax.paths import write_atomically
 
 MAX_REMOTE_EVENTS = 1 << 20  # bytes of a remote event file, after which another is begun
 NUM_SHOWN = 2  # translations on the terminal after an evaluation; samples.jsonl has more

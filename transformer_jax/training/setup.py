@@ -129,7 +129,9 @@ def _tokenizer_settings(config: Config) -> dict[str, Any]:
         "tokenizer", "vocab_size", "shared_vocab", "lowercase", "normalization", "byte_fallback",
         "character_coverage", "target_language_tags", "tokenizer_model",
     )  # fmt: skip
-    return {name: getattr(config.data, name) for name in names}
+    # A tokenizer that was adopted with a model is not one that would be made here.
+    return {name: getattr(config.data, name) for name in names} | {
+        "init_from": config.train.init_from}  # fmt: skip
 
 
 def _made_before(
@@ -144,7 +146,9 @@ def _made_before(
     # A file that is named is read again: it may have been replaced.
     if not same or config.data.tokenizer_model or not (folder / "tokenizer.json").exists():
         return None
-    return TokenizerPair.load(folder)
+    tokenizers = TokenizerPair.load(folder)
+    # A kill may have come between the tokenizer and the record.
+    return tokenizers if tokenizers.fingerprint == record.get("tokenizer") else None
 
 
 def _fingerprint(corpora: Sequence[sources.Corpus]) -> str:
@@ -226,11 +230,20 @@ def _report_lost_references(references: list[str], tokenizer: Tokenizer, say: Sa
     """Says how many references no output can equal, because the tokenizer cannot write them."""
     lost = tokenizer.lost_texts(references)
     if lost and len(lost) > REPORTED_LOSS * len(references):
-        before, after = lost[0]
+        before, after = _around_difference(*lost[0])
         say(
             f"{100 * len(lost) / len(references):.1f}% of the validation references do not survive "
             f"the tokenizer, so no output can equal them: {before!r} becomes {after!r}"
         )
+
+
+def _around_difference(first: str, second: str) -> tuple[str, str]:
+    """Both texts, no more than a few words around where they begin to differ."""
+    pairs = zip(first, second, strict=False)
+    same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+    start = max(0, same - 30)
+    cut = "…" if start else ""
+    return cut + first[start : same + 30], cut + second[start : same + 30]
 
 
 def _describe(config, corpora, tokenizers, selection, plan, padding, row_multiple, say) -> None:

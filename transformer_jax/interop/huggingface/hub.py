@@ -1,5 +1,6 @@
 """Models by their name on the Hugging Face Hub: in its local cache, else downloaded."""
 
+import json
 import os
 import re
 import sys
@@ -60,7 +61,23 @@ def _is_complete(folder: epath.Path) -> bool:
 
 
 def _has_weights(folder: epath.Path) -> bool:
-    return any(next(folder.glob(pattern), None) is not None for pattern in _WEIGHTS)
+    """Whether all parts of weights of one kind are there."""
+    for pattern in _WEIGHTS:
+        indices = list(folder.glob(f"{pattern}.index.json"))
+        parts = {part for index in indices for part in _parts(index)}
+        if parts and all((folder / part).exists() for part in parts):
+            return True
+        # Without an index a file is all there is, unless it is numbered.
+        if any("-of-" not in path.name for path in folder.glob(pattern)):
+            return True
+    return False
+
+
+def _parts(index: epath.Path) -> set[str]:
+    try:
+        return set(json.loads(index.read_text())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return set()
 
 
 def _download(name: str) -> epath.Path:

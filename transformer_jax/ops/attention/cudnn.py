@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.ops import platforms
 from transformer_jax.ops.attention.call import Extras, Settings, combined_mask, expand
 
 
@@ -15,7 +16,7 @@ def refuses(
     dim = query.shape[-1]
     if platform != "gpu":
         return f"it needs an NVIDIA GPU, and this is a {platform}"
-    capability = getattr(jax.devices()[0], "compute_capability", None)
+    capability = getattr(platforms.local_devices()[0], "compute_capability", None)
     if capability is not None and float(capability) < 8.0:
         return f"it needs compute capability 8.0, and this GPU has {capability}"
     if query.dtype not in (jnp.float16, jnp.bfloat16):
