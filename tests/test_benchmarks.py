@@ -11,7 +11,7 @@ from attention_workers import Problem
 from transformer_jax import layers
 from transformer_jax.config import ModelConfig
 from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
-from transformer_jax.ops import dense, losses
+from transformer_jax.ops import losses
 from transformer_jax.training import optimizer
 
 
@@ -137,8 +137,7 @@ def our_losses():
 @pytest.mark.parametrize("change", train_step_undone.CHANGES)
 def test_a_step_with_a_part_undone_is_the_same_step(our_losses, monkeypatch, change):
     """The plain form of each part computes what ours does."""
-    parts = [(layers, "dense"), (dense, "dense"), (optimizer, "_adam"),
-             (losses, "projected_cross_entropy")]  # fmt: skip
+    parts = [(layers, "dense"), (optimizer, "_adam"), (losses, "projected_cross_entropy")]
     calls = set()
 
     def watch(module, name, function):

@@ -78,7 +78,7 @@ def _check_outputs(corpora: Sequence[sources.Corpus]) -> None:
     Raises:
       UserError: one cannot, or is a file that is read.
     """
-    read = {"--compare": FLAGS.compare or ""}
+    read: dict[str, str] = {}
     for corpus in corpora:
         languages = (f".{corpus.source_lang}", f".{corpus.target_lang}", "")
         names = [corpus.name + end + gz for end in languages for gz in ("", ".gz")]
