@@ -5,7 +5,7 @@
 which is `python train.py --config=quickstart --workdir=runs/quickstart`, then `eval.py` and
 `decode.py` on it.
 
-Result: 99.9%, 99.8% and 99.9% of the 1,000 held-out numbers exactly right with seeds 0, 1 and 2
+Result: 100.0%, 99.8% and 99.8% of the 1,000 held-out numbers exactly right with seeds 0, 1 and 2
 (`--config.seed`).
 """
 
