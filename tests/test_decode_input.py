@@ -124,6 +124,15 @@ def test_a_process_substitution_is_translated_where_progress_is_shown(tiny_run):
 
 
 @pytest.mark.slow
+def test_two_flags_that_read_standard_input_are_refused(tiny_run):
+    """Their lines would be dealt out at random."""
+    command = decode(tiny_run[1], "--input=-", "--prefixes=-")
+    done = subprocess.run(command, input="one\n", capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--input and --prefixes are both standard input" in done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["prefixes", "phrases", "score"])
 def test_an_output_that_is_also_read_is_refused_and_kept(tiny_run, tmp_path, name):
     path = tmp_path / "text"

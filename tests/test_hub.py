@@ -1,5 +1,6 @@
 """Models by their name on the Hugging Face Hub, without a network."""
 
+import json
 import shutil
 import sys
 import types
@@ -50,6 +51,22 @@ def test_a_name_is_found_in_the_local_cache(cache, marian):
     texts = ["one two"]
     want = Translator.load(marian).score(texts, ["zwei eins"])
     assert Translator.load(NAME).score(texts, ["zwei eins"]) == want
+
+
+def test_weights_of_which_a_part_is_missing_are_not_taken(cache, marian):
+    snapshot = put(cache, marian)
+    (weights,) = snapshot.glob("model*.safetensors")
+    parts = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    index = {"weight_map": {str(i): part for i, part in enumerate(parts)}}
+    shutil.copy(weights, snapshot / parts[0])
+    weights.unlink()
+    for file in (None, snapshot / "model.safetensors.index.json"):  # nor without the index
+        if file:
+            file.write_text(json.dumps(index))
+        with pytest.raises(UserError, match="install huggingface_hub"):
+            hub.locate(NAME)
+    shutil.copy(snapshot / parts[0], snapshot / parts[1])
+    assert str(hub.locate(NAME)) == str(snapshot)
 
 
 @pytest.mark.parametrize(

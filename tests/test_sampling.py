@@ -204,3 +204,46 @@ def test_mbr_by_bleu_splits_words_as_the_target_language_has_them():
     assert mbr.expected_utilities(texts, "bleu") == pytest.approx([100 / 3] * 3)  # a word each
     utilities = mbr.expected_utilities(texts, "bleu", "zh")
     assert np.argmax(utilities) == 1
+
+
+def warp_by_hand(log_probs, temperature, top_k, top_p, min_p):
+    """Tokens that may be drawn from `[V]`, and their probabilities."""
+    probs = np.exp(log_probs / temperature)
+    for keep in (
+        lambda p: p >= np.sort(p)[-top_k] if top_k else p >= 0,
+        lambda p: np.isin(np.arange(p.size), smallest_set(p, top_p)),
+        lambda p: p >= min_p * p.max(),
+    ):
+        probs = np.where(keep(probs), probs, 0.0)
+        probs /= probs.sum()
+    return probs
+
+
+def smallest_set(probs, mass):
+    order = np.argsort(-probs)
+    return order[: np.searchsorted(np.cumsum(probs[order]), mass - 1e-12) + 1]
+
+
+def test_each_row_is_drawn_from_by_its_own_rules():
+    """Rows use all rules, some, or none; a rule that no row uses is skipped."""
+    log_probs = np.log(np.random.default_rng(3).dirichlet(np.full(40, 0.5), 6)).T[:, :, None]
+    rules = {
+        "all": [(0.7, 9, 0.8, 0.02)] * 6,
+        "none": [(1.0, 0, 1.0, 0.0)] * 6,
+        "some": [(1.0, 5, 1.0, 0.0), (1.3, 0, 0.7, 0.0), (1.0, 0, 1.0, 0.1), (1.0, 0, 1.0, 0.0),
+                 (0.5, 3, 0.9, 0.05), (2.0, 0, 1.0, 0.0)],
+        "one": [(1.0, 0, 0.6, 0.0), *[(1.0, 0, 1.0, 0.0)] * 5],
+    }  # fmt: skip
+    names = "temperature", "top_k", "top_p", "min_p"
+    for rows in rules.values():
+        configs = [DecodeConfig(method="sample", **dict(zip(names, row, strict=True)))
+                   for row in rows]  # fmt: skip
+        values = jax.tree.map(
+            lambda *x: np.concatenate(x), *(values_of(config, 1) for config in configs)
+        )
+        got = np.asarray(jax.jit(sampling.warp)(jnp.asarray(log_probs, jnp.float32), values))
+        weights = np.where(got > NEVER, np.exp(got - got.max(axis=0)), 0.0)[..., 0]
+        for row, rules_of_row in enumerate(rows):
+            want = warp_by_hand(log_probs[:, row, 0], *rules_of_row)
+            np.testing.assert_array_equal(weights[:, row] > 0, want > 0)
+            np.testing.assert_allclose(weights[:, row] / weights[:, row].sum(), want, atol=1e-5)

@@ -40,6 +40,19 @@ def test_any_text_survives_up_to_normalisation(tokenizers, text):
     assert tokenizer.decode(ids).strip() == tokenizer.normalize(text).replace("▁", " ").strip()
 
 
+def test_vocabularies_have_what_their_rule_leaves_of_the_corpus(tmp_path):
+    pairs = [(f"{one} m²", f"{two} …") for one, two in digit_pairs(300)]
+    config = DataConfig(source="files", train=write_pairs(tmp_path, "train", pairs), vocab_size=295)
+    pieces = {
+        rule: set(make(config, normalization=rule).source.pieces(range(295)))
+        for rule in ("identity", "nfkc", "nfkc,identity")
+    }
+    assert {"²", "…"} <= pieces["identity"]
+    assert not {"²", "…"} & pieces["nfkc"]
+    assert "…" in pieces["nfkc,identity"]
+    assert "²" not in pieces["nfkc,identity"]
+
+
 # What SentencePiece's own default, nmt_nfkc, rewrites.
 REWRITTEN = "，！？（） m² … ｶﾅ ﬁ \u00a0 \u3000 \t é"
 
