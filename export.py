@@ -2,7 +2,7 @@
 
 import sys
 
-from transformer_jax import cli
+from transformer_jax.commands import main
 
 if __name__ == "__main__":
-    cli.run("export", sys.argv)
+    main.run("export", sys.argv)

@@ -17,8 +17,8 @@ from absl import app, flags
 
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.data import batch_plan, loader
+from transformer_jax.data.epoch_data import Segmentation
 from transformer_jax.data.pair_selection import select_pairs
-from transformer_jax.data.segmentation import Segmentation
 from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
 
 _JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")

@@ -31,14 +31,14 @@ from decode_workers import Task
 from etils import epath
 from processes import Worker
 
-from transformer_jax.cli import malloc_settings
+from transformer_jax.commands.main import malloc_settings
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.interop import ctranslate2, pretrained
 from transformer_jax.interop.huggingface import writing
 from transformer_jax.interop.pretrained import Pretrained
-from transformer_jax.model import init_params
+from transformer_jax.model.transformer import init_params
 
 PEERS = {
     "ctranslate2": decode_workers.CTranslate2,

@@ -40,10 +40,10 @@ import train_step_workers as workers_lib
 from absl import app, flags
 from processes import Worker
 
-from transformer_jax.cli import malloc_settings
+from transformer_jax.commands.main import malloc_settings
 from transformer_jax.config import Config, ModelConfig
-from transformer_jax.data.placement import BatchShape
-from transformer_jax.training.dry_run import model_flops
+from transformer_jax.data.batch_shapes import BatchShape
+from transformer_jax.diagnostics.dry_run import model_flops
 
 FLAGS = flags.FLAGS
 PEERS = ("transformers", "flax")

@@ -23,7 +23,7 @@ def _dense() -> None:
     """Products as JAX differentiates them."""
     import jax.numpy as jnp
 
-    from transformer_jax import layers
+    from transformer_jax.model import layers
 
     def plain(x, kernel, bias):
         num_inner = kernel.ndim - bias.ndim

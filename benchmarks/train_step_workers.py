@@ -106,7 +106,7 @@ class Ours(_Jax):
     def __init__(self, task: Task):
         import jax
 
-        from transformer_jax.data.placement import BatchShape
+        from transformer_jax.data.batch_shapes import BatchShape
         from transformer_jax.training.runners import make_runner
 
         self._config = ours(task)
@@ -144,8 +144,8 @@ def ours(task: Task) -> Config:
 def _loaded(config: Config, task: Task) -> Iterator[Any]:
     """Batches of a made-up corpus, through plan, arrays and Grain."""
     from transformer_jax.data import batch_plan, loader
+    from transformer_jax.data.epoch_data import Segmentation
     from transformer_jax.data.pair_selection import select_pairs
-    from transformer_jax.data.segmentation import Segmentation
     from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
 
     rng, count = np.random.default_rng(0), 20_000

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.conftest import digit_pairs, write_pairs
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.data import batch_plan, loader, sources, token_cache
+from transformer_jax.data.batch_shapes import BatchShape, Placement
 from transformer_jax.data.bucketing import BucketPlan
+from transformer_jax.data.epoch_data import Segmentation
 from transformer_jax.data.pair_selection import select_pairs
 from transformer_jax.data.permutation import make_key, permute
-from transformer_jax.data.placement import BatchShape, Placement
-from transformer_jax.data.segmentation import Segmentation
 from transformer_jax.errors import UserError
 
 # --- Permutation --------------------------------------------------------------------------------

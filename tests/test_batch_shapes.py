@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.test_batch_plan import IDS, lengths, make
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data import batch_plan, loader, token_cache
+from transformer_jax.data.batch_shapes import divisible_rows, even_rows
+from transformer_jax.data.epoch_data import Segmentation
 from transformer_jax.data.pair_selection import select_pairs
-from transformer_jax.data.placement import divisible_rows, even_rows
-from transformer_jax.data.segmentation import Segmentation
+from transformer_jax.diagnostics import dry_run
 from transformer_jax.errors import UserError
-from transformer_jax.training import dry_run
 
 
 def test_bucket_shapes_are_few_and_the_one_that_costs_most_comes_first():

@@ -8,9 +8,9 @@ import train_step_undone
 import train_step_workers
 from attention_workers import Problem
 
-from transformer_jax import layers
 from transformer_jax.config import ModelConfig
 from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
+from transformer_jax.model import layers
 from transformer_jax.ops import losses
 from transformer_jax.training import optimizer
 

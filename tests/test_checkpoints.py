@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from etils import epath
 
-from transformer_jax import checkpoint as checkpoint_lib
-from transformer_jax import digests
 from transformer_jax.config import CheckpointConfig
 from transformer_jax.errors import UserError
+from transformer_jax.runs import checkpoint as checkpoint_lib
+from transformer_jax.runs import digests
 
 
 def save_all(folder, scores, unscheduled=(), **config):

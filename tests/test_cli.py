@@ -1,6 +1,7 @@
 """The commands: what they print, write and refuse."""
 
 import glob
+import importlib
 import json
 import platform
 import subprocess
@@ -9,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from transformer_jax import cli, text_output
+from transformer_jax.commands import main, text_output
 from transformer_jax.errors import UserError
 
 ROOT = Path(__file__).parent.parent
+
+
+MAIN = "from transformer_jax.commands.main import main; main()"
 
 
 def command(*arguments, **kwargs):
@@ -47,7 +51,7 @@ print(faults(5))
 def test_memory_that_was_taken_once_is_kept(monkeypatch):
     monkeypatch.setattr(glob, "glob", lambda pattern: [])
     found = []
-    for settings in (cli.malloc_settings(), "glibc.malloc.hugetlb=1"):
+    for settings in (main.malloc_settings(), "glibc.malloc.hugetlb=1"):
         done = subprocess.run(
             [sys.executable, "-c", TAKE_AND_RETURN], capture_output=True, text=True, check=True,
             env={"GLIBC_TUNABLES": settings},
@@ -58,13 +62,14 @@ def test_memory_that_was_taken_once_is_kept(monkeypatch):
 
 def test_beside_an_accelerator_threads_keep_arenas_of_their_own(monkeypatch):
     monkeypatch.setattr(glob, "glob", lambda pattern: [pattern] if "nvidia" in pattern else [])
-    assert cli.malloc_settings() == "glibc.malloc.hugetlb=1"
+    assert main.malloc_settings() == "glibc.malloc.hugetlb=1"
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("name", main.COMMANDS)
 def test_out_of_memory_advice_names_settings_of_the_command(name, capsys, monkeypatch):
+    less_memory = importlib.import_module(f"transformer_jax.commands.{name}").LESS_MEMORY
     message = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.\nframes"
-    with pytest.raises(SystemExit) as end, cli._one_sentence(name):
+    with pytest.raises(SystemExit) as end, main._one_sentence(less_memory):
         raise RuntimeError(message)
     assert end.value.code == 2
     said = capsys.readouterr().err
@@ -134,7 +139,10 @@ def test_eval_prints_and_writes_the_contracts_fields(tiny_run, tmp_path):
         (["train.py", "--config=tiny", "--workdir=x", "--config.model.heads=3"], ["heads"]),
         (["eval.py", "--workdir=nowhere"], ["nowhere is no work directory"]),
         (["decode.py", "--workdir=nowhere"], ["nowhere is no work directory"]),
-        (["-c", "from transformer_jax.cli import main; main()", "fly"], ["usage", "decode"]),
+        (
+            ["-c", MAIN, "fly"],
+            ["usage", "decode"],
+        ),
     ],
 )
 @pytest.mark.slow

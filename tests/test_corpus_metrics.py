@@ -13,9 +13,10 @@ from etils import epath
 from sacremoses.corpus import NonbreakingPrefixes
 
 from tests.test_cli import command
-from transformer_jax import bleu_tokenizers, corpus_metrics, eval_command, evaluation
+from transformer_jax.commands import eval
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.errors import UserError
+from transformer_jax.evaluation import bleu_tokenizers, corpus_metrics, model_metrics
 from transformer_jax.training import setup
 
 REFERENCES = [
@@ -112,7 +113,7 @@ def test_a_language_is_split_into_words_by_its_own_tokenizer(tokenizer, codes):
 def test_the_signature_shows_the_tokenizer(code, tokenizer):
     data = DataConfig(target_lang=code)
     hypotheses, references = ["两只狗在玩。"], ["两只狗在跑。"]
-    name = evaluation.bleu_tokenizer(data)
+    name = model_metrics.bleu_tokenizer(data)
     scores = corpus_metrics.corpus_scores(hypotheses, references, name)
     want = sacrebleu.corpus_bleu(hypotheses, [references], tokenize=tokenizer).score
     assert f"tok:{tokenizer}|" in scores["bleu_signature"]
@@ -131,7 +132,7 @@ def test_a_dictionary_that_is_not_installed_is_named_before_training(tmp_path, m
         setup.prepare(config, epath.Path(tmp_path / "run"), print)
     assert not (tmp_path / "run").exists()
     data = dataclasses.replace(config.data, bleu_tokenizer="char")
-    assert evaluation.bleu_tokenizer(data) == "char"
+    assert model_metrics.bleu_tokenizer(data) == "char"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_a_model_that_cannot_be_downloaded_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.SACREBLEU_DIR", str(tmp_path))
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     with pytest.raises(UserError, match=r"flores200 needs a model .* no network"):
-        evaluation.bleu_tokenizer(DataConfig(bleu_tokenizer="flores200"))
+        model_metrics.bleu_tokenizer(DataConfig(bleu_tokenizer="flores200"))
 
 
 def test_moses_rules_know_a_language_by_any_of_its_codes():
@@ -213,9 +214,9 @@ def test_few_sentences_are_not_resampled():
 
 
 def test_a_slice_of_a_split_is_known():
-    assert eval_command.is_part(DataConfig(test="test[:10]"), "test")
-    assert not eval_command.is_part(DataConfig(test="test"), "test")
-    assert not eval_command.is_part(DataConfig(source="files", test="a[1]"), "test")
+    assert eval.is_part(DataConfig(test="test[:10]"), "test")
+    assert not eval.is_part(DataConfig(test="test"), "test")
+    assert not eval.is_part(DataConfig(source="files", test="a[1]"), "test")
 
 
 @pytest.mark.slow

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 from tests.conftest import digit_pairs
-from transformer_jax import Translator, decode_command, decode_output
+from transformer_jax import Translator
+from transformer_jax.commands import decode, decode_output
 from transformer_jax.decoding import alignment, batching, mbr, programs
 from transformer_jax.decoding import engine as engine_lib
 from transformer_jax.decoding.engine import Engine, begins_word
 from transformer_jax.decoding.job import AttentionChoice, Translation, _join
 from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
-from transformer_jax.model import Transformer
+from transformer_jax.model.transformer import Transformer
 
 TEXTS = ["one two three", "four five", "six", "seven eight nine one", "two two"]
 
@@ -304,7 +305,7 @@ def test_attention_of_a_text_in_parts_is_that_of_its_parts(translator):
     want = alignment.word_attention(dense, best.source_pieces, best.pieces)
     np.testing.assert_allclose(words.toarray(), want, atol=1e-7)
     assert alignment.links(words) == alignment.links(want)
-    found = decode_command._attention_as_json(best.attention)
+    found = decode._attention_as_json(best.attention)
     for values, start, row in zip(
         found["attention"], found["attention_starts"], dense, strict=True
     ):
@@ -337,12 +338,12 @@ def test_a_jobs_record_changes_with_all_that_could_change_its_output(translator,
     def described(params=None, flags=None, **data):
         given = collections.defaultdict(lambda: types.SimpleNamespace(value=None))
         given |= {name: types.SimpleNamespace(value=value) for name, value in (flags or {}).items()}
-        monkeypatch.setattr(decode_command, "FLAGS", given)
+        monkeypatch.setattr(decode, "FLAGS", given)
         other = copy.copy(translator)
         other.params = translator.params if params is None else params
         data = dataclasses.replace(translator.config.data, **data)
         other.config = dataclasses.replace(translator.config, data=data)
-        return decode_output._flat(decode_command._describe(other))
+        return decode_output._flat(decode._describe(other))
 
     def differing(**changes):
         found = described(**changes)

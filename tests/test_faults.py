@@ -15,11 +15,11 @@ from etils import epath
 
 from tests.conftest import fill, tiny_config, write_pairs
 from tests.test_processes import ROOT, train_command, wait_for
-from transformer_jax import workdir as workdir_lib
+from transformer_jax.diagnostics.replay import replay
 from transformer_jax.errors import UserError
+from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.training import faults, loop, runners, setup
 from transformer_jax.training.loop import train
-from transformer_jax.training.replay import replay
 from transformer_jax.training.step import TrainStep
 
 STEP_POINTS = ["0", "2", "4", "5", "7", "8", "9", "11"]

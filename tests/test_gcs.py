@@ -21,13 +21,15 @@ import pytest
 from etils import epath
 
 from tests.conftest import tiny_config
-from transformer_jax import appending, decode_output, digests, lease, paths, text_output
-from transformer_jax import checkpoint as checkpoint_lib
-from transformer_jax import workdir as workdir_lib
+from transformer_jax import paths
+from transformer_jax.commands import decode_output, text_output
 from transformer_jax.config import CheckpointConfig, DataConfig
 from transformer_jax.data import remote_cache, sources
 from transformer_jax.data.token_cache import tokenize_corpora
 from transformer_jax.errors import UserError
+from transformer_jax.runs import appended_file, bucket_lock, digests
+from transformer_jax.runs import checkpoint as checkpoint_lib
+from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.training import setup
 from transformer_jax.training.reporting import Reporter
 
@@ -125,7 +127,7 @@ def test_appending_keeps_what_is_there_on_a_disk_and_in_a_store(bucket, tmp_path
     for folder in (bucket, epath.Path(tmp_path)):
         path = folder / "file"
         path.write_bytes(b"a\n")
-        file = appending.AppendedFile(path)
+        file = appended_file.AppendedFile(path)
         file.append(b"b\n")
         file.append("ü\n".encode())
         assert path.read_bytes() == "a\nb\nü\n".encode()
@@ -288,8 +290,8 @@ def test_a_lock_that_a_killed_process_left_is_taken_over(bucket, monkeypatch, ca
         pass
     assert capsys.readouterr().out == ""
     leave_lock(bucket, machine="other")
-    monkeypatch.setattr(lease, "EXPIRES", 0.0)
-    monkeypatch.setattr(lease.time, "sleep", lambda _: None)
+    monkeypatch.setattr(bucket_lock, "EXPIRES", 0.0)
+    monkeypatch.setattr(bucket_lock.time, "sleep", lambda _: None)
     with workdir_lib.hold(bucket):
         pass
     assert "is locked by process 7 on other; waiting" in capsys.readouterr().out
@@ -311,7 +313,7 @@ def test_a_lock_whose_creation_was_not_answered_is_held(bucket, monkeypatch):
 def test_a_lock_that_is_renewed_elsewhere_is_respected(bucket, monkeypatch):
     found = leave_lock(bucket, machine="other")
     renew = lambda _: (bucket / ".lock").write_text(json.dumps({**found, "renewed": 2.0**40}))  # noqa: E731
-    monkeypatch.setattr(lease.time, "sleep", renew)
+    monkeypatch.setattr(bucket_lock.time, "sleep", renew)
     with pytest.raises(UserError, match="process 7 on other"), workdir_lib.hold(bucket):
         pass
 
@@ -324,8 +326,8 @@ def test_a_process_that_has_lost_its_lock_ends(bucket, monkeypatch, capsys):
         statuses.append(status)
         ended.set()
 
-    monkeypatch.setattr(lease.os, "_exit", end)
-    monkeypatch.setattr(lease, "PERIOD", 0.01)
+    monkeypatch.setattr(bucket_lock.os, "_exit", end)
+    monkeypatch.setattr(bucket_lock, "PERIOD", 0.01)
     with workdir_lib.hold(bucket):
         (bucket / ".lock").write_text(json.dumps({"id": "other", "who": "process 7 on other"}))
         assert ended.wait(60)

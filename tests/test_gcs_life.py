@@ -15,9 +15,10 @@ import pytest
 from tests.conftest import tiny_config
 from tests.test_gcs import event_steps, names
 from tests.test_multiprocess import assert_close, command, finish, start
-from transformer_jax import Translator, evaluation
-from transformer_jax import checkpoint as checkpoint_lib
-from transformer_jax import workdir as workdir_lib
+from transformer_jax import Translator
+from transformer_jax.evaluation import model_metrics
+from transformer_jax.runs import checkpoint as checkpoint_lib
+from transformer_jax.runs import workdir as workdir_lib
 
 pytestmark = pytest.mark.slow
 
@@ -105,7 +106,9 @@ def test_two_processes_killed_twice_end_as_one_that_was_not(bucket, tmp_path, mo
     run("decode.py", f"--input={data / 'test.en'}", f"--output={bucket / 'decoded.txt'}")
     pairs = list(zip(*((tmp_path / f"test.{language}").read_text().splitlines()
                        for language in ("en", "de")), strict=True))  # fmt: skip
-    scores, outputs = evaluation.evaluate(theirs.engine, theirs.params, pairs, theirs.config.decode)
+    scores, outputs = model_metrics.evaluate(
+        theirs.engine, theirs.params, pairs, theirs.config.decode
+    )
     told = json.loads((bucket / "eval.json").read_text())
     for name, value in dataclasses.asdict(scores).items():
         want = pytest.approx(value, rel=1e-4) if isinstance(value, float) else value

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from transformer_jax import Translator
-from transformer_jax import workdir as workdir_lib
 from transformer_jax.config import DataConfig
+from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.training.loop import train
 
 ROOT = Path(__file__).parent.parent

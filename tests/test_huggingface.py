@@ -21,7 +21,7 @@ from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
 from transformer_jax.interop import export, layout, pretrained
 from transformer_jax.interop.huggingface import reading, writing
-from transformer_jax.model import init_params
+from transformer_jax.model.transformer import init_params
 from transformer_jax.training import setup
 from transformer_jax.training.loop import train
 from transformer_jax.training.runners import make_runner
@@ -247,7 +247,7 @@ def test_a_permuted_model_is_the_same_model(tokenizers):
     assert {path[-2:] for path in untouched} == {
         (name, "bias") for name in ("query", "key", "value", "up")
     }
-    from transformer_jax.model import Transformer
+    from transformer_jax.model.transformer import Transformer
 
     batch = {name: np.ones((2, 4), np.int32) for name in
              ("decoder_inputs", "inputs", "inputs_segment_ids", "targets_segment_ids")}  # fmt: skip

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax import incremental
 from transformer_jax.config import ModelConfig
-from transformer_jax.model import Transformer, init_params
+from transformer_jax.model import incremental
+from transformer_jax.model.transformer import Transformer, init_params
 
 TINY = ModelConfig(
     num_encoder_layers=2,

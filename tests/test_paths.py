@@ -7,10 +7,11 @@ import pytest
 from absl import flags
 
 from configs import tiny
-from transformer_jax import cli, decode_command, eval_command, paths
-from transformer_jax import workdir as workdir_lib
+from transformer_jax import paths
+from transformer_jax.commands import decode, main, model_flags, process_flags
 from transformer_jax.config import Config
 from transformer_jax.errors import UserError
+from transformer_jax.runs import workdir as workdir_lib
 
 
 @pytest.fixture
@@ -60,9 +61,8 @@ def test_no_setting_that_names_a_place_is_forgotten():
 
 def define_all(values, monkeypatch):
     """The flags of train, eval, decode, export and plot, in a set of their own."""
-    from transformer_jax import plot_command, process_flags, train_command
-
-    for module in (cli, decode_command, eval_command, plot_command, process_flags, train_command):
+    modules = [importlib.import_module(f"transformer_jax.commands.{n}") for n in main.COMMANDS]
+    for module in (main, model_flags, process_flags, *modules):
         monkeypatch.setattr(module, "FLAGS", values)
     for name in ("string", "bool", "integer", "float", "enum", "list"):
         whole = getattr(flags, f"DEFINE_{name}")
@@ -72,16 +72,13 @@ def define_all(values, monkeypatch):
                 whole(flag, *args, flag_values=values, **kwargs)
 
         monkeypatch.setattr(flags, f"DEFINE_{name}", define)
-        for kind, old in list(decode_command.DEFINERS.items()):
+        for kind, old in list(decode.DEFINERS.items()):
             if old is whole:
-                monkeypatch.setitem(decode_command.DEFINERS, kind, define)
+                monkeypatch.setitem(decode.DEFINERS, kind, define)
     monkeypatch.setattr("ml_collections.config_flags.DEFINE_config_file", lambda *a, **k: None)
     monkeypatch.setattr(flags, "mark_flag_as_required", lambda *a: None)
-    cli._define_export([])
-    cli._define_eval([])
-    cli._define_decode([])
-    train_command.define_flags([])
-    plot_command.define_flags([])
+    for module in sorted(modules, key=lambda module: not module.__name__.endswith("export")):
+        module.define_flags([])  # of flags of one name the first counts
 
 
 def test_every_flag_that_names_a_place_is_expanded(home, monkeypatch):
@@ -92,10 +89,10 @@ def test_every_flag_that_names_a_place_is_expanded(home, monkeypatch):
     about = {name: values[name].help.lower() for name in values}
     places = {name for name, text in about.items() if any(word in text for word in words)}
     places -= {"config", "report", "distributed", "allow_pickle", "metrics"}
-    assert places == set(cli.PATH_FLAGS), places ^ set(cli.PATH_FLAGS)
+    assert places == set(main.PATH_FLAGS), places ^ set(main.PATH_FLAGS)
     given = ["input=~/in", "ensemble=~/a@best,b@3", "output=-", "workdir=~/run", "format=marian"]
     values(["x", *(f"--{flag}" for flag in given)])
-    cli._expand_paths()
+    main._expand_paths()
     assert (values.input, values.output) == (f"{home}/in", "-")
     assert values.ensemble == [f"{home}/a@best", "b@3"]
     assert values.workdir == f"{home}/run"

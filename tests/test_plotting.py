@@ -11,8 +11,8 @@ from transformer_jax import Translator, plotting
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
 from transformer_jax.decoding.alignment import block_diagonal
 from transformer_jax.errors import UserError
-from transformer_jax.layers import MultiHeadAttention
-from transformer_jax.model import Transformer
+from transformer_jax.model.layers import MultiHeadAttention
+from transformer_jax.model.transformer import Transformer
 from transformer_jax.plotting import collect
 
 

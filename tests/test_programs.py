@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from tests.test_search import IDS, TableStepper, random_model, table_logits
-from transformer_jax import incremental
 from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.decoding import batching, programs
 from transformer_jax.decoding.beam import BeamSearch
@@ -23,7 +22,8 @@ from transformer_jax.decoding.processors import SearchConstraints
 from transformer_jax.decoding.sampling import Sampling
 from transformer_jax.decoding.search_settings import SearchValues, structure_of, values_of
 from transformer_jax.decoding.stepping import cache_sizes, repeat
-from transformer_jax.model import init_params
+from transformer_jax.model import incremental
+from transformer_jax.model.transformer import init_params
 
 
 def in_threads(count, function):

@@ -16,14 +16,15 @@ from etils import epath
 from tests.conftest import tiny_config
 from transformer_jax.config import Config, DataConfig, ParallelConfig
 from transformer_jax.data import loader
+from transformer_jax.data.batch_shapes import BatchShape
+from transformer_jax.data.epoch_data import Segmentation
 from transformer_jax.data.packing import PackPlan
 from transformer_jax.data.pair_selection import select_pairs
-from transformer_jax.data.placement import BatchShape
-from transformer_jax.data.segmentation import Segmentation
+from transformer_jax.diagnostics import dry_run, hlo
 from transformer_jax.errors import UserError
-from transformer_jax.training import dry_run, hlo, partition, setup
+from transformer_jax.runs.workdir import FREE_ON_RESUME
+from transformer_jax.training import partition, setup
 from transformer_jax.validation import validate
-from transformer_jax.workdir import FREE_ON_RESUME
 
 ROOT = Path(__file__).parent.parent
 
@@ -194,7 +195,7 @@ def test_model_flops_are_those_of_the_products(tmp_path):
     )  # fmt: skip
     config = dataclasses.replace(config, model=model)
     shape = BatchShape(rows=8, source_len=40, target_len=64)
-    from transformer_jax.model import Transformer, init_params
+    from transformer_jax.model.transformer import Transformer, init_params
     from transformer_jax.training.runners import batch_struct
 
     params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))

@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from transformer_jax.scripts import joiner, separates_words
+from transformer_jax.data.writing_systems import joiner, separates_words
 
 # First words of the names that Unicode gives to letters of scripts without spaces.
 UNSPACED = {

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
-from transformer_jax.data.placement import BatchShape
-from transformer_jax.model import Transformer
+from transformer_jax.data.batch_shapes import BatchShape
+from transformer_jax.diagnostics import hlo
+from transformer_jax.model.transformer import Transformer
 from transformer_jax.ops import losses
-from transformer_jax.training import hlo, partition, runners
+from transformer_jax.training import partition, runners
 from transformer_jax.training.step import TrainStep
 
 SHAPE = BatchShape(rows=16, source_len=10, target_len=9)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tests.conftest import digit_pairs
-from transformer_jax import corpus_metrics, evaluation
 from transformer_jax.decoding import batching
 from transformer_jax.decoding.job import Job
 from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
-from transformer_jax.model import Transformer
+from transformer_jax.evaluation import corpus_metrics, model_metrics
+from transformer_jax.model.transformer import Transformer
 
 
 def test_groups_hold_every_sentence_once_in_declared_shapes():
@@ -214,7 +214,7 @@ def test_scores_of_a_pair_equal_the_full_forward_pass(translator):
 def test_evaluation_counts_every_sentence(translator):
     pairs = [*digit_pairs(10, seed=9), ("", "nichts"), ("one", ""), ("one " * 100, "eins " * 100)]
     decode = dataclasses.replace(translator.config.decode, beam_size=1)
-    scores, outputs = evaluation.evaluate(translator.engine, translator.params, pairs, decode)
+    scores, outputs = model_metrics.evaluate(translator.engine, translator.params, pairs, decode)
     assert scores.num_sentences == len(outputs) == 13
     assert scores.perplexity == pytest.approx(np.exp(scores.loss))
     parts = translator.engine.score(translator.params, *zip(*pairs, strict=True))

@@ -15,7 +15,7 @@ from transformer_jax.decoding.job import AttentionChoice, Job
 from transformer_jax.decoding.programs import Programs
 from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
-from transformer_jax.layers import compute_dtype
+from transformer_jax.model.layers import compute_dtype
 from transformer_jax.ops import platforms
 
 TEXTS = ["one two", "three", "four five six", "seven", "eight nine", "one", "two", "three four"]

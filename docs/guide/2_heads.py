@@ -13,7 +13,7 @@ import numpy as np
 
 from transformer_jax import plotting
 from transformer_jax.config import ModelConfig
-from transformer_jax.layers import MultiHeadAttention
+from transformer_jax.model.layers import MultiHeadAttention
 
 words = ["Today", "is", "sunday"]
 x = jnp.array(np.random.default_rng(1).normal(scale=2.0, size=(1, 3, 4)), jnp.float32)  # [B, T, M]

@@ -11,7 +11,7 @@ import numpy as np
 
 from transformer_jax import plotting
 from transformer_jax.config import ModelConfig
-from transformer_jax.layers import DecoderLayer
+from transformer_jax.model.layers import DecoderLayer
 from transformer_jax.ops.attention import attention_weights, dot_product_attention
 from transformer_jax.ops.masks import (
     combine_masks,

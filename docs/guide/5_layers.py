@@ -12,7 +12,7 @@ import numpy as np
 
 from transformer_jax import plotting
 from transformer_jax.config import ModelConfig
-from transformer_jax.layers import EncoderLayer, FeedForward, LayerNorm
+from transformer_jax.model.layers import EncoderLayer, FeedForward, LayerNorm
 
 rng = np.random.default_rng(0)
 

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax import incremental, plotting
+from transformer_jax import plotting
 from transformer_jax.config import ModelConfig
-from transformer_jax.model import Transformer, init_params
+from transformer_jax.model import incremental
+from transformer_jax.model.transformer import Transformer, init_params
 
 START, END = 1, 2
 config = ModelConfig(

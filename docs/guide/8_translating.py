@@ -35,8 +35,9 @@ from pathlib import Path
 
 from transformer_jax.configs import guide_multi30k
 
-from transformer_jax import Translator, evaluation, plotting
+from transformer_jax import Translator, plotting
 from transformer_jax.data import sources
+from transformer_jax.evaluation import model_metrics
 from transformer_jax.plotting import collect
 from transformer_jax.training.loop import train
 
@@ -131,7 +132,7 @@ for name, texts in written.items():
 scores = {}
 for name, translator in translators.items():
     (corpus,) = sources.open_corpora(translator.config.data, "test")
-    scores[name], _ = evaluation.evaluate(
+    scores[name], _ = model_metrics.evaluate(
         translator.engine, translator.params, list(corpus.read()), translator.config.decode
     )
     own = scores[name]

@@ -20,8 +20,8 @@ from sacrebleu.metrics.bleu import BLEU
 
 from transformer_jax import plotting
 from transformer_jax.config import ModelConfig
-from transformer_jax.layers import DecoderLayer, FeedForward, LayerNorm
-from transformer_jax.model import Transformer, init_params
+from transformer_jax.model.layers import DecoderLayer, FeedForward, LayerNorm
+from transformer_jax.model.transformer import Transformer, init_params
 from transformer_jax.ops.attention import (
     additive,
     attention_weights,

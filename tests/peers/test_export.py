@@ -14,7 +14,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.interop import ctranslate2, export, parity
 from transformer_jax.interop.huggingface import checking, reading, writing
 from transformer_jax.interop.pretrained import Pretrained
-from transformer_jax.model import init_params
+from transformer_jax.model.transformer import init_params
 
 SENTENCES = [source for source, _ in digit_pairs(20, seed=9)]
 

@@ -13,11 +13,12 @@ import torch
 import transformers
 
 from tests.peers import builders
-from transformer_jax import Translator, incremental
+from transformer_jax import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import reading
 from transformer_jax.interop.layout import flatten, unflatten
-from transformer_jax.model import Transformer
+from transformer_jax.model import incremental
+from transformer_jax.model.transformer import Transformer
 
 MARIAN = {
     "swish, tied, scaled": {},

@@ -6,10 +6,10 @@ before it.
 """
 
 from transformer_jax.config import Config
+from transformer_jax.data.batch_shapes import BatchPlan, divisible_rows
 from transformer_jax.data.bucketing import BucketPlan
 from transformer_jax.data.packing import PackPlan, balanced_source_len
 from transformer_jax.data.pair_selection import CorpusSelection
-from transformer_jax.data.placement import BatchPlan, divisible_rows
 
 
 def make_plan(

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from transformer_jax.data.batch_shapes import BatchShape, Placement, even_rows
 from transformer_jax.data.pair_selection import CorpusSelection, LengthClasses
 from transformer_jax.data.permutation import make_key, permute
-from transformer_jax.data.placement import BatchShape, Placement, even_rows
 
 # Tags that keep the keys of different permutations apart.
 _SENTENCES, _BATCHES = 1, 2

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import grain
 import numpy as np
 
-from transformer_jax.data.placement import Placement
-from transformer_jax.data.segmentation import Segmentations
+from transformer_jax.data.batch_shapes import Placement
+from transformer_jax.data.epoch_data import Segmentations
 from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
 
 Batch = dict[str, np.ndarray]

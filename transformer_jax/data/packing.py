@@ -5,9 +5,9 @@ That is done once; each epoch then permutes the sentences within every class, an
 
 import numpy as np
 
+from transformer_jax.data.batch_shapes import BatchShape, Placement
 from transformer_jax.data.pair_selection import CorpusSelection, LengthClasses
 from transformer_jax.data.permutation import make_key, permute
-from transformer_jax.data.placement import BatchShape, Placement
 
 # Tags that keep the keys of different permutations apart.
 _ROWS, _SENTENCES = range(2)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.data.loader import SpecialIds
-from transformer_jax.decoding import banks
+from transformer_jax.decoding import phrase_banks
 from transformer_jax.decoding.beam_state import (
     BeamState,
     Candidates,
@@ -199,7 +199,7 @@ class BeamSearch:
         if self.constraints.phrases is not None:
             progress = self._progress(tokens, index)
             if self.may_follow is not None:
-                log_probs = banks.forbid_longer_words(
+                log_probs = phrase_banks.forbid_longer_words(
                     log_probs, progress, self.constraints.phrases, self.may_follow
                 )
         count = min(2 * beams, vocab * beams) if beams > 1 else 1
@@ -241,15 +241,15 @@ class BeamSearch:
         totals = jnp.where(pieces < 0, NEVER, totals)
         return Candidates(totals, totals, parents, pieces)
 
-    def _progress(self, tokens: jax.Array, index: jax.Array) -> banks.Progress:
+    def _progress(self, tokens: jax.Array, index: jax.Array) -> phrase_banks.Progress:
         asked: Any = self.constraints
-        return banks.progress(tokens, index, asked.phrases, asked.word_ends, self.may_follow)
+        return phrase_banks.progress(tokens, index, asked.phrases, asked.word_ends, self.may_follow)
 
     def _with_phrases(self, found: Candidates, log_probs, live, progress) -> Candidates:
         """More candidates: each hypothesis's best piece, its end, and what brings phrases on."""
         rows, beams, _ = progress.met.shape
         phrases: Any = self.constraints.phrases
-        following = banks.next_pieces(progress, phrases)  # --> [R, k, C]
+        following = phrase_banks.next_pieces(progress, phrases)  # --> [R, k, C]
         best = jnp.argmax(log_probs, axis=0)[..., None]  # --> [R, k, 1]
         ending = jnp.full_like(best, self.ids.target_eos)
         pieces = jnp.concatenate([best, ending, following], axis=-1)
@@ -258,7 +258,7 @@ class BeamSearch:
             log_probs, live, parents.reshape(rows, -1), pieces.reshape(rows, -1)
         )
         merged = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), found, extra)
-        choice = banks.drop_repeated(merged.choice, merged.parents, merged.pieces)
+        choice = phrase_banks.drop_repeated(merged.choice, merged.parents, merged.pieces)
         return dataclasses.replace(merged, choice=choice)
 
     def _choose_banks(self, tokens, index, found: Candidates) -> tuple[Candidates, jax.Array]:
@@ -271,16 +271,16 @@ class BeamSearch:
         written = jax.lax.dynamic_update_index_in_dim(written, found.pieces, index, axis=2)
         progress = self._progress(written, index + 1)
         unmet = jnp.sum(~progress.met, axis=-1)
-        bank = banks.bank(progress, self.constraints.phrases)
+        bank = phrase_banks.bank(progress, self.constraints.phrases)
         beams = tokens.shape[1]
         ends, possible = self._ends(found, index), found.choice > NEVER
         incomplete = ends & (unmet > 0)
-        is_best = banks.rank_in_bank(found.choice, bank) == 0
-        chosen = banks.allot(jnp.where(incomplete, NEVER, found.choice), bank, beams)
+        is_best = phrase_banks.rank_in_bank(found.choice, bank) == 0
+        chosen = phrase_banks.allot(jnp.where(incomplete, NEVER, found.choice), bank, beams)
         counts = jnp.any(chosen[..., None] == jnp.arange(ends.shape[1]), axis=1)  # --> [R, N]
         finishes = ends & possible & jnp.where(incomplete, is_best, counts)
         found = dataclasses.replace(found, finishes=finishes, unmet=unmet)
-        return found, banks.allot(jnp.where(ends, NEVER, found.choice), bank, beams)
+        return found, phrase_banks.allot(jnp.where(ends, NEVER, found.choice), bank, beams)
 
     # --- Ending --------------------------------------------------------------------------------
 

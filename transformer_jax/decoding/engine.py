@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from transformer_jax import bleu_tokenizers
 from transformer_jax.config import Config, DecodeConfig, ModelConfig
 from transformer_jax.data.loader import SpecialIds
 from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.data.writing_systems import separates_words
 from transformer_jax.decoding import batching, workers
 from transformer_jax.decoding.job import AttentionChoice, Job, Translation, reported, say
 from transformer_jax.decoding.programs import Programs, matmul_precision
@@ -25,9 +25,9 @@ from transformer_jax.decoding.requests import (
 )  # fmt: skip
 from transformer_jax.decoding.warmup import warm_up
 from transformer_jax.errors import UserError
-from transformer_jax.layers import compute_dtype
+from transformer_jax.evaluation import bleu_tokenizers
+from transformer_jax.model.layers import compute_dtype
 from transformer_jax.ops import platforms
-from transformer_jax.scripts import separates_words
 
 WINDOW = 4096  # sentences sorted together, and held in memory
 ON_ERROR = ("raise", "skip")

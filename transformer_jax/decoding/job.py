@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from transformer_jax import bleu_tokenizers
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding import alignment, batching, long_texts, mbr, phrases, workers
 from transformer_jax.decoding.alignment import AttentionChoice
@@ -21,6 +20,7 @@ from transformer_jax.decoding.processors import SearchConstraints
 from transformer_jax.decoding.programs import Placed, Programs
 from transformer_jax.decoding.requests import Part, Request, RequestEncoder, item_error
 from transformer_jax.errors import UserError
+from transformer_jax.evaluation import bleu_tokenizers
 from transformer_jax.ops.top_k import NEVER
 
 NO_OUTPUT = "an output (these settings forbid every one)"

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from transformer_jax.scripts import joiner, separates_words
+from transformer_jax.data.writing_systems import joiner, separates_words
 
 # Marks by the kind of place that is after them, best first.
 _MARKS = (".!?…。！？．｡؟۔।॥։።។၊།༎။", ";:；：؛፤", ",，、､،፣")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 
-from transformer_jax.bleu_tokenizers import DEFAULT, make_bleu
+from transformer_jax.evaluation.bleu_tokenizers import DEFAULT, make_bleu
 
 CHRF_ORDER, BLEU_ORDER = 6, 4  # longest n-grams, of characters and of words
 BETA = 2  # of chrF: recall counts so many times as much

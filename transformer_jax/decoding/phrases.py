@@ -8,8 +8,8 @@ import numpy as np
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.writing_systems import separates_words
 from transformer_jax.decoding import batching
-from transformer_jax.scripts import separates_words
 
 
 @dataclasses.dataclass(frozen=True)

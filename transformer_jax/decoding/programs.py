@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from transformer_jax import incremental
 from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.data.loader import SpecialIds
 from transformer_jax.decoding.beam import BeamSearch
@@ -22,7 +21,8 @@ from transformer_jax.decoding.processors import SearchConstraints
 from transformer_jax.decoding.sampling import Sampling
 from transformer_jax.decoding.search_settings import structure_of, values_of
 from transformer_jax.decoding.stepping import ModelStepper, cache_sizes
-from transformer_jax.model import Transformer
+from transformer_jax.model import incremental
+from transformer_jax.model.transformer import Transformer
 from transformer_jax.ops import losses
 
 AXIS = "data"

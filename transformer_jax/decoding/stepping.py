@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from transformer_jax import incremental
 from transformer_jax.config import ModelConfig
+from transformer_jax.model import incremental
 
 # Positions of a cache, as parts of the longest output. An output is about a third of the longest
 # possible, so that most attention reads little more than there is; each size is a loop to compile.

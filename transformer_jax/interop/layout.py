@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model import position_table
+from transformer_jax.model.transformer import position_table
 
 Params = dict[str, Any]
 Path = tuple[str, ...]

@@ -12,7 +12,7 @@ from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.errors import UserError
-from transformer_jax.model import Transformer
+from transformer_jax.model.transformer import Transformer
 
 BATCH = 16
 LISTED = 5  # differing outputs that are shown

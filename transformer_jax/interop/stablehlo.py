@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from transformer_jax import incremental
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.foreign_tokenizers import JsonTokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 from transformer_jax.interop import layout
 from transformer_jax.interop.parity import Batch, Examples, Reference
-from transformer_jax.model import Transformer, init_params
+from transformer_jax.model import incremental
+from transformer_jax.model.transformer import Transformer, init_params
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 FUNCTIONS = {

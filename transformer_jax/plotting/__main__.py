@@ -2,7 +2,7 @@
 
 import sys
 
-from transformer_jax.cli import run
+from transformer_jax.commands.main import run
 
 if __name__ == "__main__":
     run("plot", ["python -m transformer_jax.plotting", *sys.argv[1:]])

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from transformer_jax import workdir as workdir_lib
 from transformer_jax.api import Translator
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data import batch_plan, sources
@@ -19,7 +18,8 @@ from transformer_jax.data.pair_selection import select_pairs
 from transformer_jax.data.token_cache import tokenize_corpora
 from transformer_jax.decoding import batching
 from transformer_jax.errors import UserError
-from transformer_jax.model import Transformer
+from transformer_jax.model.transformer import Transformer
+from transformer_jax.runs import workdir as workdir_lib
 
 
 @dataclasses.dataclass(frozen=True)

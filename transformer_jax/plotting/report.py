@@ -12,14 +12,14 @@ import jax
 from etils import epath
 
 import transformer_jax
-from transformer_jax import workdir as workdir_lib
 from transformer_jax.api import Translator
 from transformer_jax.config import Config
-from transformer_jax.corpus_metrics import NO_FOUR_WORDS
 from transformer_jax.errors import UserError
-from transformer_jax.evaluation import Evaluation
+from transformer_jax.evaluation.corpus_metrics import NO_FOUR_WORDS
+from transformer_jax.evaluation.model_metrics import Evaluation
 from transformer_jax.paths import write_atomically
 from transformer_jax.plotting import collect, figures
+from transformer_jax.runs import workdir as workdir_lib
 
 NAME = "report.html"
 # Of attention: sentences, pieces of a sentence, and heads in all layers of one. A map of a hundred

@@ -11,7 +11,7 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
-from transformer_jax import paths, processes
+from transformer_jax import distributed, paths
 from transformer_jax.config import Config
 from transformer_jax.data.loader import Batch
 from transformer_jax.errors import UserError
@@ -34,7 +34,7 @@ class StopRequest:
         self._before: Any = None
 
     def __enter__(self) -> "StopRequest":
-        if processes.count() == 1 and threading.current_thread() is threading.main_thread():
+        if distributed.count() == 1 and threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._note)
         return self
 
@@ -49,7 +49,7 @@ class StopRequest:
         """Whether to stop before step `step`; the same answer on all processes."""
         if self._after is not None and step > self._after:
             return True
-        if processes.count() == 1:
+        if distributed.count() == 1:
             return self._asked
         return multihost_utils.reached_preemption_sync_point(step)
 

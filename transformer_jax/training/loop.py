@@ -11,14 +11,15 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from transformer_jax import checkpoint as checkpoint_lib
-from transformer_jax import evaluation, paths, processes
-from transformer_jax import workdir as workdir_lib
-from transformer_jax.checkpoint import Checkpointer, quality
+from transformer_jax import distributed, paths
 from transformer_jax.config import Config
 from transformer_jax.data.loader import BatchSource, load_batches
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.errors import UserError
+from transformer_jax.evaluation import model_metrics
+from transformer_jax.runs import checkpoint as checkpoint_lib
+from transformer_jax.runs import workdir as workdir_lib
+from transformer_jax.runs.checkpoint import Checkpointer, quality
 from transformer_jax.training import faults, setup
 from transformer_jax.training.faults import StopRequest
 from transformer_jax.training.partition import choose_devices
@@ -68,12 +69,12 @@ def prepared(config: Config, workdir: epath.PathLike, writes: bool = True) -> It
     config, folder = paths.locate(config, workdir)
     workdir = epath.Path(folder)
     validate(config)
-    say = functools.partial(print, flush=True) if processes.is_primary() else lambda _: None
+    say = functools.partial(print, flush=True) if distributed.is_primary() else lambda _: None
     with contextlib.ExitStack() as stack:
         held = workdir_lib.hold(workdir)
-        processes.from_primary(lambda: _enter(stack, held), "lock")
+        distributed.from_primary(lambda: _enter(stack, held), "lock")
         devices = choose_devices(config)
-        step = processes.from_primary(
+        step = distributed.from_primary(
             lambda: checkpoint_lib.newest_whole(workdir, say, writes), "checkpoints"
         )
         config, data = setup.prepare_everywhere(config, workdir, say, writes)
@@ -83,7 +84,7 @@ def prepared(config: Config, workdir: epath.PathLike, writes: bool = True) -> It
             yield trainer
         except BaseException as error:
             # Closing waits for the other processes, who may know nothing of what went wrong here.
-            if processes.count() == 1 or isinstance(error, UserError):
+            if distributed.count() == 1 or isinstance(error, UserError):
                 trainer.close()
             raise
         trainer.close()
@@ -113,7 +114,7 @@ class Trainer:
         self._progress = Progress()
         self.step = step or 0
         self._reporter = Reporter(
-            workdir, self.step, config.train.num_steps, writes and processes.is_primary()
+            workdir, self.step, config.train.num_steps, writes and distributed.is_primary()
         )
         self._describe()
         if step is None:
@@ -128,7 +129,7 @@ class Trainer:
     def _describe(self) -> None:
         runner, parallel = self.runner, self.config.parallel
         mesh = " x ".join(f"{name} {size}" for name, size in runner.mesh.shape.items() if size > 1)
-        several = f" of {processes.count()} processes" if processes.count() > 1 else ""
+        several = f" of {distributed.count()} processes" if distributed.count() > 1 else ""
         self._reporter.say(
             f"model: {runner.num_params():,} parameters on {runner.num_devices} "
             f"{runner.mesh.devices.flat[0].platform} device(s){several}, runner {parallel.runner}"
@@ -217,13 +218,13 @@ class Trainer:
             self._window.add(metrics)
         self._reporter.advance(step)
         if step % self.config.train.log_every_steps == 0 or step == self.config.train.num_steps:
-            if processes.is_primary() and self._window.num_steps:
+            if distributed.is_primary() and self._window.num_steps:
                 summary = self._window.summary(self._progress.skipped)
                 digest = self.data.batches(self.config).digest(step - 1)
                 self._reporter.training(step, summary | {"batch_digest": digest})
             self._window = Window(self.data.padding)
             self._window.resume()
-            if processes.count() == 1 and not self._checkpointer.is_saving():
+            if distributed.count() == 1 and not self._checkpointer.is_saving():
                 self._tell(self._checkpointer.wait())
 
     def _note_skipped(self, step: int, metrics: dict[str, Any]) -> None:
@@ -231,7 +232,7 @@ class Trainer:
         self._progress.skipped += 1
         self._progress.skipped_in_a_row += 1
         where = ""
-        if processes.is_primary():
+        if distributed.is_primary():
             try:
                 path = faults.write_bad_batch(self._workdir, step, metrics, self.data, self.config)
                 where = f"; its batch is in {path}"
@@ -258,7 +259,7 @@ class Trainer:
         )  # fmt: skip
         state = self.runner.to_host_layout(self.state)
         params = self.runner.whole(state.params if state.ema is None else state.ema)
-        scores, outputs = evaluation.evaluate(self._engine, params, self.data.validation, decode)
+        scores, outputs = model_metrics.evaluate(self._engine, params, self.data.validation, decode)
         self._engine.programs.release()
         told = {f"eval_{name}": value for name, value in dataclasses.asdict(scores).items()}
         metrics = {name: value for name, value in told.items() if isinstance(value, float)}

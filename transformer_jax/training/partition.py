@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transformer_jax.config import Config, ParallelConfig
 from transformer_jax.errors import UserError
-from transformer_jax.model import param_axes
+from transformer_jax.model.transformer import param_axes
 from transformer_jax.ops import platforms
 from transformer_jax.training.step import TrainState, TrainStep
 

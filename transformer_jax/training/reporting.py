@@ -11,8 +11,8 @@ import tqdm
 from etils import epath
 
 from transformer_jax import paths
-from transformer_jax.appending import AppendedFile
 from transformer_jax.paths import write_atomically
+from transformer_jax.runs.appended_file import AppendedFile
 
 MAX_REMOTE_EVENTS = 1 << 20  # bytes of a remote event file, after which another is begun
 NUM_SHOWN = 2  # translations on the terminal after an evaluation; samples.jsonl has more

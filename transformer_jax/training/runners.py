@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer_jax.config import Config
+from transformer_jax.data.batch_shapes import BatchShape
 from transformer_jax.data.loader import Batch
-from transformer_jax.data.placement import BatchShape
-from transformer_jax.layers import compute_dtype
+from transformer_jax.model.layers import compute_dtype
 from transformer_jax.training import partition
 from transformer_jax.training.step import Sums, TrainState, TrainStep
 

@@ -9,18 +9,19 @@ from typing import Any
 
 from etils import epath
 
-from transformer_jax import evaluation, processes
-from transformer_jax import workdir as workdir_lib
+from transformer_jax import distributed
 from transformer_jax.config import Config, keep_former_defaults
 from transformer_jax.data import batch_plan, sources
+from transformer_jax.data.batch_shapes import BatchShape
+from transformer_jax.data.epoch_data import Segmentations, segment
 from transformer_jax.data.loader import BatchSource
-from transformer_jax.data.placement import BatchShape
-from transformer_jax.data.segmentation import Segmentations, segment
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair, make_tokenizers
 from transformer_jax.decoding.engine import special_ids
 from transformer_jax.errors import UserError
+from transformer_jax.evaluation import model_metrics
 from transformer_jax.interop import pretrained
+from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.training import partition
 from transformer_jax.validation import validate
 
@@ -61,12 +62,12 @@ def prepare_everywhere(
 ) -> tuple[Config, TrainingData]:
     """`prepare` on every process; what can be shared is made by process 0, first and once."""
     made: list[tuple[Config, TrainingData]] = []
-    processes.from_primary(
+    distributed.from_primary(
         lambda: made.append(prepare(config, workdir, say, writes)), "preparation"
     )
     if made:
-        return processes.together(lambda: made[0], "data")
-    return processes.together(lambda: prepare(config, workdir, lambda _: None), "data")
+        return distributed.together(lambda: made[0], "data")
+    return distributed.together(lambda: prepare(config, workdir, lambda _: None), "data")
 
 
 def prepare(
@@ -83,7 +84,7 @@ def prepare(
     if not writes:
         workdir_lib.read_config(workdir)  # which says where there is none
     if config.train.eval_every_steps:
-        evaluation.bleu_tokenizer(config.data)  # or it would be missed at the first evaluation
+        model_metrics.bleu_tokenizer(config.data)  # or it would be missed at the first evaluation
     corpora = sources.open_corpora(config.data, "train")
     validation: list[tuple[str, str]] = []
     if config.train.eval_every_steps:
@@ -112,7 +113,7 @@ def prepare(
     padding = batch_plan.padding_report(plan, selection, row_multiple)
     fingerprints = {"corpus": _fingerprint(corpora), "tokenizer": tokenizers.fingerprint}
     workdir_lib.check_same_data(workdir, fingerprints)
-    if writes and processes.is_primary():
+    if writes and distributed.is_primary():
         if not workdir_lib.has_checkpoints(workdir):
             tokenizers.save(folder)
             record = {**fingerprints, "tokenizer_settings": _tokenizer_settings(config)}

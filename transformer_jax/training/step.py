@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from transformer_jax.config import Config
-from transformer_jax.model import Transformer, init_params
+from transformer_jax.model.transformer import Transformer, init_params
 from transformer_jax.ops import losses
 from transformer_jax.training.optimizer import make_optimizer, make_schedule
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.interop.layout import Path, flatten
-from transformer_jax.model import init_params
+from transformer_jax.model.transformer import init_params
 
 _MODULES = {
     "self_attention": "self_attn",

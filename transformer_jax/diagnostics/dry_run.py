@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import Config
-from transformer_jax.data.placement import BatchShape, divisible_rows
+from transformer_jax.data.batch_shapes import BatchShape, divisible_rows
+from transformer_jax.diagnostics import hlo
 from transformer_jax.errors import UserError
-from transformer_jax.layers import compute_dtype
+from transformer_jax.model.layers import compute_dtype
 from transformer_jax.ops import platforms
-from transformer_jax.training import hlo, partition
+from transformer_jax.training import partition
 from transformer_jax.training.runners import make_runner
 from transformer_jax.validation import validate
 

@@ -10,11 +10,16 @@ from pathlib import Path
 from absl import flags
 from etils import epath
 
-from transformer_jax import paths, process_flags
+from transformer_jax import paths
+from transformer_jax.commands import process_flags
+from transformer_jax.commands.text_output import writing
 from transformer_jax.errors import UserError
-from transformer_jax.text_output import writing
 
 FLAGS = flags.FLAGS
+LESS_MEMORY = (
+    "lower config.data.batch_tokens, raise config.train.accumulate_steps, or set "
+    "config.train.remat=True"
+)
 
 
 def define_flags(argv: list[str]) -> list[str]:
@@ -67,7 +72,7 @@ def _resolve_recipe(argument: str) -> str:
     raise UserError(f"There is no recipe {path}; built in are {', '.join(sorted(built_in))}.")
 
 
-def train() -> None:
+def run() -> None:
     """Trains, or does what one of the flags asks for instead."""
     if FLAGS.dry_run:
         _dry_run()
@@ -80,13 +85,13 @@ def train() -> None:
         if FLAGS[name].value:
             process_flags.refuse(f"--{name}")
     if FLAGS.verify_resume:
-        from transformer_jax.training.verify_resume import verify_resume
+        from transformer_jax.diagnostics.verify_resume import verify_resume
 
         own = ("--workdir", "--verify_resume", "--verify_steps", "--replay", "--stop_after")
         verify_resume(FLAGS.config, FLAGS.workdir, _same_command(own), FLAGS.verify_steps)
         return
     if FLAGS.replay:
-        from transformer_jax.training.replay import replay
+        from transformer_jax.diagnostics.replay import replay
 
         replay(FLAGS.config, FLAGS.workdir, FLAGS.replay)
         return
@@ -100,13 +105,13 @@ def train() -> None:
 
 def _report(workdir: epath.Path) -> None:
     """Writes `report.html`; a run that is saved does not fail for want of it."""
-    from transformer_jax import processes
+    from transformer_jax import distributed
 
     if not importlib.util.find_spec("matplotlib"):
         return
-    if processes.count() > 1:
+    if distributed.count() > 1:
         # One process alone cannot read a checkpoint: Orbax would wait for the others.
-        if processes.is_primary():
+        if distributed.is_primary():
             print(f"python -m transformer_jax.plotting report --workdir={workdir} writes a report")
         return
     from transformer_jax.plotting.report import write_report
@@ -120,7 +125,7 @@ def _report(workdir: epath.Path) -> None:
 
 
 def _dry_run() -> None:
-    from transformer_jax.training.dry_run import dry_run
+    from transformer_jax.diagnostics.dry_run import dry_run
 
     if FLAGS.topology:
         import jax

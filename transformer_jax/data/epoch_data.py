@@ -15,9 +15,9 @@ from typing import Protocol
 
 from transformer_jax.config import Config
 from transformer_jax.data import batch_plan, token_cache
+from transformer_jax.data.batch_shapes import BatchPlan
 from transformer_jax.data.pair_selection import CorpusSelection, select_pairs
 from transformer_jax.data.permutation import make_key
-from transformer_jax.data.placement import BatchPlan
 from transformer_jax.data.sources import Corpus
 from transformer_jax.data.token_cache import TokenizedCorpus
 from transformer_jax.data.tokenizer import Tokenizer

@@ -13,9 +13,9 @@ from typing import Any
 
 from etils import epath
 
-from transformer_jax import paths, processes
+from transformer_jax import distributed, paths
+from transformer_jax.commands.text_output import check_writable, writing
 from transformer_jax.errors import UserError
-from transformer_jax.text_output import check_writable, writing
 
 
 class ResumableOutput:
@@ -81,7 +81,7 @@ class ResumableOutput:
                 f"{self._record} belongs to a job whose first {self.skip} lines of input were "
                 f"others; delete it to begin {self._name} anew."
             )
-        if self.skip and processes.is_primary():
+        if self.skip and distributed.is_primary():
             print(f"continuing {self._name} after line {self.skip:,}", file=sys.stderr)
         return self._noting(requests)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.layers import (
+from transformer_jax.model.layers import (
     DecoderLayer,
     Dropout,
     EncoderLayer,

@@ -9,6 +9,7 @@ from transformer_jax import paths
 from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
+LESS_MEMORY = "give a shorter sentence"
 PICTURES = ("attention", "alignment", "curves", "schedule", "positions", "lengths", "report")
 _SENTENCE = ("attention", "alignment")
 _SEVERAL = ("curves", "schedule")
@@ -37,7 +38,7 @@ def define_flags(argv: list[str]) -> list[str]:
     return argv
 
 
-def plot() -> None:
+def run() -> None:
     """Draws what the flags ask for and says where it is."""
     _check_flags()
     if FLAGS.picture == "report":
@@ -165,7 +166,8 @@ def _schedule():
     import jax
     import numpy as np
 
-    from transformer_jax import plotting, workdir
+    from transformer_jax import plotting
+    from transformer_jax.runs import workdir
     from transformer_jax.training.optimizer import make_schedule
 
     rates = {}
@@ -178,9 +180,10 @@ def _schedule():
 
 
 def _positions():
-    from transformer_jax import plotting, workdir
-    from transformer_jax.model import position_table
+    from transformer_jax import plotting
+    from transformer_jax.model.transformer import position_table
     from transformer_jax.ops.positional import SINUSOIDS
+    from transformer_jax.runs import workdir
 
     model = workdir.read_config(FLAGS.workdir[0]).model
     if model.positional not in SINUSOIDS:
@@ -190,8 +193,9 @@ def _positions():
 
 
 def _lengths():
-    from transformer_jax import plotting, workdir
+    from transformer_jax import plotting
     from transformer_jax.plotting import collect
+    from transformer_jax.runs import workdir
 
     config = workdir.read_config(FLAGS.workdir[0])
     return plotting.length_statistics(

@@ -18,10 +18,11 @@ from typing import Any
 
 from etils import epath
 
-from transformer_jax import lease, paths
+from transformer_jax import paths
 from transformer_jax.config import Config, from_json, to_json
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
+from transformer_jax.runs import bucket_lock
 
 # Orbax's: of a checkpoint that is not committed, on a disk; in one that is, in an object store.
 TMP_SUFFIX, COMMIT_FILE = ".orbax-checkpoint-tmp", "commit_success.txt"
@@ -151,7 +152,7 @@ def hold(workdir: epath.PathLike) -> Iterator[None]:
       UserError: where another process trains there, or it cannot be written.
     """
     if paths.is_remote(workdir):
-        with lease.hold(workdir):
+        with bucket_lock.hold(workdir):
             yield
         return
     path = Path(workdir) / ".lock"

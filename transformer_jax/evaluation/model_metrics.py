@@ -5,11 +5,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from transformer_jax import bleu_tokenizers, processes
+from transformer_jax import distributed
 from transformer_jax.config import DataConfig, DecodeConfig
-from transformer_jax.corpus_metrics import corpus_scores
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.job import Translation
+from transformer_jax.evaluation import bleu_tokenizers
+from transformer_jax.evaluation.corpus_metrics import corpus_scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +56,12 @@ def evaluate(
       The scores and the best hypothesis of each pair, in order.
     """
     references = [reference for _, reference in pairs]
-    own = processes.share(pairs)
+    own = distributed.share(pairs)
     sources = [source for source, _ in own]
-    scored = processes.unite(engine.score(params, sources, [reference for _, reference in own]))
+    scored = distributed.unite(engine.score(params, sources, [reference for _, reference in own]))
     tokens = sum(pair.num_tokens for pair in scored)
     loss = -sum(pair.log_prob for pair in scored) / tokens
-    outputs = processes.unite([best[0] for best in engine.translate(params, sources, decode)])
+    outputs = distributed.unite([best[0] for best in engine.translate(params, sources, decode)])
     data = engine.config.data
     scores: dict[str, Any] = corpus_scores(
         [output.text for output in outputs], references, bleu_tokenizer(data)

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from transformer_jax import checkpoint
 from transformer_jax.config import Config
 from transformer_jax.data.loader import Batch
+from transformer_jax.runs import checkpoint
 from transformer_jax.training import faults
 from transformer_jax.training.loop import Trainer, prepared
 

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.layers import ACTIVATIONS, compute_dtype
-from transformer_jax.model import position_table
+from transformer_jax.model.layers import ACTIVATIONS, compute_dtype
+from transformer_jax.model.transformer import position_table
 from transformer_jax.ops import positional
 from transformer_jax.ops.attention.softmax import exponentials, hiding
 

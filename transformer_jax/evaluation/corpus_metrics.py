@@ -11,8 +11,8 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 
-from transformer_jax import bleu_tokenizers
 from transformer_jax.errors import UserError
+from transformer_jax.evaluation import bleu_tokenizers
 
 NO_FOUR_WORDS = "BLEU is 0 because no output shares four words in a row with its reference."
 BOOTSTRAP_SAMPLES = 1000

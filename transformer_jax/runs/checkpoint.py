@@ -20,11 +20,12 @@ import numpy as np
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from transformer_jax import digests, paths, processes
-from transformer_jax import workdir as workdir_lib
+from transformer_jax import distributed, paths
 from transformer_jax.config import CheckpointConfig
 from transformer_jax.errors import UserError
 from transformer_jax.ops import platforms
+from transformer_jax.runs import digests
+from transformer_jax.runs import workdir as workdir_lib
 
 Tree = Any
 SAVE_SECONDS = 600  # a save that takes longer has failed
@@ -107,7 +108,7 @@ class Checkpointer:
         problem = self.wait()
         self._remove_unfinished()
         # Agreed on before any of several processes goes into Orbax.
-        refusal = next((p for p in processes.gather(self._probe()) if p), None)
+        refusal = next((p for p in distributed.gather(self._probe()) if p), None)
         return refusal or self._attempt(start) or problem
 
     def wait(self) -> str | None:
@@ -147,7 +148,7 @@ class Checkpointer:
             problem = None
         except Exception as error:  # Orbax and TensorStore raise all kinds for a full disk
             problem = _reason(error)
-        problem = next((p for p in processes.gather(problem) if p), None)
+        problem = next((p for p in distributed.gather(problem) if p), None)
         if problem:
             # What it knows of the failed save would count as a checkpoint.
             failed, self._orbax, self._saving, self._response = self._orbax, None, None, None
@@ -159,7 +160,7 @@ class Checkpointer:
 
     def _probe(self) -> str | None:
         """Why nothing can be written; Orbax's threads would wait for minutes, at the end too."""
-        if not processes.is_primary():
+        if not distributed.is_primary():
             return None
         probe = self._folder.parent / ".probe"
         try:
@@ -172,7 +173,7 @@ class Checkpointer:
 
     def _remove_unfinished(self) -> None:
         """Makes room; Orbax would do it at the next start of the program."""
-        if processes.is_primary():
+        if distributed.is_primary():
             with contextlib.suppress(OSError), paths.store_errors():
                 for path in workdir_lib.uncommitted_checkpoints(self._folder.parent):
                     path.rmtree(missing_ok=True)
@@ -184,7 +185,7 @@ class Checkpointer:
 
     def _write_digests(self) -> None:
         """Called when all files of a checkpoint are there and before its folder gets its name."""
-        if processes.is_primary():
+        if distributed.is_primary():
             aside = list(self._folder.glob(f"{self._saving}{workdir_lib.TMP_SUFFIX}*"))
             digests.write(aside[0] if aside else self._folder / str(self._saving))
 

@@ -7,33 +7,26 @@ import contextlib
 import dataclasses
 import difflib
 import glob
-import itertools
+import importlib
 import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import app, flags
 from absl import logging as absl_logging
 
-from transformer_jax import __version__, paths, process_flags
+from transformer_jax import __version__, paths
 from transformer_jax.config import Config
 from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
 # Devices of NVIDIA, AMD, and TPUs of older and newer machines.
 ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
-# What makes each command need less memory.
-LESS_MEMORY = {
-    "train": "lower config.data.batch_tokens, raise config.train.accumulate_steps, or set "
-    "config.train.remat=True",
-    "eval": "lower --config.decode.batch_tokens or --config.decode.beam_size",
-    "decode": "lower --batch_tokens, --beam_size or --mbr_samples",
-    "export": "name fewer or shorter sentences by --sentences",
-    "plot": "give a shorter sentence",
-}
+# Each a module of this package: `define_flags`, `run`, and how it is made to need less memory.
+COMMANDS = ("train", "eval", "decode", "export", "plot")
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130
 # Flags of any command that hold a path, or a list of paths. DIR@CHECKPOINT begins with one too.
@@ -62,26 +55,26 @@ def main() -> None:
 def run(command: str, argv: Sequence[str]) -> None:
     """Runs a command with its flags; `argv[0]` is the program's name. Does not return."""
     _set_up_malloc()
-    define, execute = COMMANDS[command]
+    module = importlib.import_module(f"transformer_jax.commands.{command}")
 
     def call(rest: Sequence[str]) -> None:
-        with _one_sentence(command):
+        with _one_sentence(module.LESS_MEMORY):
             if len(rest) > 1:
                 raise UserError(
                     f"Unexpected argument {rest[1]!r}; settings are given as --flag=value."
                 )
             _expand_paths()
             _configure_jax()
-            execute()
+            module.run()
             if _has_others():
-                from transformer_jax import processes
+                from transformer_jax import distributed
 
-                processes.disconnect()
+                distributed.disconnect()
                 _exit(0, at_once=True)
 
-    with _one_sentence(command):
+    with _one_sentence(module.LESS_MEMORY):
         _check_overrides(argv)
-        arguments = define(list(argv))
+        arguments = module.define_flags(list(argv))
     app.run(call, argv=arguments)
 
 
@@ -144,7 +137,7 @@ def malloc_settings() -> str:
 
 
 @contextlib.contextmanager
-def _one_sentence(command: str) -> Iterator[None]:
+def _one_sentence(less_memory: str) -> Iterator[None]:
     """Turns what the user can mend into one sentence and an exit status."""
     try:
         with paths.store_errors():
@@ -170,10 +163,7 @@ def _one_sentence(command: str) -> Iterator[None]:
             _leave_others(error)
             raise
         else:
-            message = (
-                f"The device is out of memory ({str(error).splitlines()[0]}); "
-                f"{LESS_MEMORY[command]}."
-            )
+            message = f"The device is out of memory ({str(error).splitlines()[0]}); {less_memory}."
     except Exception as error:
         _leave_others(error)
         raise
@@ -219,144 +209,3 @@ def _configure_jax() -> None:
     if not any(a.lstrip("-").startswith(("verbosity", "v=")) for a in sys.argv[1:]):
         absl_logging.set_verbosity(absl_logging.WARNING)
         logging.getLogger().setLevel(logging.WARNING)
-
-
-# --- train --------------------------------------------------------------------------------------
-
-
-def _define_train(argv: list[str]) -> list[str]:
-    from transformer_jax import train_command
-
-    return train_command.define_flags(argv)
-
-
-def _train() -> None:
-    from transformer_jax import train_command
-
-    train_command.train()
-
-
-# --- eval, decode -------------------------------------------------------------------------------
-
-
-def _define_reading(argv: list[str]) -> None:
-    """Flags of the commands that read a work directory, whose config takes overrides."""
-    from ml_collections import config_flags
-
-    from transformer_jax.interop import pretrained
-
-    flags.DEFINE_string(
-        "workdir",
-        None,
-        "Folder of the run or of a Hugging Face model, or its name on the Hub.",
-        required=True,
-    )
-    flags.DEFINE_string("checkpoint", "best", "best, latest, a step, or average:N.")
-    flags.DEFINE_bool("allow_pickle", False, "Read a Hugging Face pytorch_model.bin, with torch.")
-    prefixes = ("--workdir=", "-workdir=")
-    given = [a.split("=", 1)[1] for a in argv if a.startswith(prefixes)]
-    given += [b for a, b in itertools.pairwise(argv) if a.lstrip("-") == "workdir"]
-    if given:
-        workdir = paths.expand(given[-1], "--workdir")
-        paths.require(workdir, "--workdir")
-        config = pretrained.read_config(workdir)
-        config_flags.DEFINE_config_dataclass("config", config)
-
-
-def _load_translator(ensemble: Sequence[tuple[str, str]] = ()) -> Any:
-    from transformer_jax.api import Translator
-    from transformer_jax.interop import pretrained
-
-    trained = pretrained.read_config(FLAGS.workdir)
-    for section in ("model", "optimizer", "train"):
-        if getattr(FLAGS.config, section) != getattr(trained, section):
-            raise UserError(f"--config.{section}.… cannot be changed for a model that is trained.")
-    return Translator.load(
-        FLAGS.workdir, FLAGS.checkpoint, FLAGS.config, FLAGS.allow_pickle, ensemble
-    )
-
-
-def _define_eval(argv: list[str]) -> list[str]:
-    from transformer_jax import eval_command
-
-    _define_reading(argv)
-    eval_command.define_flags()
-    return argv
-
-
-def _eval() -> None:
-    from transformer_jax import eval_command
-
-    process_flags.connect(saves=False)
-    eval_command.evaluate(_load_translator())
-
-
-def _define_decode(argv: list[str]) -> list[str]:
-    from transformer_jax import decode_command
-
-    _define_reading(argv)
-    decode_command.define_flags()
-    process_flags.define()
-    return argv
-
-
-def _decode() -> None:
-    from transformer_jax import decode_command, decode_input
-
-    decode_command.check_flags()
-    process_flags.connect(saves=False)
-    if _has_others() and (FLAGS.input == "-" or decode_input.is_stream(FLAGS.input)):
-        raise UserError("Several processes need --input=FILE; a stream is read by one process.")
-    decode_command.decode(_load_translator(decode_command.ensemble()))
-
-
-# --- export -------------------------------------------------------------------------------------
-
-
-def _define_export(argv: list[str]) -> list[str]:
-    from transformer_jax.interop import export
-
-    _define_reading(argv)
-    flags.DEFINE_enum("format", None, export.FORMATS, "What to write.", required=True)
-    flags.DEFINE_string("output", None, "Folder to make.", required=True)
-    flags.DEFINE_enum("quantization", "float32", export.QUANTIZATIONS, "Of a ctranslate2 export.")
-    flags.DEFINE_string(
-        "sentences", "", "Source text to check the export with; else the run's validation set."
-    )
-    return argv
-
-
-def _export() -> None:
-    from transformer_jax.interop import export
-    from transformer_jax.interop.pretrained import Pretrained
-
-    translator = _load_translator()
-    sentences = export.find_sentences(FLAGS.workdir, translator.config, FLAGS.sentences)
-    model = Pretrained(
-        translator.config, translator.tokenizers, translator.params, translator.checkpoint_step
-    )
-    export.export_model(model, FLAGS.format, FLAGS.output, sentences, FLAGS.quantization)
-
-
-# --- plot ---------------------------------------------------------------------------------------
-
-
-def _define_plot(argv: list[str]) -> list[str]:
-    from transformer_jax import plot_command
-
-    return plot_command.define_flags(argv)
-
-
-def _plot() -> None:
-    from transformer_jax import plot_command
-
-    plot_command.plot()
-
-
-COMMANDS: dict[str, tuple[Callable[[list[str]], list[str]], Callable[[], None]]] = {
-    "train": (_define_train, _train),
-    "eval": (_define_eval, _eval),
-    "decode": (_define_decode, _decode),
-    "export": (_define_export, _export),
-    "plot": (_define_plot, _plot),
-}

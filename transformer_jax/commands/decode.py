@@ -15,20 +15,23 @@ import tqdm
 from absl import flags
 from etils import epath
 
-from transformer_jax import digests, processes
+from transformer_jax import distributed
 from transformer_jax.api import Translator
+from transformer_jax.commands import model_flags, process_flags
+from transformer_jax.commands.decode_input import Lines, count_lines, is_stream
+from transformer_jax.commands.decode_output import ResumableOutput
+from transformer_jax.commands.text_output import as_line, check_not_overwritten
 from transformer_jax.config import Config, DecodeConfig
-from transformer_jax.decode_input import Lines, count_lines
-from transformer_jax.decode_output import ResumableOutput
 from transformer_jax.decoding import alignment
 from transformer_jax.decoding.engine import ON_ERROR, WINDOW, PairScores
 from transformer_jax.decoding.job import AttentionChoice, Translation
 from transformer_jax.decoding.programs import matmul_precision
 from transformer_jax.decoding.requests import Request, windows
 from transformer_jax.errors import UserError
-from transformer_jax.text_output import as_line, check_not_overwritten
+from transformer_jax.runs import digests
 
 FLAGS = flags.FLAGS
+LESS_MEMORY = "lower --batch_tokens, --beam_size or --mbr_samples"
 PHRASE_SEPARATOR = "\t"
 INPUTS = ("input", "prefixes", "phrases", "score")  # flags that name files of lines
 DEFINERS = {
@@ -37,8 +40,9 @@ DEFINERS = {
 }  # fmt: skip
 
 
-def define_flags() -> None:
-    """Flags of the command; every field of `DecodeConfig` is one."""
+def define_flags(argv: list[str]) -> list[str]:
+    """Flags of the command; every field of `DecodeConfig` is one. Returns `argv`."""
+    model_flags.define(argv)
     for field in dataclasses.fields(DecodeConfig):
         text = f"Instead of config.decode.{field.name}."
         if field.type in DEFINERS:
@@ -74,6 +78,8 @@ def define_flags() -> None:
     )
     flags.DEFINE_string("target_lang", "", "Language to translate into, for multilingual models.")
     flags.DEFINE_string("source_lang", "", "Language of the input, for models that are told it.")
+    process_flags.define()
+    return argv
 
 
 def check_flags() -> None:
@@ -104,9 +110,14 @@ def ensemble() -> list[tuple[str, str]]:
     return found
 
 
-def decode(translator: Translator) -> None:
+def run() -> None:
     """Translates or scores the input; several processes share it, and the first writes."""
-    is_primary = processes.is_primary()
+    check_flags()
+    process_flags.connect(saves=False)
+    if distributed.count() > 1 and (FLAGS.input == "-" or is_stream(FLAGS.input)):
+        raise UserError("Several processes need --input=FILE; a stream is read by one process.")
+    translator = model_flags.load_translator(ensemble())
+    is_primary = distributed.is_primary()
     name = FLAGS.output if is_primary else os.devnull
     output = ResumableOutput(name, functools.partial(_describe, translator))
     names = [name for name in INPUTS if FLAGS[name].value]
@@ -116,8 +127,8 @@ def decode(translator: Translator) -> None:
         return all(lines.ready() for lines in columns.values())
 
     with contextlib.ExitStack() as stack:
-        processes.together(lambda: bool(stack.enter_context(output)), "output")
-        output.skip, output.expected = processes.gather((output.skip, output.expected))[0]
+        distributed.together(lambda: bool(stack.enter_context(output)), "output")
+        output.skip, output.expected = distributed.gather((output.skip, output.expected))[0]
         results = _results(translator, output.remaining(_requests(columns)), ready)
         hidden = not (is_primary and sys.stderr.isatty())
         bar = tqdm.tqdm(
@@ -140,16 +151,16 @@ def decode(translator: Translator) -> None:
 def _results(
     translator: Translator, requests: Iterator[Any], ready: Callable[[], bool]
 ) -> Iterator[Any]:
-    if processes.count() > 1:
+    if distributed.count() > 1:
         return _shared(translator, requests)
     return _own_results(translator, requests, ready)
 
 
 def _shared(translator: Translator, requests: Iterator[Any]) -> Iterator[Any]:
     """Results of all requests, of which each process works off its share."""
-    for window in windows(requests, FLAGS.window * processes.count()):
-        own = iter(processes.share(window))
-        yield from processes.unite(list(_own_results(translator, own)))
+    for window in windows(requests, FLAGS.window * distributed.count()):
+        own = iter(distributed.share(window))
+        yield from distributed.unite(list(_own_results(translator, own)))
 
 
 def _own_results(
@@ -234,7 +245,7 @@ def _format(number: int, result: Any) -> str:
     if FLAGS.score:
         return _format_score(*result)
     best: Translation = result[0]
-    if best.error and processes.is_primary():
+    if best.error and distributed.is_primary():
         print(f"line {number + 1}: {best.error}", file=sys.stderr)
     links = None
     if FLAGS.alignment and best.attention is not None:

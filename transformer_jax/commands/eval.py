@@ -9,17 +9,27 @@ from typing import Any
 from absl import flags
 from etils import epath
 
-from transformer_jax import corpus_metrics, evaluation, process_flags, processes
+from transformer_jax import distributed
 from transformer_jax.api import Translator
+from transformer_jax.commands import model_flags, process_flags
+from transformer_jax.commands.text_output import (
+    as_line,
+    check_not_overwritten,
+    check_writable,
+    writing,
+)
 from transformer_jax.config import DataConfig
 from transformer_jax.data import sources
 from transformer_jax.errors import UserError
-from transformer_jax.text_output import as_line, check_not_overwritten, check_writable, writing
+from transformer_jax.evaluation import corpus_metrics, model_metrics
 
 FLAGS = flags.FLAGS
+LESS_MEMORY = "lower --config.decode.batch_tokens or --config.decode.beam_size"
 
 
-def define_flags() -> None:
+def define_flags(argv: list[str]) -> list[str]:
+    """Flags of the command; returns `argv`."""
+    model_flags.define(argv)
     flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "Which data to score.")
     flags.DEFINE_string("json", None, "Also write the scores to this file.")
     flags.DEFINE_string("output", None, "Also write the translations to this file, one a line.")
@@ -31,12 +41,15 @@ def define_flags() -> None:
         "by more than chance?",
     )
     process_flags.define()
+    return argv
 
 
-def evaluate(translator: Translator) -> None:
+def run() -> None:
     """Scores the split that is asked for; of several processes each does its share."""
+    process_flags.connect(saves=False)
+    translator = model_flags.load_translator()
     data = translator.config.data
-    tokenizer = evaluation.bleu_tokenizer(data)  # what is missing shows before anything runs
+    tokenizer = model_metrics.bleu_tokenizer(data)  # what is missing shows before anything runs
     corpora = sources.open_corpora(data, FLAGS.split)
     pairs = [pair for corpus in corpora for pair in corpus.read()]
     if FLAGS.conventions and is_part(data, FLAGS.split):
@@ -46,8 +59,8 @@ def evaluate(translator: Translator) -> None:
             "counts; name the split as a whole."
         )
     other = _other_system(len(pairs)) if FLAGS.compare else None
-    processes.from_primary(functools.partial(_check_outputs, corpora), "outputs")
-    scores, outputs = evaluation.evaluate(
+    distributed.from_primary(functools.partial(_check_outputs, corpora), "outputs")
+    scores, outputs = model_metrics.evaluate(
         translator.engine, translator.params, pairs, translator.config.decode
     )
     result = {
@@ -59,7 +72,7 @@ def evaluate(translator: Translator) -> None:
         result["part"] = getattr(data, FLAGS.split)
     texts = [output.text for output in outputs]
     other_texts = None if other is None else _translations(other, pairs)
-    if not processes.is_primary():
+    if not distributed.is_primary():
         return
     _print_scores(result, data)
     result |= _further(texts, other_texts, [reference for _, reference in pairs], data,
@@ -155,13 +168,13 @@ def _translations(system: list[str] | Translator, pairs: list[tuple[str, str]]) 
     """Of the sources, one each."""
     if isinstance(system, list):
         return system
-    if processes.is_primary():
+    if distributed.is_primary():
         print(f"translating with {FLAGS.compare}, checkpoint of step {system.checkpoint_step}, "
               "by the search settings of that run", flush=True)  # fmt: skip
     found = system.engine.translate(
-        system.params, processes.share([source for source, _ in pairs]), system.config.decode
+        system.params, distributed.share([source for source, _ in pairs]), system.config.decode
     )
-    return [best.text for best in processes.unite([hypotheses[0] for hypotheses in found])]
+    return [best.text for best in distributed.unite([hypotheses[0] for hypotheses in found])]
 
 
 def _print_scores(result: dict[str, Any], data: DataConfig) -> None:

@@ -28,7 +28,7 @@ def connect(saves: bool = True) -> None:
     Raises:
       UserError: where the flags do not go together, or the others are not found.
     """
-    from transformer_jax import processes
+    from transformer_jax import distributed
 
     given = [FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id]
     if any(value is not None for value in given):
@@ -40,9 +40,11 @@ def connect(saves: bool = True) -> None:
         if FLAGS.process_id >= FLAGS.num_processes:
             raise UserError(f"--process_id={FLAGS.process_id} must be below --num_processes="
                             f"{FLAGS.num_processes}: they count from 0.")  # fmt: skip
-    elif FLAGS.distributed is False or not (FLAGS.distributed or processes.launched_with_others()):
+    elif FLAGS.distributed is False or not (
+        FLAGS.distributed or distributed.launched_with_others()
+    ):
         return
-    processes.connect(
+    distributed.connect(
         FLAGS.workdir, FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id,
         FLAGS.connect_timeout, saves,
     )  # fmt: skip
@@ -54,8 +56,8 @@ def refuse(what: str) -> None:
     Raises:
       UserError: where this is one of several.
     """
-    from transformer_jax import processes
+    from transformer_jax import distributed
 
     given = (FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id, FLAGS.distributed)
-    if any(given) or processes.launched_with_others():
+    if any(given) or distributed.launched_with_others():
         raise UserError(f"{what} runs in one process; start it once, without the flags of several.")

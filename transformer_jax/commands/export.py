@@ -1,0 +1,32 @@
+"""The command `export`: a trained model in the format of another tool."""
+
+from absl import flags
+
+from transformer_jax.commands import model_flags
+from transformer_jax.interop import export
+from transformer_jax.interop.pretrained import Pretrained
+
+FLAGS = flags.FLAGS
+LESS_MEMORY = "name fewer or shorter sentences by --sentences"
+
+
+def define_flags(argv: list[str]) -> list[str]:
+    """Flags of the command; returns `argv`."""
+    model_flags.define(argv)
+    flags.DEFINE_enum("format", None, export.FORMATS, "What to write.", required=True)
+    flags.DEFINE_string("output", None, "Folder to make.", required=True)
+    flags.DEFINE_enum("quantization", "float32", export.QUANTIZATIONS, "Of a ctranslate2 export.")
+    flags.DEFINE_string(
+        "sentences", "", "Source text to check the export with; else the run's validation set."
+    )
+    return argv
+
+
+def run() -> None:
+    """Writes the export and checks it against the model."""
+    translator = model_flags.load_translator()
+    sentences = export.find_sentences(FLAGS.workdir, translator.config, FLAGS.sentences)
+    model = Pretrained(
+        translator.config, translator.tokenizers, translator.params, translator.checkpoint_step
+    )
+    export.export_model(model, FLAGS.format, FLAGS.output, sentences, FLAGS.quantization)

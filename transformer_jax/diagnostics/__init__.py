@@ -1,0 +1,1 @@
+"""Checks of a training run: dry run, HLO, replay of a step, verified resume."""

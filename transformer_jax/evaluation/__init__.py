@@ -1,0 +1,1 @@
+"""Scores of translations, and of a model on sentence pairs."""

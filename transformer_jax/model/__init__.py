@@ -1,0 +1,1 @@
+"""The encoder-decoder: over whole sequences, and one position at a time."""

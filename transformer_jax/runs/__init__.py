@@ -1,0 +1,1 @@
+"""A run on disk or in a bucket: its work directory, checkpoints, digests and lock."""
