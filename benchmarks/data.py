@@ -27,7 +27,7 @@ REPEATS = 5
 
 
 def synthetic_lengths(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Log-normal source lengths (median 25 pieces) and targets that follow them."""
+    """Log-normal source lengths (median 25 tokens) and targets that follow them."""
     rng = np.random.default_rng(0)
     source = np.clip(rng.lognormal(3.2, 0.6, count), 1, 400).astype(np.int64)
     target = np.clip(source * rng.lognormal(0.0, 0.2, count), 1, 400).astype(np.int64)

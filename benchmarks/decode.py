@@ -7,7 +7,7 @@
     python benchmarks/decode.py --peers= --batches= --samples=16,256           # samples alone
 
 First the trained model in `--workdir` goes to every engine, and their outputs are compared. Then a
-model of the size asked for, with random weights, writes exactly `--num_pieces` pieces a sentence
+model of the size asked for, with random weights, writes exactly `--num_tokens` tokens a sentence
 everywhere. Each engine runs in a process of its own with its best thread settings, which are found
 first, one engine at a time and taking turns; times are medians over the turns.
 """
@@ -53,7 +53,7 @@ SIZES = {
 
 
 def random_model(size: str, vocab_size: int) -> Pretrained:
-    """A model with fresh weights whose pieces are made-up words."""
+    """A model with fresh weights whose tokens are made-up words."""
     model_file = io.BytesIO()
     words = (f"w{i}" for i in range(vocab_size - 4))
     sentencepiece.SentencePieceTrainer.train(
@@ -71,11 +71,11 @@ def random_model(size: str, vocab_size: int) -> Pretrained:
 
 
 def random_sentences(model: Pretrained, count: int, length: int) -> tuple[tuple[str, ...], ...]:
-    """Pieces of sentences of about `length` pieces, their end symbol included."""
+    """Tokens of sentences of about `length` tokens, their end symbol included."""
     rng = np.random.default_rng(0)
     tokenizer = model.tokenizers.source
     lengths = rng.integers(3 * length // 4, 5 * length // 4 + 1, count) - 1
-    return tuple(tuple(tokenizer.pieces(rng.integers(4, tokenizer.vocab_size, n))) for n in lengths)
+    return tuple(tuple(tokenizer.tokens(rng.integers(4, tokenizer.vocab_size, n))) for n in lengths)
 
 
 def export(model: Pretrained, folder: Path, peers: list[str]) -> None:
@@ -107,7 +107,7 @@ def check_identity(workdir: str, path: str, count: int, peers: list[str]) -> lis
     model = pretrained.load(workdir)
     lines = epath.Path(path).read_text().splitlines()[:count]
     tokenizer = model.tokenizers.source
-    sentences = tuple(tuple(tokenizer.pieces(ids)) for ids in tokenizer.encode_batch(lines))
+    sentences = tuple(tuple(tokenizer.tokens(ids)) for ids in tokenizer.encode_batch(lines))
     rows = []
     with tempfile.TemporaryDirectory() as name:
         export(model, Path(name), peers)
@@ -127,17 +127,17 @@ def check_identity(workdir: str, path: str, count: int, peers: list[str]) -> lis
 
 
 def measure(workers: dict[str, Worker], task: Task, turns: int) -> list[dict]:
-    """Pieces a second of every engine, each with its best setting."""
+    """Tokens a second of every engine, each with its best setting."""
     best = {name: fastest_setting(name, worker, task) for name, worker in workers.items()}
     times: dict[str, list[float]] = {name: [] for name in workers}
     for _ in range(turns):
         for name, worker in workers.items():
             times[name].append(worker.call("time", task, best[name]))
-    pieces = len(task.sentences) * (task.num_pieces or 0)
+    tokens = len(task.sentences) * (task.num_tokens or 0)
     return [
         {"engine": name, "beam_size": task.beam_size, "sentences": len(task.sentences),
          "setting": best[name], "seconds": times[name],
-         "pieces_per_second": pieces / statistics.median(times[name])}
+         "pieces_per_second": tokens / statistics.median(times[name])}
         for name in workers
     ]  # fmt: skip
 
@@ -156,7 +156,7 @@ def measure_latency(workers: dict[str, Worker], task: Task, turns: int) -> list[
     """Milliseconds of sentences by themselves."""
     rows = []
     for name, worker in workers.items():
-        one = Task(task.sentences[:1], task.beam_size, task.num_pieces)
+        one = Task(task.sentences[:1], task.beam_size, task.num_tokens)
         setting = fastest_setting(name, worker, one)
         sentences = task.sentences[: 4 * turns]
         # Every shape once before.
@@ -195,7 +195,7 @@ def print_rows(rows: list[dict]) -> None:
             what = f"{row['p50_ms']:.0f} ms p50, {row['p95_ms']:.0f} ms p95"
             ratio = row["p50_ms"] / ours["p50_ms"]
         else:
-            what = f"{row['pieces_per_second']:,.0f} pieces/s"
+            what = f"{row['pieces_per_second']:,.0f} tokens/s"
             ratio = ours["pieces_per_second"] / row["pieces_per_second"]
         print(f"beam {row['beam_size']}, {row.get('sentences', 1)} sentences: "
               f"{row['engine']:<14} {what} (setting {row['setting']}); "
@@ -213,7 +213,7 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"not installed: {', '.join(missing)} (--peers)")
     result: dict[str, Any] = {
         "python": platform.python_version(), "machine": platform.machine(),
-        "cpus": os.cpu_count(), "size": options.size, "num_pieces": options.num_pieces,
+        "cpus": os.cpu_count(), "size": options.size, "num_tokens": options.num_tokens,
     }  # fmt: skip
     if options.workdir:
         result["identity"] = check_identity(
@@ -229,14 +229,14 @@ def main(argv: list[str]) -> None:
         print(json.dumps(result, indent=1), flush=True)
         result["rows"] = []
         if options.samples:
-            task = Task(sentences[:1], 1, options.num_pieces)
+            task = Task(sentences[:1], 1, options.num_tokens)
             result["samples"] = measure_samples(
                 workers["ours"], task, [int(n) for n in options.samples], options.turns
             )
         for batch in map(int, options.batches):
             for beam_size in map(int, options.beams):
                 task = Task(sentences if batch == 1 else sentences[:batch], beam_size,
-                            options.num_pieces)  # fmt: skip
+                            options.num_tokens)  # fmt: skip
                 how = measure_latency if batch == 1 else measure
                 rows = how(workers, task, options.turns)
                 print_rows(rows)
@@ -253,9 +253,9 @@ if __name__ == "__main__":
     flags.DEFINE_string("sentences", "", "Source text for that, one sentence a line.")
     flags.DEFINE_integer("num_sentences", 100, "How many of them.")
     flags.DEFINE_enum("size", "base", list(SIZES), "Of the model that is timed.")
-    flags.DEFINE_integer("vocab_size", 16_000, "Its pieces.")
-    flags.DEFINE_integer("length", 24, "Mean pieces of a source sentence.")
-    flags.DEFINE_integer("num_pieces", 32, "Pieces that every output has.")
+    flags.DEFINE_integer("vocab_size", 16_000, "Its tokens.")
+    flags.DEFINE_integer("length", 24, "Mean tokens of a source sentence.")
+    flags.DEFINE_integer("num_tokens", 32, "Tokens that every output has.")
     flags.DEFINE_list("batches", ["64", "1"], "Sentences at once; 1: each by itself.")
     flags.DEFINE_list("beams", ["1", "4"], "Beam sizes; 1 is greedy.")
     flags.DEFINE_list("samples", [], "Also time so many samples of one sentence, such as 16,256.")

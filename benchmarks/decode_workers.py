@@ -11,9 +11,9 @@ from typing import Any
 class Task:
     """What is to be translated, and how."""
 
-    sentences: tuple[tuple[str, ...], ...]  # pieces, without end symbols
+    sentences: tuple[tuple[str, ...], ...]  # tokens, without end symbols
     beam_size: int
-    num_pieces: int | None = None  # output pieces that are forced; None: as the model likes
+    num_tokens: int | None = None  # output tokens that are forced; None: as the model likes
     max_decode_len: int = 100
 
 
@@ -41,11 +41,11 @@ class Ours:
         settings: dict[str, Any] = {
             "beam_size": task.beam_size, "length_penalty": 1.0, "length_penalty_kind": "power",
             "stopping": "first_k", "at_limit": "cut", "max_decode_ratio": 1000.0,
-            "max_decode_len": task.num_pieces or task.max_decode_len,
+            "max_decode_len": task.num_tokens or task.max_decode_len,
         }  # fmt: skip
-        if task.num_pieces:
+        if task.num_tokens:
             # No output may end by itself; all are cut at the limit.
-            settings["min_decode_len"] = task.num_pieces + 1
+            settings["min_decode_len"] = task.num_tokens + 1
         return settings
 
     def _texts(self, task: Task) -> list[str]:
@@ -58,7 +58,7 @@ class Ours:
         rows = -(-len(task.sentences) // setting)
         settings["batch_tokens"] = rows * (longest + -longest % 8) * task.beam_size
         outputs = self._translator.translate(self._texts(task), **settings)
-        return [list(out.pieces) for out in outputs]
+        return [list(out.tokens) for out in outputs]
 
     def time_samples(self, task: Task, count: int) -> float:
         """Seconds for `count` samples of every sentence."""
@@ -91,8 +91,8 @@ class CTranslate2:
                 intra_threads=setting[1],
             )  # fmt: skip
         limits: dict[str, int] = {"max_decoding_length": task.max_decode_len}
-        if task.num_pieces:
-            limits = dict.fromkeys(("min_decoding_length", "max_decoding_length"), task.num_pieces)
+        if task.num_tokens:
+            limits = dict.fromkeys(("min_decoding_length", "max_decoding_length"), task.num_tokens)
         found = self._loaded[setting].translate_batch(
             [list(s) for s in task.sentences], beam_size=task.beam_size, length_penalty=1.0,
             max_batch_size=-(-len(task.sentences) // setting[0]), **limits,
@@ -135,8 +135,8 @@ class Transformers:
         ids = self._torch.tensor([[*r, *[pad] * (longest - len(r))] for r in rows])
         mask = self._torch.tensor([[1] * len(r) + [0] * (longest - len(r)) for r in rows])
         limits: dict[str, Any] = {"max_new_tokens": task.max_decode_len}
-        if task.num_pieces:
-            limits = dict.fromkeys(("min_new_tokens", "max_new_tokens"), task.num_pieces)
+        if task.num_tokens:
+            limits = dict.fromkeys(("min_new_tokens", "max_new_tokens"), task.num_tokens)
         if task.beam_size > 1:
             limits |= {"length_penalty": 1.0, "early_stopping": True}
         with self._torch.inference_mode():

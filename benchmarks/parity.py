@@ -134,13 +134,13 @@ class CTranslate2:
     def translate(
         self, sources: Sequence[list[int]], search: Search, max_decode_len: int
     ) -> Iterator[Found]:
-        pieces = [self._tokenizers.source.pieces(row[:-1]) for row in sources]
+        tokens = [self._tokenizers.source.tokens(row[:-1]) for row in sources]
         results = self._translator.translate_batch(
-            pieces, beam_size=search.beam_size, patience=1, length_penalty=search.alpha,
+            tokens, beam_size=search.beam_size, patience=1, length_penalty=search.alpha,
             max_decoding_length=max_decode_len, min_decoding_length=0, return_scores=True,
             max_batch_size=BATCH,
         )  # fmt: skip
-        forced = self._translator.score_batch(pieces, [r.hypotheses[0] for r in results])
+        forced = self._translator.score_batch(tokens, [r.hypotheses[0] for r in results])
         for result, scored in zip(results, forced, strict=True):
             ids = [self._tokenizers.target.piece_id(p) for p in result.hypotheses[0]]
             # An output that is cut at the limit has no end to be scored.

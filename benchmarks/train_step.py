@@ -144,11 +144,11 @@ def print_rows(rows: list[dict]) -> None:
 
 
 def compare_equal_lengths(size: str, vocab_size: int, rows: int) -> dict[str, Any]:
-    """Engines on sentences of `--length` pieces each side."""
+    """Engines on sentences of `--length` tokens each side."""
     task = workers_lib.Task(
         model(size, vocab_size), rows, FLAGS.length, FLAGS.length, FLAGS.dtype,
     )  # fmt: skip
-    print(f"{size}, {vocab_size:,} pieces, {rows} x ({FLAGS.length} + {FLAGS.length}), "
+    print(f"{size}, {vocab_size:,} tokens, {rows} x ({FLAGS.length} + {FLAGS.length}), "
           f"{FLAGS.dtype}", flush=True)  # fmt: skip
     workers = start_engines(task)
     shape = BatchShape(rows, FLAGS.length, FLAGS.length)
@@ -165,7 +165,7 @@ def compare_on_corpus(size: str, vocab_size: int, prefix: str) -> dict[str, Any]
     """Ours, packed and loaded as a run would, and Flax's example, packed as it packs."""
     config = corpus_config(size, vocab_size, prefix)
     tokens = config.data.batch_tokens
-    print(f"{size}, {vocab_size:,} pieces, {prefix}, {tokens} target positions a step", flush=True)
+    print(f"{size}, {vocab_size:,} tokens, {prefix}, {tokens} target positions a step", flush=True)
     workers = {"ours, data loading included": start(workers_lib.OursOnCorpus, config)}
     for length in (256, config.data.max_len) if "flax" in FLAGS.peers else ():
         workers[f"flax example, rows of {length}"] = start(
@@ -249,9 +249,9 @@ if __name__ == "__main__":
     flags.DEFINE_list("undo", [], "Parts of ours to replace by their plain form, one at a time.")
     flags.DEFINE_string("flax_example", "", "A copy of Flax's examples/wmt.")
     flags.DEFINE_list("sizes", ["base", "small"], "base, big, small, tiny.")
-    flags.DEFINE_integer("vocab_size", 0, "Pieces; 0: 16,000, of small 8,000.")
+    flags.DEFINE_integer("vocab_size", 0, "Tokens; 0: 16,000, of small 8,000.")
     flags.DEFINE_list("batch_tokens", ["2048"], "Target tokens of a step.")
-    flags.DEFINE_integer("length", 32, "Pieces of every source and target sentence.")
+    flags.DEFINE_integer("length", 32, "Tokens of every source and target sentence.")
     flags.DEFINE_string("dtype", "float32", "Of the computation: float32 or bfloat16.")
     flags.DEFINE_string("corpus", "", "Prefix of parallel text, for batches of real lengths.")
     flags.DEFINE_bool("kept_memory", False, "Peers allocate as ours does.")

@@ -46,7 +46,7 @@ def get_config() -> Config:
             tokenizer="bpe",
             shared_vocab=False,
             lowercase=True,
-            max_len=41,  # 40 pieces and the end symbol
+            max_len=41,  # 40 tokens and the end symbol
             batching="bucket",
             batch_sentences=64,
             num_buckets=8,

@@ -1,6 +1,6 @@
 """The big model of "Attention Is All You Need" (table 2) on WMT 2014 English to French.
 
-The paper: 300,000 steps, dropout 0.1 instead of 0.3, 32,000 pieces, 41.8 BLEU on newstest2014 as it
+The paper: 300,000 steps, dropout 0.1 instead of 0.3, 32,000 tokens, 41.8 BLEU on newstest2014 as it
 scored then, from the mean of the last 20 checkpoints.
 
     python train.py --config=wmt14_en_fr_big --workdir=runs/wmt14_fr

@@ -22,7 +22,7 @@ files = [folder / f"{name}.jax" for name in ("encode", "init_cache", "decode_ste
 functions = [jax.export.deserialize(bytearray(file.read_bytes())) for file in files]
 encode, init_cache, decode_step = (jax.jit(function.call) for function in functions)
 source, target = (SentencePieceProcessor(str(folder / f"{s}.model")) for s in ("source", "target"))
-source_ids, target_ids = (  # Marian numbers pieces by a vocabulary of its own
+source_ids, target_ids = (  # Marian numbers tokens by a vocabulary of its own
     m[f"{side}_vocabulary"] or {spm.id_to_piece(i): i for i in range(spm.get_piece_size())}
     for side, spm in (("source", source), ("target", target))
 )
@@ -31,11 +31,11 @@ if not lines:
     sys.exit("There is no line to translate on standard input.")
 code = re.compile(r">>.*?<<" if m["language_codes"] else "^$")
 rows = []
-for line in lines:  # a language code at the beginning is one piece
+for line in lines:  # a language code at the beginning is one token
     tag = code.match(line)
-    pieces = [tag[0]] if tag else []
-    pieces += source.encode(line[tag.end() :] if tag else line, out_type=str)
-    row = [*m["source_prefix"], *(source_ids.get(p, m["source_unk_id"]) for p in pieces)]
+    names = [tag[0]] if tag else []
+    names += source.encode(line[tag.end() :] if tag else line, out_type=str)
+    row = [*m["source_prefix"], *(source_ids.get(name, m["source_unk_id"]) for name in names)]
     rows.append([*row[: m["max_len"] - 1], m["source_eos_id"]])
 inputs = np.full((len(rows), max(map(len, rows))), m["source_pad_id"], np.int32)
 mask = np.zeros_like(inputs)
@@ -55,7 +55,7 @@ for step in range(steps):
     output.append(tokens[:, 0].tolist())
     if all(m["target_eos_id"] in row for row in zip(*output, strict=True)):
         break
-names = {i: piece for piece, i in target_ids.items()}
+target_names = {i: name for name, i in target_ids.items()}
 for ids in zip(*output, strict=True):
     end = ids.index(m["target_eos_id"]) if m["target_eos_id"] in ids else len(ids)
-    print(target.decode([names[i] for i in ids[len(m["target_prefix"]) : end]]))
+    print(target.decode([target_names[i] for i in ids[len(m["target_prefix"]) : end]]))

@@ -100,7 +100,7 @@ def fill(folder: Path, room: int = 0) -> None:
 
 @pytest.fixture(scope="session")
 def tokenizers() -> TokenizerPair:
-    """A shared tokenizer of digit words, with byte pieces."""
+    """A shared tokenizer of digit words, with byte tokens."""
     model = io.BytesIO()
     texts = [text for pair in digit_pairs(300) for text in pair]
     sentencepiece.SentencePieceTrainer.train(

@@ -132,7 +132,7 @@ def test_words_are_aligned_by_hand():
     assert alignment.words_of(source) == [0, 1, 1, 2, 2]
     attention = np.array([
         [0.6, 0.1, 0.1, 0.1, 0.1],
-        [0.3, 0.25, 0.25, 0.1, 0.1],  # the word's pieces together have more than 0.3
+        [0.3, 0.25, 0.25, 0.1, 0.1],  # the word's tokens together have more than 0.3
         [0.0, 0.2, 0.2, 0.5, 0.1],
         [0.1, 0.1, 0.1, 0.3, 0.4],
     ])  # fmt: skip
@@ -297,12 +297,12 @@ def test_attention_of_a_text_in_parts_is_that_of_its_parts(translator):
     text = " ".join(a for a, _ in digit_pairs(12, seed=4))
     choice = AttentionChoice()
     (best,) = next(translator.translate_n_best([text], 1, attention=choice, beam_size=2))
-    assert best.attention.shape == (len(best.pieces), len(best.source_pieces))
-    assert len(best.source_pieces) > translator.engine.max_len
+    assert best.attention.shape == (len(best.tokens), len(best.source_tokens))
+    assert len(best.source_tokens) > translator.engine.max_len
     dense = best.attention.toarray()
     assert best.attention.nnz < dense.size / 1.5  # outside its part nothing is stored
-    words = alignment.word_attention(best.attention, best.source_pieces, best.pieces)
-    want = alignment.word_attention(dense, best.source_pieces, best.pieces)
+    words = alignment.word_attention(best.attention, best.source_tokens, best.tokens)
+    want = alignment.word_attention(dense, best.source_tokens, best.tokens)
     np.testing.assert_allclose(words.toarray(), want, atol=1e-7)
     assert alignment.links(words) == alignment.links(want)
     found = decode._attention_as_json(best.attention)
@@ -320,13 +320,13 @@ def test_joined_attention_by_hand_and_its_memory():
     joined = alignment.block_diagonal(parts)
     np.testing.assert_array_equal(joined.toarray(), want)
     assert joined.nnz == 6  # a part's zeros are its own
-    pieces = ["▁a"] * 100
-    many = [Translation("a", 0.0, 0.0, tuple(pieces), tuple(range(100)), tuple(pieces),
+    tokens = ["▁a"] * 100
+    many = [Translation("a", 0.0, 0.0, tuple(tokens), tuple(range(100)), tuple(tokens),
                         np.full((100, 100), 0.01, np.float32))] * 40  # fmt: skip
     tracemalloc.start()
     joined = _join(many)
     links = alignment.links(
-        alignment.word_attention(joined.attention, joined.source_pieces, joined.pieces)
+        alignment.word_attention(joined.attention, joined.source_tokens, joined.tokens)
     )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -93,7 +93,7 @@ DAMAGE = {
     "no vocabulary": (remove("vocab.json"), ["has no vocab.json"]),
     "header cut": (truncate("model.safetensors", 0.01), ["model.safetensors is damaged"]),
     "tensors cut": (truncate("model.safetensors", 0.9), ["model.safetensors is damaged"]),
-    "no piece model": (truncate("target.spm", 0.5), ["no SentencePiece model"]),
+    "no token model": (truncate("target.spm", 0.5), ["no SentencePiece model"]),
     "config cut": (truncate("config.json", 0.5), ["config.json is not JSON"]),
     "another shape": (
         edit_tensors(lambda t: t.update({QUERY: t[QUERY][:, :8].copy()})),
@@ -109,8 +109,8 @@ DAMAGE = {
         edit_tensors(lambda t: t.update({"lm_head.weight": t["model.shared.weight"] + 1})),
         ["ties", "lm_head.weight", "differ"]),
     "vocabulary too small": (
-        edit("vocab.json", **{"▁one": None}), ["vocab.json has 294 pieces", "says 295"]),
-    "vocabulary too large": (edit("vocab.json", **{"▁ten": 295}), ["vocab.json has 296 pieces"]),
+        edit("vocab.json", **{"▁one": None}), ["vocab.json has 294 tokens", "says 295"]),
+    "vocabulary too large": (edit("vocab.json", **{"▁ten": 295}), ["vocab.json has 296 tokens"]),
     "one id twice": (edit("vocab.json", **{"▁one": 5}), ["an id of its own"]),
     "another padding id": (edit("config.json", pad_token_id=7), ["pad_token_id=7", "at 0"]),
     "unknown class": (edit("config.json", model_type="t5"), ["'t5'", "marian, m2m_100, pegasus"]),
@@ -124,7 +124,7 @@ DAMAGE = {
     "n-grams": (edit("generation_config.json", encoder_no_repeat_ngram_size=3),
                 ["encoder_no_repeat_ngram_size=3"]),
     "bad phrase": (edit("generation_config.json", bad_words_ids=[[4, 5]]), ["[4, 5]"]),
-    "bad id": (edit("generation_config.json", bad_words_ids=[[999]]), ["999", "295 pieces"]),
+    "bad id": (edit("generation_config.json", bad_words_ids=[[999]]), ["999", "295 tokens"]),
     "forced other end": (
         edit("generation_config.json", forced_eos_token_id=9), ["forced_eos_token_id=9"]),
     "forced begin": (
@@ -134,7 +134,7 @@ DAMAGE = {
         edit("generation_config.json", length_penalty=-1.0), ["length_penalty=-1.0"]),
     "another tokenizer": (
         edit("tokenizer_config.json", tokenizer_class="BertTokenizer"), ["BertTokenizer"]),
-    "no pieces": (lambda folder: (folder / "vocab.json").write_text("{}"), ["an id of its own"]),
+    "no tokens": (lambda folder: (folder / "vocab.json").write_text("{}"), ["an id of its own"]),
     "no heads": (edit("config.json", encoder_attention_heads=0), ["num_heads=0"]),
     "lengths of text": (edit("generation_config.json", max_length="x"), ["TypeError"]),
     "ids of text": (edit("generation_config.json", bad_words_ids=[5]), ["TypeError"]),
@@ -258,13 +258,13 @@ def test_a_permuted_model_is_the_same_model(tokenizers):
 
 
 def test_vocabulary_tokenizers_use_their_own_ids(tokenizers, tmp_path):
-    """By hand: pieces 0 .. in another order than the model's, and a language code."""
+    """By hand: tokens 0 .. in another order than the model's, and a language code."""
     spm = tokenizers.source
-    pieces = spm.pieces(range(spm.vocab_size))[::-1]
-    vocabulary = {piece: i for i, piece in enumerate([">>de<<", *pieces])}
+    tokens = spm.tokens(range(spm.vocab_size))[::-1]
+    vocabulary = {token: i for i, token in enumerate([">>de<<", *tokens])}
     special = {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
     tokenizer = VocabularyTokenizer(spm.model, vocabulary, special, len(vocabulary))
-    want = [vocabulary[p] for p in spm.pieces(spm.encode("one two"))]
+    want = [vocabulary[p] for p in spm.tokens(spm.encode("one two"))]
     assert tokenizer.encode("one two") == want
     assert tokenizer.encode(">>de<< one two") == [0, *want]
     assert tokenizer.encode_batch([">>xx<<one"])[0][0] == tokenizer.unk_id
@@ -286,7 +286,7 @@ def test_vocabulary_tokenizers_use_their_own_ids(tokenizers, tmp_path):
 
 def test_our_language_tags_go_out_as_marians(tokenizers):
     vocabulary = writing._vocabulary(tokenizers.source, tokenizers)
-    assert vocabulary == {p: i for i, p in enumerate(tokenizers.source.pieces(range(295)))}
+    assert vocabulary == {p: i for i, p in enumerate(tokenizers.source.tokens(range(295)))}
     renamed = TokenizerPair(tokenizers.source, tokenizers.target, LanguageTags("▁{}e"))
     assert ">>on<<" in writing._vocabulary(tokenizers.source, renamed)
 
@@ -368,14 +368,14 @@ def test_fine_tuning_goes_on_where_the_imported_model_stands(tiny_run, translato
 def test_fine_tuning_keeps_marians_start_and_language_tags(tokenizers, tmp_path):
     """The first batch as the model wants it: the padding id starts, the tag stands first."""
     spm = tokenizers.source
-    pieces = ["</s>", "<unk>", ">>de<<", ">>fr<<", *spm.pieces(range(4, 295)), "<pad>"]
-    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    tokens = ["</s>", "<unk>", ">>de<<", ">>fr<<", *spm.tokens(range(4, 295)), "<pad>"]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
     special = {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
     one = VocabularyTokenizer(spm.model, vocabulary, special, len(vocabulary))
     pair = TokenizerPair(one, one, LanguageTags(">>{}<<"))
     pad = vocabulary["<pad>"]
     folder = write(tmp_path / "m", small_model(
-        pair, decoder_start_id=pad, source_vocab_size=len(pieces), target_vocab_size=len(pieces),
+        pair, decoder_start_id=pad, source_vocab_size=len(tokens), target_vocab_size=len(tokens),
         max_len=48))  # fmt: skip
     config = tiny_config(tmp_path, init_from=str(folder))
     data = dataclasses.replace(config.data, target_language_tags=True)
@@ -398,7 +398,7 @@ def test_fine_tuning_keeps_marians_start_and_language_tags(tokenizers, tmp_path)
 
 def test_parts_of_a_long_text_keep_the_tag_that_stood_in_it(tokenizers):
     spm = tokenizers.source
-    vocabulary = {p: i for i, p in enumerate([">>de<<", *spm.pieces(range(295))])}
+    vocabulary = {p: i for i, p in enumerate([">>de<<", *spm.tokens(range(295))])}
     special = {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
     one = VocabularyTokenizer(spm.model, vocabulary, special, len(vocabulary))
     pair = TokenizerPair(one, one, LanguageTags(">>{}<<"))

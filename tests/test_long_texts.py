@@ -7,16 +7,16 @@ from transformer_jax.decoding.job import Translation, _join
 
 
 def pieces_of(text):
-    """A piece a letter, as the worst tokenizer would have it; "|" sets nothing apart."""
-    return [piece for word in text.split(" ") for piece in ("▁" + word[:1], *word[1:]) if piece]
+    """A token a letter, as the worst tokenizer would have it; "|" sets nothing apart."""
+    return [token for word in text.split(" ") for token in ("▁" + word[:1], *word[1:]) if token]
 
 
-def cut(text, limit, pieces=None):
-    pieces = pieces or pieces_of(text)
-    parts = long_texts.split_ids(range(len(pieces)), pieces, limit)
-    assert [i for part in parts for i in part] == list(range(len(pieces)))
+def cut(text, limit, tokens=None):
+    tokens = tokens or pieces_of(text)
+    parts = long_texts.split_ids(range(len(tokens)), tokens, limit)
+    assert [i for part in parts for i in part] == list(range(len(tokens)))
     assert all(0 < len(part) <= limit for part in parts)
-    return ["".join(pieces[i] for i in part).replace("▁", " ").strip() for part in parts]
+    return ["".join(tokens[i] for i in part).replace("▁", " ").strip() for part in parts]
 
 
 # What fits, what follows it, and the first part, worked out by hand. A cut is in the second half.
@@ -74,8 +74,8 @@ def test_without_places_it_is_cut_anywhere_but_in_characters():
 
 def test_characters_without_a_piece_are_read_from_their_bytes():
     content = "他买了苹果，梨。她也买了，今天".encode()
-    pieces = [f"<0x{byte:02X}>" for byte in content]
-    parts = long_texts.split_ids(list(content), pieces, 3 * 14)
+    tokens = [f"<0x{byte:02X}>" for byte in content]
+    parts = long_texts.split_ids(list(content), tokens, 3 * 14)
     assert [bytes(part).decode() for part in parts] == ["他买了苹果，梨。", "她也买了，今天"]
     broken = ["<0xE4>", "a", "<0xB8>", "<0xE4>", "<0xB8>"] * 2
     assert sum(map(len, long_texts.split_ids(range(10), broken, 3))) == 10
@@ -90,4 +90,4 @@ def test_parts_are_joined_as_their_script_has_it(texts, want):
     parts = [Translation(text, -1.0, -2.0, (text,), (1,)) for text in texts]
     joined = _join(parts)
     assert joined.text == want
-    assert joined.pieces == tuple(texts)
+    assert joined.tokens == tuple(texts)

@@ -293,13 +293,13 @@ def test_no_gradient_flows_from_a_later_token():
 
 
 @pytest.mark.parametrize(
-    ("recipe", "pieces", "parameters"),
+    ("recipe", "tokens", "parameters"),
     [("wmt14_en_de_base", 37_000, 63_082_496), ("wmt14_en_de_big", 37_000, 214_245_376)],
 )
-def test_parameter_counts_of_the_paper(recipe, pieces, parameters):
+def test_parameter_counts_of_the_paper(recipe, tokens, parameters):
     """Table 3 says 65 and 213 million, rounded; these are its sizes with biases and norms."""
     config = importlib.import_module(f"configs.{recipe}").get_config().model
-    config = dataclasses.replace(config, source_vocab_size=pieces, target_vocab_size=pieces)
+    config = dataclasses.replace(config, source_vocab_size=tokens, target_vocab_size=tokens)
     shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     assert sum(x.size for x in jax.tree.leaves(shapes)) == parameters
 

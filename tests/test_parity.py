@@ -56,19 +56,19 @@ def test_numbers_beyond_the_tolerance_fail(ours):
     assert not compare(*ours, Echo(ours[1], 0.2)).holds
 
 
-@pytest.mark.parametrize(("place", "piece"), [(0, 9), (1, None)])
-def test_an_output_that_parts_is_found_where_it_parts(place, piece, ours):
-    """Another piece, or an early end, in the third sentence."""
+@pytest.mark.parametrize(("place", "token"), [(0, 9), (1, None)])
+def test_an_output_that_parts_is_found_where_it_parts(place, token, ours):
+    """Another token, or an early end, in the third sentence."""
     reference, examples = ours
 
     def change(number, ids):
         if number == 2:
-            ids[place:] = [] if piece is None else [piece, *ids[place + 1 :]]
+            ids[place:] = [] if token is None else [token, *ids[place + 1 :]]
         return ids
 
     result = compare(reference, examples, Echo(examples, change=change))
     (batch,) = reference.batches(examples)
-    other = reference.engine.ids.target_eos if piece is None else piece
+    other = reference.engine.ids.target_eos if token is None else token
     logits = batch.logits[2, place]
     gap = float(logits[examples.output_ids[2][place]] - logits[other])
     assert result.differing == ((2, pytest.approx(gap)),)
@@ -85,7 +85,7 @@ def test_near_ties_are_no_failure():
 
 
 def test_batches_show_the_model_what_search_wrote(ours):
-    """Each piece of a greedy output has the largest logit at its place."""
+    """Each token of a greedy output has the largest logit at its place."""
     reference, examples = ours
     (batch,) = reference.batches(examples)
     for row, number in enumerate(batch.rows):

@@ -13,9 +13,9 @@ from tests.test_search import (
     compiled,
     log_softmax,
     make_demands,
-    pieces,
     random_model,
     table_logits,
+    tokens,
 )  # fmt: skip
 from tests.test_search_options import finished, holds
 from transformer_jax.config import DecodeConfig
@@ -48,7 +48,7 @@ def test_after_its_phrases_greedy_search_goes_on_to_its_end(stopping):
     found = find(tables, limit, [(1,)], 1, stopping=stopping)
     lengths = set()
     for row, table in enumerate(tables):
-        sequence = pieces(found, row, 0)
+        sequence = tokens(found, row, 0)
         for i in range(sequence.index(1) + 1, len(sequence)):
             best = EOS if i + 1 == limit else int(np.argmax(log_softmax(table[sequence[:i]])))
             assert sequence[i] == best
@@ -82,7 +82,7 @@ def test_a_phrase_may_begin_another(beam_size):
     wanted = [(1,), (1, 2)]
     found = find(tables, limit, wanted, beam_size, (True, True))
     for row, table in enumerate(tables):
-        sequence = pieces(found, row, 0)
+        sequence = tokens(found, row, 0)
         assert all(has_word(sequence, p) for p in wanted)
         if beam_size == 128:
             want = [f for f in finished(table, limit) if all(has_word(f[1], p) for p in wanted)]
@@ -95,8 +95,8 @@ def test_a_phrase_without_word_boundaries_may_be_followed_by_anything():
     followed = 0
     for row, table in enumerate(tables):
         want = [f for f in finished(table, limit) if holds(f[1], (0, 1))]
-        assert pieces(found, row, 0) == max(want)[1]
-        followed += not has_word(pieces(found, row, 0), (0, 1))
+        assert tokens(found, row, 0) == max(want)[1]
+        followed += not has_word(tokens(found, row, 0), (0, 1))
     assert followed
 
 
@@ -105,7 +105,7 @@ def test_the_most_of_the_phrases_is_returned_where_not_all_can_be():
     # The second would repeat a token.
     found = find(tables, limit, [(1,), (0, 0)], 4, no_repeat_ngram_size=1)
     for row in range(len(tables)):
-        sequence = pieces(found, row, 0)
+        sequence = tokens(found, row, 0)
         assert 1 in sequence
         assert len(set(sequence)) == len(sequence)
 

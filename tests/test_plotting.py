@@ -162,9 +162,9 @@ def test_a_sentences_attention_is_that_of_the_translation(translator):
     choice = AttentionChoice(-1, None)
     (best,) = next(translator.translate_n_best([text], 1, attention=choice))
     seen = collect.sentence_attention(translator, text)
-    assert seen.source == (*best.source_pieces, "</s>")
-    assert seen.target == (*best.pieces, "</s>")
-    assert seen.read == ("<s>", *best.pieces)
+    assert seen.source == (*best.source_tokens, "</s>")
+    assert seen.target == (*best.tokens, "</s>")
+    assert seen.read == ("<s>", *best.tokens)
     np.testing.assert_allclose(seen.cross[-1].mean(axis=0)[:-1, :-1], best.attention, atol=1e-5)
     for weights in (seen.encoder, seen.decoder, seen.cross):
         np.testing.assert_allclose(weights.sum(axis=-1), 1.0, atol=1e-5)
@@ -187,10 +187,10 @@ def test_a_multilingual_models_tag_is_read_and_shown(translator):
         seen = collect.sentence_attention(t, "three four", target, **languages)
         assert seen.read[:2] == ("<s>", "▁zwei")
         assert seen.source[0] == "▁one"
-        if seen.target == ("▁zwei", *best.pieces, "</s>"):
+        if seen.target == ("▁zwei", *best.tokens, "</s>"):
             shown = seen.cross[-1].mean(axis=0)[1:-1, 1:-1]
             np.testing.assert_allclose(shown, best.attention, atol=1e-5)
-        assert target or seen.target[1:-1] == best.pieces
+        assert target or seen.target[1:-1] == best.tokens
 
 
 def test_attention_of_a_text_in_parts_can_be_drawn():
@@ -203,8 +203,8 @@ def test_attention_of_a_text_in_parts_can_be_drawn():
 
 def test_a_given_target_is_looked_at_as_it_is(translator):
     seen = collect.sentence_attention(translator, "one", "zwei drei")
-    pieces = translator.tokenizers.target
-    assert list(seen.target[:-1]) == pieces.pieces(pieces.encode("zwei drei"))
+    tokens = translator.tokenizers.target
+    assert list(seen.target[:-1]) == tokens.tokens(tokens.encode("zwei drei"))
 
 
 @pytest.mark.parametrize(("source", "message"), [("", "no text"), ("one " * 60, "shorter")])

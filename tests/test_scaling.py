@@ -124,11 +124,11 @@ HloModule jit_step
   ROOT %t = (s32[], f32[4,8]) tuple(%i, %x)
 }
 
-%piece.1 (p: bf16[2,8]) -> bf16[8,8] {
+%token.1 (p: bf16[2,8]) -> bf16[8,8] {
   ROOT %g = bf16[8,8]{1,0} all-gather(%p), frontend_attributes={chain_id="7"}
 }
 
-%piece.2 (p: bf16[2,8]) -> bf16[8,8] {
+%token.2 (p: bf16[2,8]) -> bf16[8,8] {
   ROOT %g = bf16[8,8]{1,0} all-gather(%p), frontend_attributes={chain_id="7"}
 }
 
@@ -137,8 +137,8 @@ ENTRY %main (a: f32[10]) -> f32[10] {
   %part = f32[2,3]{1,0} reduce-scatter(%c), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
   %more = f32[3]{0} reduce-scatter(%d), replica_groups=mesh['data'=2,'fsdp'=4] {'fsdp'}, to_apply=%add
   %loop = (s32[], f32[4,8]) while(%init), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"5"}}
-  %f1 = bf16[8,8] fusion(%u), kind=kCustom, calls=%piece.1
-  %f2 = bf16[8,8] fusion(%u), kind=kCustom, calls=%piece.2
+  %f1 = bf16[8,8] fusion(%u), kind=kCustom, calls=%token.1
+  %f2 = bf16[8,8] fusion(%u), kind=kCustom, calls=%token.2
   ROOT %out = f32[10] copy(%a)
 }
 """  # noqa: E501

@@ -21,7 +21,7 @@ IDS = SpecialIds(0, 0, PAD, EOS, START)
 
 
 def random_model(rows, longest, seed):
-    """A table: next-piece log-probabilities for every prefix, drawn once."""
+    """A table: next-token log-probabilities for every prefix, drawn once."""
     rng = np.random.default_rng(seed)
     return [
         {prefix: rng.normal(0, 1.5, VOCAB)
@@ -39,14 +39,14 @@ def penalty(length, alpha, kind):
 
 
 def brute_force(table, limit, alpha, kind):
-    """All complete sequences, best first: (score, log-probability, pieces)."""
+    """All complete sequences, best first: (score, log-probability, tokens)."""
     found = []
     for n in range(1, limit + 1):
         for body in itertools.product([p for p in range(VOCAB) if p != EOS], repeat=n - 1):
-            pieces = (*body, EOS)
+            tokens = (*body, EOS)
             # At the limit a sequence must end, but its end costs what it costs.
-            total = sum(log_softmax(table[pieces[:i]])[pieces[i]] for i in range(n))
-            found.append((total / penalty(n, alpha, kind), total, pieces))
+            total = sum(log_softmax(table[tokens[:i]])[tokens[i]] for i in range(n))
+            found.append((total / penalty(n, alpha, kind), total, tokens))
     return sorted(found, reverse=True)
 
 
@@ -139,12 +139,12 @@ def compiled(rows, longest, config, num_hypotheses, free=0, may_follow=None):
 def index_of(prefix):
     """Number of a prefix when all are counted breadth first."""
     node = 0
-    for piece in prefix:
-        node = node * VOCAB + 1 + piece
+    for token in prefix:
+        node = node * VOCAB + 1 + token
     return node
 
 
-def pieces(hypotheses, row, k):
+def tokens(hypotheses, row, k):
     tokens = [int(t) for t in hypotheses.tokens[row, k]]
     length = int(hypotheses.lengths[row, k])
     assert EOS not in tokens[: length - 1]
@@ -161,7 +161,7 @@ def test_a_large_beam_finds_what_brute_force_finds(alpha, kind):
     for row, (table, limit) in enumerate(zip(tables, limits, strict=True)):
         want = brute_force(table, limit, alpha, kind)[:5]
         for k, (score, log_prob, sequence) in enumerate(want):
-            assert pieces(found, row, k) == sequence
+            assert tokens(found, row, k) == sequence
             assert float(found.scores[row, k]) == pytest.approx(score, abs=1e-4)
             assert float(found.log_probs[row, k]) == pytest.approx(log_prob, abs=1e-4)
         if len(want) < 5:
@@ -179,7 +179,7 @@ OPTIONS = {
 
 
 def allowed(table, limit, suppressed_ids=(), renormalize=False, forced=(), at_limit="end"):
-    """All sequences that may be written, best first: (log-probability over length, pieces)."""
+    """All sequences that may be written, best first: (log-probability over length, tokens)."""
     found = []
 
     def grow(total, sequence):
@@ -188,16 +188,16 @@ def allowed(table, limit, suppressed_ids=(), renormalize=False, forced=(), at_li
         log_probs[list(suppressed_ids)] = -np.inf
         if renormalize:
             log_probs = log_softmax(log_probs)
-        for piece in range(VOCAB):
-            cost = log_probs[piece]
+        for token in range(VOCAB):
+            cost = log_probs[token]
             if index < len(forced):
-                cost = 0.0 if piece == forced[index] else -np.inf
+                cost = 0.0 if token == forced[index] else -np.inf
             if index + 1 == limit and at_limit != "cut":
-                cost = (0.0 if at_limit == "free_end" else cost) if piece == EOS else -np.inf
+                cost = (0.0 if at_limit == "free_end" else cost) if token == EOS else -np.inf
             if cost == -np.inf:
                 continue
-            new = (*sequence, piece)
-            if piece == EOS or len(new) == limit:
+            new = (*sequence, token)
+            if token == EOS or len(new) == limit:
                 found.append(((total + cost) / len(new), new))
             else:
                 grow(total + cost, new)
@@ -215,7 +215,7 @@ def test_what_may_be_written_is_what_brute_force_allows(name):
     for row, (table, limit) in enumerate(zip(tables, limits, strict=True)):
         want = allowed(table, limit, **options)
         for k, (score, sequence) in enumerate(want[:5]):
-            assert pieces(found, row, k) == sequence
+            assert tokens(found, row, k) == sequence
             assert float(found.scores[row, k]) == pytest.approx(score, abs=1e-4)
 
 
@@ -236,7 +236,7 @@ def test_beam_one_is_greedy_search(stopping):
     found = run(tables, [4] * 6, beam_size=1, stopping=stopping, length_penalty=1.0)
     for row, table in enumerate(tables):
         sequence, total = greedy(table, 4)
-        assert pieces(found, row, 0) == sequence
+        assert tokens(found, row, 0) == sequence
         assert float(found.log_probs[row, 0]) == pytest.approx(total, abs=1e-4)
 
 
@@ -247,9 +247,9 @@ def reference_beam(table, limit, beams, alpha, stopping):
         grown = []
         for total, prefix in live:
             log_probs = log_softmax(table[prefix])
-            for piece in range(VOCAB):
-                if length < limit or piece == EOS:
-                    grown.append((total + log_probs[piece], (*prefix, piece)))
+            for token in range(VOCAB):
+                if length < limit or token == EOS:
+                    grown.append((total + log_probs[token], (*prefix, token)))
         grown.sort(key=lambda x: -x[0])
         for rank, (total, sequence) in enumerate(grown[: 2 * beams]):
             if sequence[-1] == EOS and rank < beams:
@@ -277,7 +277,7 @@ def test_each_stopping_rule_is_the_one_named(stopping, alpha):
                     length_penalty_kind="power")  # fmt: skip
         want, steps = reference_beam(table, 5, 2, alpha, stopping)
         assert int(found.steps) == steps
-        assert pieces(found, 0, 0) == want[0][1]
+        assert tokens(found, 0, 0) == want[0][1]
         assert float(found.scores[0, 0]) == pytest.approx(want[0][0], abs=1e-4)
 
 
@@ -298,7 +298,7 @@ def test_a_sentence_does_not_depend_on_its_neighbours():
         together = run(tables, limits, beam_size=3, stopping=rule)
         for row in range(5):
             alone = run([tables[row]], [limits[row]], beam_size=3, stopping=rule, longest=5)
-            assert pieces(alone, 0, 0) == pieces(together, row, 0)
+            assert tokens(alone, 0, 0) == tokens(together, row, 0)
             np.testing.assert_allclose(alone.scores[0], together.scores[row], rtol=1e-6)
 
 

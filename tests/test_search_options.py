@@ -14,10 +14,10 @@ from tests.test_search import (
     log_softmax,
     make_demands,
     penalty,
-    pieces,
     random_model,
     run,
     table_logits,
+    tokens,
 )  # fmt: skip
 from transformer_jax.config import DecodeConfig
 from transformer_jax.ops.top_k import NEVER
@@ -46,7 +46,7 @@ def test_no_ngram_comes_twice(size):
         want = sorted((f for f in finished(table, limit) if not has_repeat(f[1], size)),
                       reverse=True)  # fmt: skip
         for k, (total, sequence) in enumerate(want[:4]):
-            assert pieces(found, row, k) == sequence
+            assert tokens(found, row, k) == sequence
             assert float(found.log_probs[row, k]) == pytest.approx(total, abs=1e-4)
 
 
@@ -57,7 +57,7 @@ def test_outputs_are_not_shorter_than_their_minimum():
         want = sorted((f for f in finished(table, limit) if len(f[1]) >= min(3, limit)),
                       reverse=True)  # fmt: skip
         for k, (total, sequence) in enumerate(want[:3]):
-            assert pieces(found, row, k) == sequence
+            assert tokens(found, row, k) == sequence
             assert float(found.log_probs[row, k]) == pytest.approx(total, abs=1e-4)
 
 
@@ -68,17 +68,17 @@ def test_repetition_penalty_is_on_the_logits_of_what_was_written():
 
     def total(table, sequence):
         result = 0.0
-        for i, piece in enumerate(sequence):
+        for i, token in enumerate(sequence):
             logits = table[sequence[:i]].copy()
             for old in set(sequence[:i]):
                 logits[old] = logits[old] / 1.7 if logits[old] > 0 else logits[old] * 1.7
-            result += log_softmax(logits)[piece]
+            result += log_softmax(logits)[token]
         return result
 
     for row, (table, limit) in enumerate(zip(tables, limits, strict=True)):
         want = sorted(((total(table, s), s) for _, s in finished(table, limit)), reverse=True)
         for k, (value, sequence) in enumerate(want[:3]):
-            assert pieces(found, row, k) == sequence
+            assert tokens(found, row, k) == sequence
             assert float(found.log_probs[row, k]) == pytest.approx(value, abs=1e-4)
 
 
@@ -94,7 +94,7 @@ def test_a_prefix_of_each_sentence_counts_and_a_tag_does_not():
             forced = tuple(p for p in prefixes[row] if p >= 0)
             begin = [f for f in finished(table, 4) if f[1][: len(forced)] == forced]
             for k, (total, sequence) in enumerate(sorted(begin, reverse=True)[:2]):
-                assert pieces(found, row, k) == sequence
+                assert tokens(found, row, k) == sequence
                 given = log_prob(table, forced[:free])
                 assert float(found.log_probs[row, k]) == pytest.approx(total - given, abs=1e-4)
 
@@ -112,8 +112,8 @@ def test_coverage_penalty_by_brute_force():
 
     def node(prefix):
         n = 0
-        for piece in prefix:
-            n = n * VOCAB + 1 + piece
+        for token in prefix:
+            n = n * VOCAB + 1 + token
         return n
 
     for row, (table, limit) in enumerate(zip(tables, limits, strict=True)):
@@ -123,7 +123,7 @@ def test_coverage_penalty_by_brute_force():
             cost = 0.8 * np.log(np.minimum(covered, 1.0)).sum()
             want.append((total / penalty(len(sequence), 0.6, "gnmt") + cost, sequence))
         for k, (score, sequence) in enumerate(sorted(want, reverse=True)[:3]):
-            assert pieces(found, row, k) == sequence
+            assert tokens(found, row, k) == sequence
             assert float(found.scores[row, k]) == pytest.approx(score, abs=1e-3)
 
 
@@ -144,7 +144,7 @@ def test_phrases_appear_and_a_large_beam_finds_the_best_that_has_them(beam_size)
     found = compiled(3, 5, config, 1)(table_logits(tables, 5), demands)
     for row, table in enumerate(tables):
         want = [f for f in finished(table, 5) if all(holds(f[1], p) for p in phrases[row])]
-        sequence = pieces(found, row, 0)
+        sequence = tokens(found, row, 0)
         assert all(holds(sequence, p) for p in phrases[row])
         assert float(found.log_probs[row, 0]) == pytest.approx(log_prob(table, sequence), abs=1e-4)
         if beam_size == 256:
@@ -162,11 +162,11 @@ def diverse(table, limit, groups, beams, strength):
             grown = []
             for total, prefix in live[g]:
                 costs = log_softmax(table[prefix])
-                for piece in range(VOCAB):
-                    if length < limit or piece == EOS:
-                        sequence = (*prefix, piece)
-                        new = total + costs[piece]
-                        grown.append((new - strength * taken[piece], new, sequence))
+                for token in range(VOCAB):
+                    if length < limit or token == EOS:
+                        sequence = (*prefix, token)
+                        new = total + costs[token]
+                        grown.append((new - strength * taken[token], new, sequence))
             grown.sort(reverse=True)
             grown = grown[: 2 * beams]
             if not done[g]:
@@ -188,8 +188,8 @@ def test_groups_shun_what_others_write():
         want = sorted(itertools.chain(*diverse(table, 4, 2, 2, 0.9)), reverse=True)
         for k, (total, _) in enumerate(want):
             assert float(found.log_probs[row, k]) == pytest.approx(total, abs=1e-4)
-            assert log_prob(table, pieces(found, row, k)) == pytest.approx(total, abs=1e-4)
-        assert pieces(alike, row, 0) == pieces(alike, row, 1)
+            assert log_prob(table, tokens(found, row, k)) == pytest.approx(total, abs=1e-4)
+        assert tokens(alike, row, 0) == tokens(alike, row, 1)
     assert not np.array_equal(found.tokens, alike.tokens)
 
 

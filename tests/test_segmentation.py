@@ -43,7 +43,7 @@ def run(tmp_path, bpe):
 def test_a_merge_left_out_always_gives_letters_and_never_the_best_cut(bpe):
     texts = ["seven three", "acht", ""]
     letters = [list(text.replace(" ", "▁")) for text in ("▁seven▁three", "▁acht", "")]
-    assert [bpe.pieces(ids) for ids in bpe.sample_batch(texts, 0.999999, 0)] == letters
+    assert [bpe.tokens(ids) for ids in bpe.sample_batch(texts, 0.999999, 0)] == letters
     assert bpe.sample_batch(texts, 1e-9, 0) == bpe.encode_batch(texts)
 
 
@@ -79,7 +79,7 @@ def test_each_epoch_has_all_pairs_in_other_pieces_and_the_same_shape(run):
     period = int(np.ceil(made.first.plan.batches_per_epoch))
     corpora, tokenizers = run[1], run[2].source
     texts = list(corpora[0].read())
-    pieces = []
+    tokens = []
     for epoch in range(4):
         pairs = []
         for t in range(epoch * period, (epoch + 1) * period):
@@ -91,8 +91,8 @@ def test_each_epoch_has_all_pairs_in_other_pieces_and_the_same_shape(run):
         for i in set(pairs):
             assert tokenizers.decode(part.corpus.source[i]) == texts[i][0]
             assert tokenizers.decode(part.corpus.target[i]) == texts[i][1]
-        pieces.append(part.corpus.target.tokens)
-    for earlier, later in itertools.pairwise(pieces):
+        tokens.append(part.corpus.target.tokens)
+    for earlier, later in itertools.pairwise(tokens):
         assert not np.array_equal(earlier, later)
 
 
@@ -241,7 +241,7 @@ def test_pieces_that_are_cut_in_one_way_only_are_refused(run):
 
 def test_an_imported_tokenizer_is_refused(run):
     config, corpora, tokenizers = run
-    vocabulary = {piece: i for i, piece in enumerate(["</s>", "<unk>", "<pad>", "▁one"])}
+    vocabulary = {token: i for i, token in enumerate(["</s>", "<unk>", "<pad>", "▁one"])}
     special = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
     foreign = VocabularyTokenizer(tokenizers.source.model, vocabulary, special, 4)
     with pytest.raises(UserError, match="cannot sample"):

@@ -171,7 +171,7 @@ def test_an_axis_that_does_not_divide_stays_whole():
     layer = runner.specs["decoder_layers_0"]
     assert tuple(layer["self_attention"]["query"]["kernel"]) == ()  # 2 heads
     assert tuple(layer["feed_forward"]["up"]["kernel"]) == (None, "tensor")
-    assert tuple(runner.specs["target_embedding"]) == ()  # 30 pieces
+    assert tuple(runner.specs["target_embedding"]) == ()  # 30 tokens
     assert 0.3 < runner.replicated_share()["tensor"] < 0.9
 
 

@@ -35,7 +35,7 @@ def make(config, **fields):
 def test_any_text_survives_up_to_normalisation(tokenizers, text):
     tokenizer = tokenizers.source
     ids = tokenizer.encode(text)
-    assert tokenizer.unk_id not in ids  # byte pieces write everything
+    assert tokenizer.unk_id not in ids  # byte tokens write everything
     # The space that stands for a word's start is the only thing that decoding may drop.
     assert tokenizer.decode(ids).strip() == tokenizer.normalize(text).replace("▁", " ").strip()
 
@@ -43,14 +43,14 @@ def test_any_text_survives_up_to_normalisation(tokenizers, text):
 def test_vocabularies_have_what_their_rule_leaves_of_the_corpus(tmp_path):
     pairs = [(f"{one} m²", f"{two} …") for one, two in digit_pairs(300)]
     config = DataConfig(source="files", train=write_pairs(tmp_path, "train", pairs), vocab_size=295)
-    pieces = {
-        rule: set(make(config, normalization=rule).source.pieces(range(295)))
+    tokens = {
+        rule: set(make(config, normalization=rule).source.tokens(range(295)))
         for rule in ("identity", "nfkc", "nfkc,identity")
     }
-    assert {"²", "…"} <= pieces["identity"]
-    assert not {"²", "…"} & pieces["nfkc"]
-    assert "…" in pieces["nfkc,identity"]
-    assert "²" not in pieces["nfkc,identity"]
+    assert {"²", "…"} <= tokens["identity"]
+    assert not {"²", "…"} & tokens["nfkc"]
+    assert "…" in tokens["nfkc,identity"]
+    assert "²" not in tokens["nfkc,identity"]
 
 
 # What SentencePiece's own default, nmt_nfkc, rewrites.
@@ -83,7 +83,7 @@ def test_text_is_rewritten_only_where_the_config_names_a_rule(corpus_config, tmp
     pair = TokenizerPair.load(tmp_path)
     assert not pair.shared
     ids = range(pair.source.vocab_size)
-    assert pair.source.pieces(ids) == pair.target.pieces(ids)
+    assert pair.source.tokens(ids) == pair.target.tokens(ids)
     nfkc = unicodedata.normalize("NFKC", REWRITTEN)
     want = re.sub(" +", " ", nfkc)
     assert pair.source.normalize(REWRITTEN).replace("▁", " ").strip() == want
@@ -140,8 +140,8 @@ def test_a_model_without_padding_gets_ids_behind_its_pieces():
     assert tokenizer.vocab_size == 44
     ids = [tokenizer.bos_id, *tokenizer.encode("one two"), tokenizer.eos_id, tokenizer.pad_id]
     assert tokenizer.decode(ids) == "one two"
-    assert tokenizer.pieces(ids)[0] == "<s>"
-    assert tokenizer.pieces(ids)[-2:] == ["</s>", "<pad>"]
+    assert tokenizer.tokens(ids)[0] == "<s>"
+    assert tokenizer.tokens(ids)[-2:] == ["</s>", "<pad>"]
 
 
 def test_a_given_model_is_used(corpus_config, tokenizers, tmp_path):
@@ -157,8 +157,8 @@ NAMES = ("</s>", "<s>", "<pad>", "<unk>", "__de__", ">>de<<", "deu_Latn", "<2de>
 
 
 @pytest.fixture(scope="module")
-def with_special_pieces(corpus_config, tokenizers):
-    """Our tokenizers, and one as of Marian or M2M-100 whose model spells out such pieces."""
+def with_special_tokens(corpus_config, tokenizers):
+    """Our tokenizers, and one as of Marian or M2M-100 whose model spells out such tokens."""
     tagged = make(corpus_config, target_language_tags=True, byte_fallback=True, vocab_size=300)
     model = io.BytesIO()
     texts = [text for pair in digit_pairs(300) for text in pair] + ["< 2 > / s p u n k _ L"] * 30
@@ -167,18 +167,18 @@ def with_special_pieces(corpus_config, tokenizers):
         user_defined_symbols=list(NAMES[4:]), character_coverage=1.0, minloglevel=2,
     )  # fmt: skip
     spm = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    pieces = [*dict.fromkeys([*map(spm.id_to_piece, range(60)), "<pad>", *NAMES])]
+    tokens = [*dict.fromkeys([*map(spm.id_to_piece, range(60)), "<pad>", *NAMES])]
     foreign = VocabularyTokenizer(
-        model.getvalue(), {piece: i for i, piece in enumerate(pieces)},
-        {"pad": "<pad>", "eos": "</s>", "unk": "<unk>", "bos": "<s>"}, len(pieces),
+        model.getvalue(), {token: i for i, token in enumerate(tokens)},
+        {"pad": "<pad>", "eos": "</s>", "unk": "<unk>", "bos": "<s>"}, len(tokens),
         dropped=NAMES[4:],
     )  # fmt: skip
     return tokenizers.source, tagged.source, foreign
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_name_of_a_special_piece_in_a_text_is_text(with_special_pieces, name):
-    for tokenizer in with_special_pieces:
+def test_the_name_of_a_special_piece_in_a_text_is_text(with_special_tokens, name):
+    for tokenizer in with_special_tokens:
         text = f"one {name} two"
         ids = tokenizer.encode(text)
         assert tokenizer.pad_id not in ids
@@ -188,8 +188,8 @@ def test_the_name_of_a_special_piece_in_a_text_is_text(with_special_pieces, name
         assert tokenizer.decode(ids) == text
 
 
-def test_marians_language_is_named_at_the_start_of_a_text_only(with_special_pieces):
-    foreign = with_special_pieces[-1]
+def test_marians_language_is_named_at_the_start_of_a_text_only(with_special_tokens):
+    foreign = with_special_tokens[-1]
     assert foreign.encode(">>de<< one")[0] == foreign.piece_id(">>de<<")
     assert foreign.decode(foreign.encode(">> one << two")) == ">> one << two"
 
@@ -198,7 +198,7 @@ def test_language_tags_are_pieces_of_their_own(corpus_config):
     pair = make(corpus_config, target_language_tags=True)
     (tag,), nothing = pair.prefixes("en", "de")
     assert nothing == []
-    assert pair.source.pieces([tag]) == ["<2de>"]
+    assert pair.source.tokens([tag]) == ["<2de>"]
     with pytest.raises(UserError, match="<2fr>"):
         pair.prefixes("en", "fr")
 

@@ -103,12 +103,12 @@ def test_n_best_is_sorted_distinct_and_scores_are_those_of_force_decoding(transl
         assert len(hypotheses) == 4
         scores = [h.score for h in hypotheses]
         assert scores == sorted(scores, reverse=True)
-        assert len({h.pieces for h in hypotheses}) == 4
+        assert len({h.tokens for h in hypotheses}) == 4
         for h in hypotheses:
-            length = len(h.pieces) + 1
+            length = len(h.tokens) + 1
             assert h.score == pytest.approx(h.log_prob / ((5 + length) / 6) ** 0.6, rel=1e-5)
             ids = translator.engine.tokenizers.target.encode(h.text)
-            if translator.engine.tokenizers.target.pieces(ids) == list(h.pieces):
+            if translator.engine.tokenizers.target.tokens(ids) == list(h.tokens):
                 assert translator.score([source], [h.text])[0] == pytest.approx(
                     h.log_prob, abs=1e-4
                 )

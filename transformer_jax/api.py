@@ -205,18 +205,18 @@ class Translator:
         target_lang: str = "",
         source_lang: str = "",
     ) -> list[float]:
-        """Natural-log probability of each target's pieces and its end, without length penalty."""
-        pairs = self.score_pieces(sources, targets, target_lang, source_lang)
+        """Natural-log probability of each target's tokens and its end, without length penalty."""
+        pairs = self.score_tokens(sources, targets, target_lang, source_lang)
         return [pair.log_prob for pair in pairs]
 
-    def score_pieces(
+    def score_tokens(
         self,
         sources: Sequence[str],
         targets: Sequence[str],
         target_lang: str = "",
         source_lang: str = "",
     ) -> list[PairScores]:
-        """As `score`, with the log-probability of every piece."""
+        """As `score`, with the log-probability of every token."""
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources cannot be scored with {len(targets)} targets.")
         return self.engine.score(

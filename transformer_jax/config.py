@@ -38,8 +38,8 @@ class ModelConfig:
     position_offset: int = 0  # number of the first position, of sinusoids
     scale_embeddings: bool = True  # multiply token vectors by sqrt(d_model)
     tie_embeddings: str = "all"  # all: source, target, output; decoder: target, output; none
-    output_bias: bool = False  # add one learned number a piece to the logits
-    max_len: int = 256  # longest source or target in pieces, its end symbol included
+    output_bias: bool = False  # add one learned number a token to the logits
+    max_len: int = 256  # longest source or target in tokens, its end symbol included
     dtype: str = "auto"  # of the computation; auto: bfloat16 on GPU and TPU, float32 on CPU
     attention: str = "auto"
     source_vocab_size: int = 0  # 0: filled in from the tokenizer
@@ -87,7 +87,7 @@ class DataConfig:
     # Each epoch cuts words anew. bpe: chance that a merge is left out; unigram: smoothing alpha
     subword_sampling: float = 0.0  # 0: off
     character_coverage: float = 1.0
-    max_len: int = 256  # longest training sentence in pieces, its end symbol included
+    max_len: int = 256  # longest training sentence in tokens, its end symbol included
     max_ratio: float = 9.0  # longest side of a training pair, in lengths of the other; 0: off
     batching: str = "pack"
     # target positions in one optimizer step, all devices together; of `bucket`: of the longer side
@@ -153,22 +153,22 @@ class DecodeConfig:
     length_penalty: float = 0.6
     length_penalty_kind: str = "gnmt"
     stopping: str = "exact"
-    max_decode_len: int = 256  # pieces of output, the end symbol included
-    max_decode_ratio: float = 3.0  # and at most this many pieces a source piece, plus 10
-    min_decode_len: int = 0  # pieces of output at least, the end symbol included
-    min_decode_ratio: float = 0.0  # and at least this many pieces a source piece
+    max_decode_len: int = 256  # tokens of output, the end symbol included
+    max_decode_ratio: float = 3.0  # and at most this many tokens a source token, plus 10
+    min_decode_len: int = 0  # tokens of output at least, the end symbol included
+    min_decode_ratio: float = 0.0  # and at least this many tokens a source token
     at_limit: str = "end"  # end: its end symbol counts; free_end: it costs nothing; cut: no end
-    suppressed_ids: tuple[int, ...] = ()  # pieces never written
-    renormalize: bool = False  # probabilities over the pieces that may be written
+    suppressed_ids: tuple[int, ...] = ()  # tokens never written
+    renormalize: bool = False  # probabilities over the tokens that may be written
     coverage_penalty: float = 0.0  # for source positions that got little attention
-    no_repeat_ngram_size: int = 0  # write no sequence of so many pieces twice; 0: off
-    repetition_penalty: float = 1.0  # on logits of pieces that were written; 1: off
+    no_repeat_ngram_size: int = 0  # write no sequence of so many tokens twice; 0: off
+    repetition_penalty: float = 1.0  # on logits of tokens that were written; 1: off
     beam_groups: int = 1  # that search apart, for hypotheses that differ
-    diversity_penalty: float = 0.5  # for a piece that an earlier group goes on with
+    diversity_penalty: float = 0.5  # for a token that an earlier group goes on with
     temperature: float = 1.0  # of sampling
-    top_k: int = 0  # sample from so many pieces; 0: all
-    top_p: float = 1.0  # sample from the likeliest pieces with this much probability together
-    min_p: float = 0.0  # sample from pieces at least this likely, as a share of the likeliest
+    top_k: int = 0  # sample from so many tokens; 0: all
+    top_p: float = 1.0  # sample from the likeliest tokens with this much probability together
+    min_p: float = 0.0  # sample from tokens at least this likely, as a share of the likeliest
     seed: int = 0  # of sampling; a sentence's samples do not depend on its neighbours
     mbr_samples: int = 32
     mbr_metric: str = "chrf"

@@ -19,7 +19,7 @@
 # `multi30k` has 39.19, cased.
 #
 # Two things are not as in those texts. Words there come from a word tokenizer, and rare ones
-# become "unknown"; here they are pieces (BPE), so nothing is unknown. And Multi30k has English,
+# become "unknown"; here they are tokens (BPE), so nothing is unknown. And Multi30k has English,
 # German, French and Czech, but no Spanish: Spanish comes from the corpus that is built into
 # this package, of numbers in words, on which this page runs. Numbers need less than captions do:
 # here the model has half the layers, half the inner width and no dropout, and a larger learning
@@ -59,7 +59,7 @@ def number_words(language):
             validation="validation",
             test="test",
             target_lang=language,
-            vocab_size=380,  # there are not more different pieces to find
+            vocab_size=380,  # there are not more different tokens to find
             num_buckets=2,
         ),
         train=dataclasses.replace(
@@ -76,7 +76,7 @@ def number_words(language):
 # %% [markdown]
 # ## English to Spanish
 #
-# Training reads the corpus, learns pieces, sorts sentences into batches of similar length,
+# Training reads the corpus, learns tokens, sorts sentences into batches of similar length,
 # compiles one program a batch shape, and goes. Where a run is there already, it goes on.
 
 # %%

@@ -38,21 +38,21 @@ def train_spm_models() -> dict[str, bytes]:
 
 
 def pieces_of(*models: bytes) -> list[str]:
-    """Ordinary pieces of the models, in an order unlike that of their ids."""
+    """Ordinary tokens of the models, in an order unlike that of their ids."""
     found = set()
     for model in models:
         spm = sentencepiece.SentencePieceProcessor(model_proto=model)
         size = spm.get_piece_size()
         found |= {spm.id_to_piece(i) for i in range(size)
                   if not (spm.is_control(i) or spm.is_unknown(i))}  # fmt: skip
-    pieces = sorted(found)
-    random.Random(2).shuffle(pieces)
-    return pieces
+    tokens = sorted(found)
+    random.Random(2).shuffle(tokens)
+    return tokens
 
 
-def marian_vocabulary(pieces: list[str], codes: tuple[str, ...] = ()) -> dict[str, int]:
+def marian_vocabulary(tokens: list[str], codes: tuple[str, ...] = ()) -> dict[str, int]:
     """`</s>` first, `<pad>` last, as in OPUS-MT."""
-    return {p: i for i, p in enumerate(["</s>", "<unk>", *codes, *pieces, "<pad>"])}
+    return {p: i for i, p in enumerate(["</s>", "<unk>", *codes, *tokens, "<pad>"])}
 
 
 def randomise(model: torch.nn.Module, seed: int = 0, std: float = INIT_STD) -> None:
@@ -162,10 +162,10 @@ def make_m2m_100(folder: Path, models: dict[str, bytes], **config: Any) -> Any:
 
 def make_nllb(folder: Path, models: dict[str, bytes], **config: Any) -> Any:
     """An NLLB directory: M2M-100's class with a `tokenizer.json`."""
-    pieces = ["<s>", "<pad>", "</s>", "<unk>", "▁", *"abcdefghijklmnopqrstuvwxyz-,", "▁t", "en"]
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "▁", *"abcdefghijklmnopqrstuvwxyz-,", "▁t", "en"]
     merges = [("▁", "t"), ("e", "n")]
     tokenizer = transformers.NllbTokenizer(
-        vocab={p: i for i, p in enumerate(pieces)}, merges=merges, src_lang="eng_Latn",
+        vocab={p: i for i, p in enumerate(tokens)}, merges=merges, src_lang="eng_Latn",
         tgt_lang="deu_Latn",
     )  # fmt: skip
     model = make_pre_norm(folder, models, "M2M100ForConditionalGeneration",

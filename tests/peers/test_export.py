@@ -185,7 +185,7 @@ def test_an_epsilon_of_our_own_may_move_logits_a_little(epsilon, made, tokenizer
 
 
 def test_a_tokenizer_that_decodes_otherwise_is_found(translator, tmp_path):
-    """Two pieces exchanged in the vocabulary: the same ids come out, and mean something else."""
+    """Two tokens exchanged in the vocabulary: the same ids come out, and mean something else."""
     import json
 
     from tests.test_huggingface import write
@@ -195,11 +195,11 @@ def test_a_tokenizer_that_decodes_otherwise_is_found(translator, tmp_path):
     reference = parity.Reference(model.config, model.tokenizers, model.params)
     examples = reference.examples(SENTENCES)
     checking.HuggingFacePeer(folder, reference, examples)
-    pieces = model.tokenizers.target.pieces(examples.output_ids[0])
+    tokens = model.tokenizers.target.tokens(examples.output_ids[0])
     vocabulary = json.loads((folder / "vocab.json").read_text())
-    used = {p for ids in examples.source_ids for p in model.tokenizers.source.pieces(ids)}
-    one = next(p for p in pieces if p not in used)
-    other = next(p for p in vocabulary if p not in {*used, *pieces} and not p.startswith("<"))
+    used = {p for ids in examples.source_ids for p in model.tokenizers.source.tokens(ids)}
+    one = next(p for p in tokens if p not in used)
+    other = next(p for p in vocabulary if p not in {*used, *tokens} and not p.startswith("<"))
     vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
     with pytest.raises(UserError, match=r"decodes|for the target"):
@@ -207,15 +207,15 @@ def test_a_tokenizer_that_decodes_otherwise_is_found(translator, tmp_path):
 
 
 def test_ctranslate2_needs_pieces_alone(translator, tmp_path):
-    """`Translator(DIR).translate_batch(pieces)`: the end symbol is its business."""
+    """`Translator(DIR).translate_batch(tokens)`: the end symbol is its business."""
     import ctranslate2 as library
 
     model = Pretrained(translator.config, translator.tokenizers, translator.params, 0)
     export.export_model(model, "ctranslate2", tmp_path / "out", SENTENCES)
-    pieces = translator.tokenizers.source.pieces(translator.tokenizers.source.encode("one two"))
-    found = library.Translator(str(tmp_path / "out")).translate_batch([pieces], beam_size=1)
+    tokens = translator.tokenizers.source.tokens(translator.tokenizers.source.encode("one two"))
+    found = library.Translator(str(tmp_path / "out")).translate_batch([tokens], beam_size=1)
     want = translator.translate(["one two"], beam_size=1)[0]
-    assert tuple(found[0].hypotheses[0]) == want.pieces
+    assert tuple(found[0].hypotheses[0]) == want.tokens
 
 
 def test_an_imported_directory_goes_out_again(spm_models, tmp_path):

@@ -297,14 +297,14 @@ def test_m2m_100_and_nllb_vocabularies_of_another_size_are_refused(spm_models, t
     builders.make_m2m_100(tmp_path / "m", spm_models)
     builders.make_nllb(tmp_path / "n", spm_models)
     damaged(tmp_path / "m", "vocab.json", lambda t: dict(list(t.items())[:-1]))
-    with pytest.raises(UserError, match=r"made-up words are \d+ pieces"):
+    with pytest.raises(UserError, match=r"made-up words are \d+ tokens"):
         Translator.load(tmp_path / "m")
     with pytest.raises(UserError, match="does not know 'en'"):
         Translator.load(tmp_path / "n").engine.prefixes(target_lang="en")
     damaged(tmp_path / "n", "tokenizer.json", lambda t: {
         **t, "added_tokens": [*t["added_tokens"], {**t["added_tokens"][0], "content": "<x>",
                                                    "id": 238}]})  # fmt: skip
-    with pytest.raises(UserError, match="a piece of id 238"):
+    with pytest.raises(UserError, match="a token of id 238"):
         Translator.load(tmp_path / "n")
     (tmp_path / "n/tokenizer.json").write_text("{")
     with pytest.raises(UserError, match=r"tokenizer\.json is damaged"):
@@ -331,7 +331,7 @@ def test_marian_tokenisation_is_theirs(shared, spm_models, tmp_path):
     size = pair.target.vocab_size
     rng = np.random.default_rng(1)
     for row in rng.integers(0, size, (50, 8)).tolist():
-        # With two vocabularies theirs cannot tell the target's special pieces apart.
+        # With two vocabularies theirs cannot tell the target's special tokens apart.
         if not shared and set(row) & {*pair.target.special_ids, their.pad_token_id}:
             continue
         assert pair.target.decode(row) == their.decode(row, skip_special_tokens=True), row
@@ -344,7 +344,7 @@ def test_the_name_of_a_special_piece_in_a_text_is_text(make, spm_models, tmp_pat
     translator = Translator.load(tmp_path / "m")
     source = translator.tokenizers.source
     (tag,), _ = translator.engine.prefixes()
-    (name,) = source.pieces([tag])
+    (name,) = source.tokens([tag])
     for text in (f"one </s> {name} two", name, "</s>", f"<pad>{name}<s>"):
         ids = source.encode(text)
         assert not set(ids) & {tag, source.eos_id, source.pad_id, source.bos_id}
@@ -363,10 +363,10 @@ def test_language_tags_and_tokenisation_of_m2m_100_and_nllb(make, spm_models, tm
         assert [*source_prefix, *translator.tokenizers.source.encode(text)] == (
             their(text).input_ids[:-1])  # fmt: skip
     other = {"__de__": ("fr", "__fr__"), "deu_Latn": ("fra_Latn", "fra_Latn")}
-    (tag,) = translator.tokenizers.target.pieces(target_prefix)
-    language, piece = other[tag]
+    (tag,) = translator.tokenizers.target.tokens(target_prefix)
+    language, token = other[tag]
     assert translator.engine.prefixes(target_lang=language)[1] == [
-        their.convert_tokens_to_ids(piece)
+        their.convert_tokens_to_ids(token)
     ]
     with pytest.raises(UserError, match="does not know 'xx'"):
         translator.engine.prefixes(target_lang="xx")

@@ -183,11 +183,11 @@ def translator_there(ours, tmp_path_factory):
 )
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_options_are_those_of_ctranslate2(ours, translator_there, settings, theirs, beam_size):
-    pieces = [
-        ours.tokenizers.source.pieces(i) for i in ours.tokenizers.source.encode_batch(SENTENCES)
+    tokens = [
+        ours.tokenizers.source.tokens(i) for i in ours.tokenizers.source.encode_batch(SENTENCES)
     ]
     results = translator_there.translate_batch(
-        pieces, beam_size=beam_size, patience=1, length_penalty=1.0, max_decoding_length=LIMIT,
+        tokens, beam_size=beam_size, patience=1, length_penalty=1.0, max_decoding_length=LIMIT,
         **({"min_decoding_length": 0} | theirs),
     )  # fmt: skip
     target = ours.tokenizers.target
@@ -201,8 +201,8 @@ def test_prefixes_are_those_of_ctranslate2(ours, translator_there):
     source, target = ours.tokenizers.source, ours.tokenizers.target
     prefixes = ["eins", "neun acht", "", "drei"]
     results = translator_there.translate_batch(
-        [source.pieces(source.encode(s)) for s in SENTENCES[:4]],
-        target_prefix=[target.pieces(target.encode(p)) or None for p in prefixes],
+        [source.tokens(source.encode(s)) for s in SENTENCES[:4]],
+        target_prefix=[target.tokens(target.encode(p)) or None for p in prefixes],
         beam_size=4, patience=1, length_penalty=1.0, max_decoding_length=LIMIT,
     )  # fmt: skip
     requests = [Request(s, p) for s, p in zip(SENTENCES, prefixes, strict=False)]
@@ -218,10 +218,10 @@ def test_scores_of_pairs_are_those_of_ctranslate2(ours, translator_there):
     source, target = ours.tokenizers.source, ours.tokenizers.target
     texts = [one.text for one in ours.translate(SENTENCES[:6], beam_size=2, **BASE)]
     scored = translator_there.score_batch(
-        [source.pieces(source.encode(s)) for s in SENTENCES[:6]],
-        [target.pieces(target.encode(t)) for t in texts],
+        [source.tokens(source.encode(s)) for s in SENTENCES[:6]],
+        [target.tokens(target.encode(t)) for t in texts],
     )
-    for pair, theirs in zip(ours.score_pieces(SENTENCES[:6], texts), scored, strict=True):
+    for pair, theirs in zip(ours.score_tokens(SENTENCES[:6], texts), scored, strict=True):
         np.testing.assert_allclose(pair.log_probs, theirs.log_probs, atol=1e-4)
         assert dataclasses.asdict(pair)["num_tokens"] == len(theirs.log_probs)
 
@@ -231,7 +231,7 @@ def test_the_benchmark_runs(tmp_path):
     root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "benchmarks/decode.py", "--size=tiny", "--vocab_size=64", "--batches=3,1",
-         "--turns=1", "--num_pieces=4", "--length=6", f"--json={tmp_path / 'out.json'}"],
+         "--turns=1", "--num_tokens=4", "--length=6", f"--json={tmp_path / 'out.json'}"],
         cwd=root, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(root)},
     )  # fmt: skip

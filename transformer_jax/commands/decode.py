@@ -60,7 +60,7 @@ def define_flags(argv: list[str]) -> list[str]:
         "phrases", "", "File: what must appear in each line's translation, separated by tabs."
     )
     flags.DEFINE_string("score", "", "File: translations of the input, to be scored instead.")
-    flags.DEFINE_bool("per_token", False, "With --score: the log-probability of every piece too.")
+    flags.DEFINE_bool("per_token", False, "With --score: the log-probability of every token too.")
     flags.DEFINE_bool("alignment", False, "Add word alignments, `0-0 1-2`, source first.")
     flags.DEFINE_bool("attention", False, "Add attention to the source, with --format=jsonl.")
     flags.DEFINE_integer("attention_layer", -2, "Decoder layer that is looked at; -1: the last.")
@@ -179,7 +179,7 @@ def _scores(
 ) -> Iterator[tuple[str, PairScores]]:
     for window in windows(pairs, FLAGS.window, ready):
         sources, targets = [request.text for request, _ in window], [t for _, t in window]
-        scored = translator.score_pieces(sources, targets, FLAGS.target_lang, FLAGS.source_lang)
+        scored = translator.score_tokens(sources, targets, FLAGS.target_lang, FLAGS.source_lang)
         yield from zip(targets, scored, strict=True)
 
 
@@ -249,7 +249,7 @@ def _format(number: int, result: Any) -> str:
         print(f"line {number + 1}: {best.error}", file=sys.stderr)
     links = None
     if FLAGS.alignment and best.attention is not None:
-        words = alignment.word_attention(best.attention, best.source_pieces, best.pieces)
+        words = alignment.word_attention(best.attention, best.source_tokens, best.tokens)
         links = alignment.pharaoh(alignment.links(words))
     elif FLAGS.alignment:
         links = ""
@@ -275,7 +275,7 @@ def _as_json(hypotheses: Sequence[Translation], links: str | None) -> dict[str, 
     if links is not None:
         found["alignment"] = links
     if FLAGS.attention and best.attention is not None:
-        found["source_tokens"] = list(best.source_pieces)
+        found["source_tokens"] = list(best.source_tokens)
         found |= _attention_as_json(best.attention)
     return found
 
@@ -296,8 +296,8 @@ def _format_score(text: str, pair: PairScores) -> str:
     if FLAGS.format == "jsonl":
         found: dict[str, Any] = {"text": text, "log_prob": pair.log_prob}
         if FLAGS.per_token:
-            found |= {"tokens": list(pair.pieces), "token_log_probs": list(pair.log_probs)}
+            found |= {"tokens": list(pair.tokens), "token_log_probs": list(pair.log_probs)}
         return json.dumps(found, ensure_ascii=False) + "\n"
-    pieces = zip(pair.pieces, pair.log_probs, strict=True)
-    more = "".join(f"\t{piece} {x:.6f}" for piece, x in pieces) if FLAGS.per_token else ""
+    tokens = zip(pair.tokens, pair.log_probs, strict=True)
+    more = "".join(f"\t{token} {x:.6f}" for token, x in tokens) if FLAGS.per_token else ""
     return as_line(f"{pair.log_prob:.6f}{more}")

@@ -29,7 +29,7 @@ def define_flags(argv: list[str]) -> list[str]:
     flags.DEFINE_integer("layer", -2, "Layer whose heads are drawn; -1 is the last.")
     flags.DEFINE_list("heads", None, "Heads to draw; else all.")
     flags.DEFINE_bool("mean", False, "Draw the mean of those heads instead.")
-    flags.DEFINE_bool("words", True, "Of an alignment: join pieces to words.")
+    flags.DEFINE_bool("words", True, "Of an alignment: join tokens to words.")
     flags.DEFINE_list("metrics", None, "Of curves: names in metrics.jsonl, a panel each.")
     flags.DEFINE_enum("split", "train", ["train", "validation", "test"], "Of lengths.")
     flags.DEFINE_list("scores", [], "Of a report: files that eval.py --json wrote.")

@@ -19,7 +19,7 @@ _CHUNK = 8 << 20  # bytes
 
 
 def as_line(text: str) -> str:
-    """Text as exactly one line, whatever characters a model with byte pieces may write."""
+    """Text as exactly one line, whatever characters a model with byte tokens may write."""
     return " ".join(text.replace("\r", "\n").split("\n")) + "\n"
 
 

@@ -63,7 +63,7 @@ def _resolve_recipe(argument: str) -> str:
     path = Path(paths.expand(name.removeprefix("config="), "--config"))
     if path.is_file():
         return f"--config={path}"
-    package = Path(__file__).parent
+    package = Path(__file__).parent.parent
     folders = (package / "configs", package.parent / "configs")  # installed, or a checkout
     built_in = {p.stem: p for f in folders for p in f.glob("*.py") if p.stem != "__init__"}
     # NAME, or configs/NAME.py where there is no such folder; another path is meant as it is.

@@ -1,4 +1,4 @@
-"""How the corpus is cut into pieces while a run goes on, and the batches of each way.
+"""How the corpus is cut into tokens while a run goes on, and the batches of each way.
 
 Without subword sampling there is one segmentation for all steps. With it each epoch has its own,
 made ahead by a thread. So that batch `t` is found without those before it, every epoch has as many
@@ -29,7 +29,7 @@ KEPT = 3  # segmentations: of the present epoch, the one before and the one afte
 
 @dataclasses.dataclass(frozen=True)
 class Segmentation:
-    """A corpus as pieces, and its batches."""
+    """A corpus as tokens, and its batches."""
 
     corpus: TokenizedCorpus
     plan: BatchPlan

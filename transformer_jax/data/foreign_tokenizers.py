@@ -15,19 +15,19 @@ CLEAN_UP = ((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), ("
 
 
 class VocabularyTokenizer(Tokenizer):
-    """SentencePiece pieces under the ids of a vocabulary file, not those of the model.
+    """SentencePiece tokens under the ids of a vocabulary file, not those of the model.
 
-    Decoded text is without special pieces, unknown ones included, as Hugging Face's
+    Decoded text is without special tokens, unknown ones included, as Hugging Face's
     `decode(..., skip_special_tokens=True)` gives it.
 
     Args:
-      model: SentencePiece model that cuts text into pieces.
-      vocabulary: id of each piece.
-      special: names of the pieces `pad`, `eos`, `unk`; `bos` where there is one.
-      vocab_size: of the model, which may have rows without a piece.
-      language_codes: `>>xx<<` at the start of a text is one piece (Marian); anywhere else it is
-        text, as the names of special pieces are.
-      dropped: further pieces that are no text, such as language tags.
+      model: SentencePiece model that cuts text into tokens.
+      vocabulary: id of each token.
+      special: names of the tokens `pad`, `eos`, `unk`; `bos` where there is one.
+      vocab_size: of the model, which may have rows without a token.
+      language_codes: `>>xx<<` at the start of a text is one token (Marian); anywhere else it is
+        text, as the names of special tokens are.
+      dropped: further tokens that are no text, such as language tags.
       clean_up: take out spaces before punctuation when decoding.
     """
 
@@ -46,11 +46,11 @@ class VocabularyTokenizer(Tokenizer):
         self._language_codes, self._dropped = language_codes, list(dropped)
         self._clean_up = clean_up
         self.vocab_size = vocab_size
-        self._pieces = {i: piece for piece, i in self._vocabulary.items()}
+        self._pieces = {i: token for token, i in self._vocabulary.items()}
         for name in ("pad", "eos", "unk"):
             if self._special.get(name) not in self._vocabulary:
                 raise UserError(
-                    f"The vocabulary has no piece {self._special.get(name)!r} ({name}_token)."
+                    f"The vocabulary has no token {self._special.get(name)!r} ({name}_token)."
                 )
         self.pad_id = self._vocabulary[self._special["pad"]]
         self.eos_id = self._vocabulary[self._special["eos"]]
@@ -79,34 +79,34 @@ class VocabularyTokenizer(Tokenizer):
                   for code, text in zip(found, texts, strict=True)]  # fmt: skip
         split = self._processor.encode(bodies, out_type=str, num_threads=-1) if bodies else []
         return [
-            [self.piece_id(piece)
-             for piece in (*([code.group()] if code else ()), *self._as_text(pieces))]
-            for code, pieces in zip(found, split, strict=True)
+            [self.piece_id(token)
+             for token in (*([code.group()] if code else ()), *self._as_text(tokens))]
+            for code, tokens in zip(found, split, strict=True)
         ]  # fmt: skip
 
-    def _as_text(self, pieces: Sequence[str]) -> Iterable[str]:
-        """Pieces of a text; one that has the name of a special piece is cut into two."""
-        for piece in pieces:
-            if piece not in self._reserved:
-                yield piece
+    def _as_text(self, tokens: Sequence[str]) -> Iterable[str]:
+        """Tokens of a text; one that has the name of a special token is cut into two."""
+        for token in tokens:
+            if token not in self._reserved:
+                yield token
                 continue
-            for part in (piece[:1], piece[1:]):
+            for part in (token[:1], token[1:]):
                 first, *others = self._processor.encode(part, out_type=str) or [""]
                 # The model puts a space before a text.
                 yield from filter(None, (first.removeprefix("▁"), *others))
 
     def decode(self, ids: Iterable[int]) -> str:
-        pieces = self.pieces(i for i in ids if int(i) not in self._no_text)
-        text = self._processor.decode_pieces(pieces).replace("▁", " ").strip()
+        tokens = self.tokens(i for i in ids if int(i) not in self._no_text)
+        text = self._processor.decode_pieces(tokens).replace("▁", " ").strip()
         for spaced, joined in CLEAN_UP if self._clean_up else ():
             text = text.replace(spaced, joined)
         return text
 
-    def pieces(self, ids: Iterable[int]) -> list[str]:
+    def tokens(self, ids: Iterable[int]) -> list[str]:
         return [self._pieces.get(int(i), self._special["unk"]) for i in ids]
 
-    def piece_id(self, piece: str) -> int:
-        return self._vocabulary.get(piece, self.unk_id)
+    def piece_id(self, token: str) -> int:
+        return self._vocabulary.get(token, self.unk_id)
 
 
 class JsonTokenizer(Tokenizer):
@@ -116,7 +116,7 @@ class JsonTokenizer(Tokenizer):
 
     Args:
       model: the file's bytes.
-      special: names of the pieces `pad`, `bos`, `eos`, `unk`.
+      special: names of the tokens `pad`, `bos`, `eos`, `unk`.
       vocab_size: of the model.
     """
 
@@ -137,19 +137,19 @@ class JsonTokenizer(Tokenizer):
             self._tokenizer = tokenizers.Tokenizer.from_str(model.decode())
         except Exception as error:  # the package raises nothing more special
             raise UserError(f"tokenizer.json is damaged ({error}); copy it again.") from error
-        self._tokenizer.encode_special_tokens = True  # names of special pieces in a text are text
+        self._tokenizer.encode_special_tokens = True  # names of special tokens in a text are text
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         if largest >= vocab_size:
             raise UserError(
-                f"tokenizer.json has a piece of id {largest}, but config.json says {vocab_size}."
+                f"tokenizer.json has a token of id {largest}, but config.json says {vocab_size}."
             )
-        ids = {name: self._tokenizer.token_to_id(piece) for name, piece in special.items()}
+        ids = {name: self._tokenizer.token_to_id(token) for name, token in special.items()}
         for name in ("pad", "bos", "eos", "unk"):
             if ids.get(name) is None:
                 raise UserError(
-                    f"tokenizer.json has no piece {special.get(name)!r} ({name}_token)."
+                    f"tokenizer.json has no token {special.get(name)!r} ({name}_token)."
                 )
         self.pad_id, self.bos_id = ids["pad"], ids["bos"]
         self.eos_id, self.unk_id = ids["eos"], ids["unk"]
@@ -165,11 +165,11 @@ class JsonTokenizer(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
 
-    def pieces(self, ids: Iterable[int]) -> list[str]:
+    def tokens(self, ids: Iterable[int]) -> list[str]:
         return [self._tokenizer.id_to_token(int(i)) or self._special["unk"] for i in ids]
 
-    def piece_id(self, piece: str) -> int:
-        found = self._tokenizer.token_to_id(piece)
+    def piece_id(self, token: str) -> int:
+        found = self._tokenizer.token_to_id(token)
         return self.unk_id if found is None else found
 
     def normalize(self, text: str) -> str:

@@ -32,7 +32,7 @@ def make_batch(corpus: TokenizedCorpus, placement: Placement, ids: SpecialIds) -
     """Arrays of one training batch.
 
     Returns:
-      `inputs` `[B, S]`, `targets` and `decoder_inputs` `[B, T]` piece ids;
+      `inputs` `[B, S]`, `targets` and `decoder_inputs` `[B, T]` token ids;
       `{inputs,targets}_positions` that restart with each sentence; `{inputs,targets}_segment_ids`
       from 1, 0 being padding; `loss_mask` `[B, T]`, True on targets that count. All are int32 but
       the boolean mask.

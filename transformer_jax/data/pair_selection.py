@@ -38,7 +38,7 @@ def select_pairs(
     more often, so that every pair is seen and the shares are those of the weights.
 
     Args:
-      source_lengths, target_lengths: `[pairs]` pieces, end symbols not included.
+      source_lengths, target_lengths: `[pairs]` tokens, end symbols not included.
       max_len: longest side in positions, its end symbol included.
       corpus_sizes: pairs of each corpus, in order.
       weights: one a corpus, or none for shares by size.
@@ -58,7 +58,7 @@ def select_pairs(
     if not len(pairs):
         raise UserError(
             f"No sentence pair is left to train on: of {lengths.shape[1]}, {empty.sum()} have an "
-            f"empty side, {too_long.sum()} exceed config.data.max_len={max_len} pieces and "
+            f"empty side, {too_long.sum()} exceed config.data.max_len={max_len} tokens and "
             f"{uneven.sum()} config.data.max_ratio={max_ratio:g}."
         )
     if weights:

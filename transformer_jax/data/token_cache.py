@@ -1,4 +1,4 @@
-"""A corpus as piece ids in flat memory-mapped arrays, made once for each corpus and tokenizer.
+"""A corpus as token ids in flat memory-mapped arrays, made once for each corpus and tokenizer.
 
 With subword sampling, once for each seed too.
 """
@@ -42,7 +42,7 @@ class TokenizedSide:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Pieces of each sentence, `[sentences]`, its end symbol not included."""
+        """Tokens of each sentence, `[sentences]`, its end symbol not included."""
         return np.diff(self.offsets)
 
     def __getitem__(self, i: int) -> np.ndarray:
@@ -68,7 +68,7 @@ def tokenize_corpora(
     config: DataConfig,
     seed: int | None = None,
 ) -> TokenizedCorpus:
-    """The corpora as piece ids, from the cache if the same was tokenised before and is intact.
+    """The corpora as token ids, from the cache if the same was tokenised before and is intact.
 
     Args:
       corpora: what to tokenise.

@@ -1,4 +1,4 @@
-"""Text as the piece ids of a SentencePiece model, and back.
+"""Text as the token ids of a SentencePiece model, and back.
 
 What decoding gives back is the text as the model normalises it, lower-cased first where
 `lowercase` says so. The rule `identity`, the default, keeps all but spaces at the ends and in runs.
@@ -17,10 +17,10 @@ _SAMPLING = threading.Lock()
 
 
 class Tokenizer:
-    """Text to piece ids and back.
+    """Text to token ids and back.
 
     `pad_id`, `bos_id`, `eos_id` and `unk_id` are four different ids; those that the model file does
-    not define are added behind its pieces.
+    not define are added behind its tokens.
     """
 
     def __init__(self, model: bytes, lowercase: bool = False):
@@ -53,7 +53,7 @@ class Tokenizer:
         return {"kind": "sentencepiece", "lowercase": self.lowercase}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Piece ids of each text, without start or end symbols."""
+        """Token ids of each text, without start or end symbols."""
         if self.lowercase:
             texts = [text.lower() for text in texts]
         return self._processor.encode(list(texts), num_threads=-1) if texts else []
@@ -68,10 +68,10 @@ class Tokenizer:
         Args:
           texts: what to cut.
           rate: in 0 .. 1.
-          seed: 0 .. 2^32 - 1; the same texts, rate and seed give the same pieces.
+          seed: 0 .. 2^32 - 1; the same texts, rate and seed give the same tokens.
 
         Raises:
-          UserError: pieces of this kind are cut in one way only.
+          UserError: tokens of this kind are cut in one way only.
         """
         if self.lowercase:
             texts = [text.lower() for text in texts]
@@ -94,22 +94,22 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of piece ids; start, end and padding symbols are left out."""
+        """Text of token ids; start, end and padding symbols are left out."""
         dropped = (self.pad_id, self.bos_id, self.eos_id)
         return self._processor.decode([int(i) for i in ids if i not in dropped])
 
-    def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The pieces as SentencePiece writes them, for display."""
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """The tokens as SentencePiece writes them, for display."""
         size = self._processor.get_piece_size()
         added = {self.pad_id: "<pad>", self.bos_id: "<s>", self.eos_id: "</s>"}
         return [self._processor.id_to_piece(int(i)) if i < size else added[int(i)] for i in ids]
 
-    def piece_id(self, piece: str) -> int:
-        """Id of a piece; `unk_id` where there is none."""
-        return self._processor.piece_to_id(piece)
+    def piece_id(self, token: str) -> int:
+        """Id of a token; `unk_id` where there is none."""
+        return self._processor.piece_to_id(token)
 
     def normalize(self, text: str) -> str:
-        """The text that `decode(encode(text))` gives back where no piece is unknown."""
+        """The text that `decode(encode(text))` gives back where no token is unknown."""
         return self._processor.normalize(text.lower() if self.lowercase else text)
 
     def lost_texts(self, texts: Sequence[str]) -> list[tuple[str, str]]:

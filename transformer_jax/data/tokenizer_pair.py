@@ -24,13 +24,13 @@ MAX_TRAINING_SENTENCES = 4_000_000  # beyond, SentencePiece samples
 
 @dataclasses.dataclass(frozen=True)
 class LanguageTags:
-    """How a multilingual model is told its languages: a piece before the text."""
+    """How a multilingual model is told its languages: a token before the text."""
 
     template: str = "<2{}>"
     both_sides: bool = False  # each text after its own tag; else the target's before the source
     pattern: str = ".+"  # what a language looks like
 
-    def piece(self, language: str) -> str:
+    def token(self, language: str) -> str:
         return self.template.format(language)
 
 
@@ -66,11 +66,11 @@ class TokenizerPair:
         return [self._tag(self.source, target_lang)], []
 
     def _tag(self, tokenizer: Tokenizer, language: str) -> int:
-        tag = self.tags.piece(language)
+        tag = self.tags.token(language)
         found = tokenizer.piece_id(tag)
         if found == tokenizer.unk_id or not re.fullmatch(self.tags.pattern, language):
             raise UserError(
-                f"The tokenizer has no piece {tag}: this model does not know {language!r}."
+                f"The tokenizer has no token {tag}: this model does not know {language!r}."
                 if language
                 else "This model serves several languages: name source_lang and target_lang."
             )
@@ -81,9 +81,9 @@ class TokenizerPair:
         before, after = self.tags.template.split("{}")
         if self.tags.both_sides or not ids:
             return False
-        (piece,) = self.source.pieces(ids[:1])
+        (token,) = self.source.tokens(ids[:1])
         return (
-            piece.startswith(before) and piece.endswith(after) and len(piece) > len(before + after)
+            token.startswith(before) and token.endswith(after) and len(token) > len(before + after)
         )
 
     def save(self, folder: epath.Path) -> None:
@@ -148,7 +148,7 @@ def make_tokenizers(config: DataConfig, corpora: Sequence[Corpus]) -> TokenizerP
                 raise UserError(f"There is no tokenizer file {path} (config.data.tokenizer_model).")
         tokenizers = [Tokenizer(path.read_bytes(), config.lowercase) for path in paths]
         return TokenizerPair(tokenizers[0], tokenizers[-1])
-    tags = sorted({LanguageTags().piece(c.target_lang) for c in corpora}) if (
+    tags = sorted({LanguageTags().token(c.target_lang) for c in corpora}) if (
         config.target_language_tags) else []  # fmt: skip
     rules = normalization_rules(config)
 
@@ -200,7 +200,7 @@ def _with_rule(model: bytes, rule: str) -> bytes:
 
 def _train(config: DataConfig, texts: Iterator[str], tags: list[str]) -> bytes:
     """A model of texts that are normalised already; its own rule is `identity`."""
-    logging.info("training a SentencePiece tokenizer of %d pieces", config.vocab_size)
+    logging.info("training a SentencePiece tokenizer of %d tokens", config.vocab_size)
     model = io.BytesIO()
     damage: list[UserError] = []
 
@@ -234,7 +234,7 @@ def _train(config: DataConfig, texts: Iterator[str], tags: list[str]) -> bytes:
             raise damage[0] from error
         reason = " ".join(str(error).split()).rpartition("] ")[2]
         raise UserError(
-            f"A tokenizer of config.data.vocab_size={config.vocab_size} pieces cannot be trained "
+            f"A tokenizer of config.data.vocab_size={config.vocab_size} tokens cannot be trained "
             f"on this corpus: {reason}"
         ) from error
     if damage:

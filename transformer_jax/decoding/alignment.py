@@ -35,20 +35,20 @@ class AttentionChoice:
             raise UserError(f"There is no head {self.head}; a layer has {heads}.")
 
 
-def words_of(pieces: Sequence[str]) -> list[int]:
-    """Number of the word that each piece belongs to; "▁" begins one."""
+def words_of(tokens: Sequence[str]) -> list[int]:
+    """Number of the word that each token belongs to; "▁" begins one."""
     numbers, word = [], -1
-    for piece in pieces:
-        word += piece.startswith(WORD_START) or word < 0
+    for token in tokens:
+        word += token.startswith(WORD_START) or word < 0
         numbers.append(word)
     return numbers
 
 
-def join_words(pieces: Sequence[str]) -> list[str]:
+def join_words(tokens: Sequence[str]) -> list[str]:
     """The words that `words_of` counts, without their marks."""
-    words = [""] * (max(words_of(pieces), default=-1) + 1)
-    for word, piece in zip(words_of(pieces), pieces, strict=True):
-        words[word] += piece.removeprefix(WORD_START)
+    words = [""] * (max(words_of(tokens), default=-1) + 1)
+    for word, token in zip(words_of(tokens), tokens, strict=True):
+        words[word] += token.removeprefix(WORD_START)
     return words
 
 
@@ -76,21 +76,21 @@ def dense(matrix: Any) -> np.ndarray:
 
 def word_attention(
     attention: np.ndarray | sparse.csr_array,
-    source_pieces: Sequence[str],
-    target_pieces: Sequence[str],
+    source_tokens: Sequence[str],
+    target_tokens: Sequence[str],
 ) -> np.ndarray | sparse.csr_array:
-    """Attention of words to words: summed over a source word's pieces, averaged over a target's.
+    """Attention of words to words: summed over a source word's tokens, averaged over a target's.
 
     Args:
       attention: `[T, S]`, dense or sparse; further rows and columns, such as of end symbols, are
         not read.
-      source_pieces: S of them.
-      target_pieces: T of them.
+      source_tokens: S of them.
+      target_tokens: T of them.
 
     Returns:
       `[target words, source words]`, sparse where `attention` is.
     """
-    source, target = words_of(source_pieces), words_of(target_pieces)
+    source, target = words_of(source_tokens), words_of(target_tokens)
     sizes = np.bincount(target, minlength=1)
     to_source = _membership(source, np.ones(len(source)))
     to_target = _membership(target, 1.0 / sizes[target]).T
@@ -98,7 +98,7 @@ def word_attention(
 
 
 def _membership(words: Sequence[int], values: np.ndarray) -> sparse.csr_array:
-    """`values` of pieces `[N]` as `[N, words]`, each in the column of its word."""
+    """`values` of tokens `[N]` as `[N, words]`, each in the column of its word."""
     shape = (len(words), max(words, default=-1) + 1)
     return sparse.csr_array((values, (np.arange(len(words)), words)), shape=shape)
 

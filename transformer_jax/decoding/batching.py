@@ -9,7 +9,7 @@ import numpy as np
 from transformer_jax.config import DecodeConfig
 
 MIN_LEN = 8
-EXTRA_PIECES = 10  # on top of max_decode_ratio
+EXTRA_TOKENS = 10  # on top of max_decode_ratio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ def output_room(source_length: int, limit: int, max_len: int) -> int:
       max_len: tokens that the model writes.
     """
     usual = DecodeConfig()
-    most = math.ceil(usual.max_decode_ratio * source_length) + EXTRA_PIECES
+    most = math.ceil(usual.max_decode_ratio * source_length) + EXTRA_TOKENS
     room = padded_length(min(most, usual.max_decode_len), max_len)
     while room < min(limit, max_len):
         room = min(2 * room, max_len)

@@ -249,7 +249,7 @@ class BeamSearch:
         """More candidates: each hypothesis's best piece, its end, and what brings phrases on."""
         rows, beams, _ = progress.met.shape
         phrases: Any = self.constraints.phrases
-        following = phrase_banks.next_pieces(progress, phrases)  # --> [R, k, C]
+        following = phrase_banks.next_tokens(progress, phrases)  # --> [R, k, C]
         best = jnp.argmax(log_probs, axis=0)[..., None]  # --> [R, k, 1]
         ending = jnp.full_like(best, self.ids.target_eos)
         pieces = jnp.concatenate([best, ending, following], axis=-1)

@@ -42,8 +42,8 @@ class PairScores:
     log_prob: float
     num_tokens: int
     num_correct: int
-    pieces: tuple[str, ...]
-    log_probs: tuple[float, ...]  # of each piece
+    tokens: tuple[str, ...]
+    log_probs: tuple[float, ...]  # of each token
 
 
 def special_ids(tokenizers: TokenizerPair, model: ModelConfig) -> SpecialIds:
@@ -57,15 +57,15 @@ def special_ids(tokenizers: TokenizerPair, model: ModelConfig) -> SpecialIds:
     )
 
 
-def begins_word(piece: str) -> bool:
-    """Whether a piece cannot continue the word before it.
+def begins_word(token: str) -> bool:
+    """Whether a token cannot continue the word before it.
 
     It begins with a space or a letter of a script without spaces, or it has no letter.
     """
-    is_byte = piece.startswith("<0x")  # of any character; the text is looked at afterwards
-    if is_byte or piece.startswith("▁") or not any(c.isalnum() for c in piece):
+    is_byte = token.startswith("<0x")  # of any character; the text is looked at afterwards
+    if is_byte or token.startswith("▁") or not any(c.isalnum() for c in token):
         return True
-    return not separates_words(piece[0])
+    return not separates_words(token[0])
 
 
 class Engine:
@@ -97,7 +97,7 @@ class Engine:
         self.device = devices[0]
         target = tokenizers.target
         ends_word = np.ones(config.model.target_vocab_size, bool)
-        names = target.pieces(range(min(target.vocab_size, ends_word.size)))
+        names = target.tokens(range(min(target.vocab_size, ends_word.size)))
         ends_word[: len(names)] = [begins_word(name) for name in names]
         ends_word[self.ids.target_eos] = True
         self.programs = Programs(self.models, self.ids, devices, ends_word)
@@ -276,7 +276,7 @@ class Engine:
                 [*target[:limit], self.ids.target_eos],
             ))  # fmt: skip
         if num_cut:
-            say(f"{num_cut} sentence pairs exceed the model's {self.max_len} pieces: "
+            say(f"{num_cut} sentence pairs exceed the model's {self.max_len} tokens: "
                  "scored as cut.")  # fmt: skip
         results: list[PairScores | None] = [None] * len(pairs)
         groups = batching.group_by_length(
@@ -302,7 +302,7 @@ class Engine:
                     float(log_probs.sum(dtype=np.float64)),
                     log_probs.size,
                     int(found.correct[row, counted].sum()),
-                    tuple(self.tokenizers.target.pieces(pairs[i][1][counted])),
+                    tuple(self.tokenizers.target.tokens(pairs[i][1][counted])),
                     tuple(map(float, log_probs)),
                 )
         return results  # type: ignore[return-value]

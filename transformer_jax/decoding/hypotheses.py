@@ -11,10 +11,10 @@ import jax.numpy as jnp
 class Hypotheses:
     """Result of a search, best first."""
 
-    tokens: jax.Array  # [B, K, T], from the first piece to the end symbol, then padding
+    tokens: jax.Array  # [B, K, T], from the first token to the end symbol, then padding
     scores: jax.Array  # [B, K], see `score`; NEVER where there is none
-    log_probs: jax.Array  # [B, K], natural log-probability of all pieces and the end symbol
-    lengths: jax.Array  # [B, K], pieces in `tokens`, the end symbol included
+    log_probs: jax.Array  # [B, K], natural log-probability of all tokens and the end symbol
+    lengths: jax.Array  # [B, K], tokens in `tokens`, the end symbol included
     steps: jax.Array  # [] decoder steps taken
     finite: jax.Array  # [B] whether all logits were
 
@@ -23,7 +23,7 @@ def length_penalty(length: jax.Array, alpha: float | jax.Array, kind: str) -> ja
     """What a log-probability is divided by.
 
     Args:
-      length: pieces, the end symbol included.
+      length: tokens, the end symbol included.
       alpha: exponent, or one of each row; 0 divides by 1.
       kind: `gnmt`, ((5 + length) / 6)^alpha (Wu et al., 2016, equation 14), or `power`,
         length^alpha. One alpha does not mean the same in both.

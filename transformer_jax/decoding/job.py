@@ -33,10 +33,10 @@ class Translation:
 
     text: str
     score: float  # log-probability over length penalty; of `mbr`, the expected metric
-    log_prob: float  # natural log-probability of all pieces and the end symbol
-    pieces: tuple[str, ...]
-    ids: tuple[int, ...]  # of the pieces
-    source_pieces: tuple[str, ...] = ()  # where attention was asked for
+    log_prob: float  # natural log-probability of all tokens and the end symbol
+    tokens: tuple[str, ...]
+    ids: tuple[int, ...]  # of the tokens
+    source_tokens: tuple[str, ...] = ()  # where attention was asked for
     # [T, S]; of a text that was translated in parts a scipy.sparse.csr_array
     attention: Any = dataclasses.field(default=None, compare=False)
     error: str = ""  # why the text was not translated, with on_error="skip"; text is then ""
@@ -45,7 +45,7 @@ class Translation:
     def as_json(self) -> dict[str, Any]:
         """What a line of JSON says of it; a score of -inf, of no output, is None."""
         found = {name: getattr(self, name) for name in ("text", "score", "log_prob")}
-        found |= {"tokens": list(self.pieces)} | ({"unmet": [*self.unmet]} if self.unmet else {})
+        found |= {"tokens": list(self.tokens)} | ({"unmet": [*self.unmet]} if self.unmet else {})
         return {name: None if value == -math.inf else value for name, value in found.items()}
 
 
@@ -98,7 +98,7 @@ class Job:
                 continue
             if len(own) > 1:
                 say(
-                    f"line {number}: longer than the {self.encoder.max_len - 1} pieces that "
+                    f"line {number}: longer than the {self.encoder.max_len - 1} tokens that "
                     f"the model reads; translated in {len(own)} parts."
                 )
             places[request] = range(len(parts), len(parts) + len(own))
@@ -244,9 +244,9 @@ class Job:
         )
 
     def _limits(self, source_len: int) -> tuple[int, int]:
-        """Fewest and most pieces of output for a source, end symbols included."""
+        """Fewest and most tokens of output for a source, end symbols included."""
         decode = self.decode
-        most = math.ceil(decode.max_decode_ratio * source_len) + batching.EXTRA_PIECES
+        most = math.ceil(decode.max_decode_ratio * source_len) + batching.EXTRA_TOKENS
         most = min(most, decode.max_decode_len, self.encoder.max_len)
         least = max(decode.min_decode_len, math.ceil(decode.min_decode_ratio * source_len))
         return min(least, most), most
@@ -261,7 +261,7 @@ class Job:
             text=text,
             score=float(found.scores[row, k]),
             log_prob=float(found.log_probs[row, k]),
-            pieces=tuple(target.pieces(ids)),
+            tokens=tuple(target.tokens(ids)),
             ids=tuple(int(i) for i in ids),
             unmet=phrases.missing(text, part.phrases),
         )
@@ -270,7 +270,7 @@ class Job:
         before, source = self.encoder.free_prefix, part.source[part.num_tags : -1]
         return dataclasses.replace(
             best,
-            source_pieces=tuple(self.encoder.tokenizers.source.pieces(source)),
+            source_tokens=tuple(self.encoder.tokenizers.source.tokens(source)),
             # A copy: a view would keep the batch's array alive.
             attention=attention[before : before + len(best.ids),
                                 part.num_tags : part.num_tags + len(source)].copy(),
@@ -299,7 +299,7 @@ def _by_utility(hypotheses: list[Translation], metric: str, tokenizer: str) -> l
 
 
 def _distinct(hypotheses: list[Translation]) -> list[Translation]:
-    """The first of those with the same pieces, which groups may find and samples repeat."""
+    """The first of those with the same tokens, which groups may find and samples repeat."""
     first: dict[tuple[int, ...], Translation] = {}
     for hypothesis in hypotheses:
         first.setdefault(hypothesis.ids, hypothesis)
@@ -313,9 +313,9 @@ def _join(parts: Sequence[Translation]) -> Translation:
         text=long_texts.join([part.text for part in parts]),
         score=sum(part.score for part in parts),
         log_prob=sum(part.log_prob for part in parts),
-        pieces=tuple(piece for part in parts for piece in part.pieces),
+        tokens=tuple(token for part in parts for token in part.tokens),
         ids=tuple(i for part in parts for i in part.ids),
-        source_pieces=tuple(piece for part in parts for piece in part.source_pieces),
+        source_tokens=tuple(token for part in parts for token in part.source_tokens),
         attention=alignment.block_diagonal(found) if found else None,
         unmet=tuple(dict.fromkeys(what for part in parts for what in part.unmet)),
     )

@@ -18,18 +18,18 @@ _CLOSERS = "\"'”’»)]}）」』】〉》〕］｝＂＇"  # belong to what i
 SENTENCE, CLAUSE, COMMA, WORD, ANYWHERE, NEVER = range(6)
 _SPACE = "▁"  # as SentencePiece writes it
 _CONTEXT = 12  # characters before a place that are looked at
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a character without a piece of its own, in UTF-8
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a character without a token of its own, in UTF-8
 
 
-def split_ids(ids: Sequence[int], pieces: Sequence[str], limit: int) -> list[list[int]]:
+def split_ids(ids: Sequence[int], tokens: Sequence[str], limit: int) -> list[list[int]]:
     """Cuts into parts of at most `limit`, at the best places.
 
     Args:
-      ids: piece ids of one text.
-      pieces: the same as SentencePiece writes them ("▁" starts a word).
+      ids: token ids of one text.
+      tokens: the same as SentencePiece writes them ("▁" starts a word).
       limit: longest part.
     """
-    texts = _texts(pieces)
+    texts = _texts(tokens)
     cased = any(c.isupper() for text in texts for c in text)
     parts, start = [], 0
     while len(ids) - start > limit:
@@ -50,23 +50,23 @@ def join(texts: Sequence[str]) -> str:
     return functools.reduce(lambda left, right: left + joiner(left, right) + right, texts, "")
 
 
-def _texts(pieces: Sequence[str]) -> list[str]:
-    """The pieces as text: a character in bytes is at its first byte, "" at the others."""
+def _texts(tokens: Sequence[str]) -> list[str]:
+    """The tokens as text: a character in bytes is at its first byte, "" at the others."""
     texts, i = [], 0
-    while i < len(pieces):
-        found = [_BYTE.fullmatch(piece) for piece in pieces[i : i + 4]]
+    while i < len(tokens):
+        found = [_BYTE.fullmatch(token) for token in tokens[i : i + 4]]
         values = [int(match[1], 16) for match in itertools.takewhile(bool, found) if match]
         later = list(itertools.takewhile(lambda byte: byte & 0xC0 == 0x80, values[1:]))
         if values:
             texts += [bytes([values[0], *later]).decode(errors="replace"), *[""] * len(later)]
         else:
-            texts.append(pieces[i])
+            texts.append(tokens[i])
         i += 1 + len(later)
     return texts
 
 
 def _kind_of_place(texts: Sequence[str], i: int, cased: bool) -> int:
-    """What kind of place is before piece `i`: `SENTENCE`, the best, to `NEVER`.
+    """What kind of place is before token `i`: `SENTENCE`, the best, to `NEVER`.
 
     `cased`: sentences begin with capital letters, in scripts that have them.
     """

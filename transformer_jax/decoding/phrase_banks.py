@@ -74,7 +74,7 @@ def bank(found: Progress, phrases: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(found.met, sizes, found.held), axis=-1)
 
 
-def next_pieces(found: Progress, phrases: jax.Array) -> jax.Array:
+def next_tokens(found: Progress, phrases: jax.Array) -> jax.Array:
     """Token that continues each phrase, `[R, N, C]`; -1 where it is met already."""
     width = phrases.shape[-1]
     place = jnp.minimum(found.held, width - 1)
@@ -97,7 +97,7 @@ def forbid_longer_words(
     """
     vocab, rows, beams = log_probs.shape
     allowed = jnp.asarray(may_follow)[:, None, None] | ~jnp.any(found.at_end, axis=-1)
-    following = jnp.where(found.held > 0, next_pieces(found, phrases), -1)
+    following = jnp.where(found.held > 0, next_tokens(found, phrases), -1)
     following = jnp.where(following < 0, vocab, following)  # out of range: dropped
     row, beam = jnp.arange(rows)[:, None, None], jnp.arange(beams)[:, None]
     allowed = allowed.at[following, row, beam].set(True, mode="drop")

@@ -46,10 +46,10 @@ def encode(tokenizer: Tokenizer, text: str) -> Phrase | None:
 
 def _without_space(tokenizer: Tokenizer, text: str, ids: list[int]) -> list[int]:
     """Ids of `text` directly after other text; `ids`, with a space, where that cannot be had."""
-    pieces = tokenizer.pieces(ids)
-    if not pieces[0].startswith("▁"):
+    tokens = tokenizer.tokens(ids)
+    if not tokens[0].startswith("▁"):
         return ids
-    if pieces[0] == "▁" and len(ids) > 1:
+    if tokens[0] == "▁" and len(ids) > 1:
         return ids[1:]
     for before in "。(.1":
         first, both = tokenizer.encode(before), tokenizer.encode(before + text)

@@ -45,7 +45,7 @@ class TokenScores:
     """Teacher-forced, for each place of a target; what stands behind its length means nothing."""
 
     log_probs: jax.Array  # [B, T]
-    correct: jax.Array  # [B, T] whether the piece was the likeliest
+    correct: jax.Array  # [B, T] whether the token was the likeliest
 
 
 class Programs:
@@ -59,7 +59,7 @@ class Programs:
       models: one, or several of one vocabulary whose probabilities are averaged.
       ids: special ids.
       devices: local ones.
-      may_follow: `[V]` boolean, pieces that may follow a phrase.
+      may_follow: `[V]` boolean, tokens that may follow a phrase.
     """
 
     def __init__(

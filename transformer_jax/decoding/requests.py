@@ -113,7 +113,7 @@ class Part:
 
     @property
     def needed(self) -> int:
-        """Pieces of output that prefix and phrases may take, the end symbol included."""
+        """Tokens of output that prefix and phrases may take, the end symbol included."""
         if not self.prefix and not self.phrases:
             return 0
         return len(self.prefix) + sum(len(p.ids) for p in self.phrases) + 1
@@ -125,7 +125,7 @@ class RequestEncoder:
     Args:
       tokenizers: of the model.
       prefixes: language tags before source and target.
-      max_len: pieces that the model reads and writes, the end symbol included.
+      max_len: tokens that the model reads and writes, the end symbol included.
       source_eos: end symbol of a source.
     """
 
@@ -141,7 +141,7 @@ class RequestEncoder:
 
     @property
     def free_prefix(self) -> int:
-        """Pieces of every prefix that are language tags."""
+        """Tokens of every prefix that are language tags."""
         return len(self._prefixes[1])
 
     def source_ids(self, texts: Sequence[str]) -> list[list[int]]:
@@ -171,26 +171,26 @@ class RequestEncoder:
     def _encode(self, request: Request, ids: list[int]) -> list[Part]:
         limit = self.max_len - 1  # the end symbol needs a place
         tags = len(self._prefixes[0])
-        pieces = [ids] if ids else []
+        tokens = [ids] if ids else []
         if len(ids) > limit:
             tags += self.tokenizers.begins_with_tag(ids[tags:])
-            pieces = self._split(ids, limit, tags)
+            tokens = self._split(ids, limit, tags)
             if request.phrases:
                 raise UserError(
-                    f"{request.text[:40]!r}… has {len(ids)} pieces and the model reads "
+                    f"{request.text[:40]!r}… has {len(ids)} tokens and the model reads "
                     f"{limit}: it is translated in parts, in which phrases cannot be placed."
                 )
-        return self._parts(request, pieces, tags)
+        return self._parts(request, tokens, tags)
 
     def _split(self, ids: list[int], limit: int, tags: int) -> list[list[int]]:
         """Parts of at most `limit`, each behind the first `tags` ids."""
         body = ids[tags:]
-        names = self.tokenizers.source.pieces(body)
+        names = self.tokenizers.source.tokens(body)
         return [ids[:tags] + part for part in long_texts.split_ids(body, names, limit - tags)]
 
-    def _parts(self, request: Request, pieces: list[list[int]], tags: int) -> list[Part]:
+    def _parts(self, request: Request, tokens: list[list[int]], tags: int) -> list[Part]:
         parts = []
-        for number, ids in enumerate(pieces):
+        for number, ids in enumerate(tokens):
             prefix = list(self._prefixes[1])
             wanted: list[Phrase | None] = []
             if number == 0:
@@ -201,7 +201,7 @@ class RequestEncoder:
             part = Part((*ids, self._source_eos), tuple(prefix), tuple(filter(None, wanted)), tags)
             if part.needed > self.max_len:
                 raise UserError(
-                    f"The prefix and phrases for {request.text[:40]!r} take {part.needed} pieces, "
+                    f"The prefix and phrases for {request.text[:40]!r} take {part.needed} tokens, "
                     f"the model writes {self.max_len}."
                 )
             parts.append(part)

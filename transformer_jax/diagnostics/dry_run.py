@@ -58,7 +58,7 @@ class Report:
 def dry_run(config: Config, topology: str, say: Callable[[str], None]) -> Report:
     """Compiles the step for the largest batch, on devices that need not exist, and reports.
 
-    No data is read: vocabularies are taken to have `data.vocab_size` pieces, and packed rows as
+    No data is read: vocabularies are taken to have `data.vocab_size` tokens, and packed rows as
     many source positions as target positions.
 
     Args:

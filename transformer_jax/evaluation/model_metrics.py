@@ -17,7 +17,7 @@ from transformer_jax.evaluation.corpus_metrics import corpus_scores
 class Evaluation:
     """Scores of a model over a data set, every sentence included."""
 
-    loss: float  # nats per target piece, end symbols included, no label smoothing
+    loss: float  # nats per target token, end symbols included, no label smoothing
     perplexity: float
     token_accuracy: float  # percent, teacher forced
     exact_match: float  # percent of outputs equal to their reference

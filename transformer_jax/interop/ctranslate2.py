@@ -11,7 +11,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.interop import layout
 from transformer_jax.interop.parity import Batch, Examples, Reference, log_softmax
 
-# Largest difference in the log-probability of a piece that a check lets pass.
+# Largest difference in the log-probability of a token that a check lets pass.
 TOLERANCES = {"float32": 1e-3, "float16": 5e-2, "int8": 1.5}
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
 
@@ -41,7 +41,7 @@ def write_directory(
     Args:
       folder: made where it is missing.
       config: of the model.
-      tokenizers: whose pieces become the vocabularies.
+      tokenizers: whose tokens become the vocabularies.
       params: our parameters.
       quantization: float32, float16 or int8.
     """
@@ -55,13 +55,13 @@ def write_directory(
     )  # fmt: skip
     _fill(spec, model, params)
     source, target = tokenizers.source, tokenizers.target
-    spec.register_source_vocabulary(source.pieces(range(source.vocab_size)))
-    pieces = target.pieces(range(target.vocab_size))
-    spec.register_target_vocabulary(pieces)
-    spec.config.unk_token = pieces[target.unk_id]
-    spec.config.bos_token = pieces[model.decoder_start_id]
-    spec.config.eos_token = pieces[target.eos_id]
-    spec.config.decoder_start_token = pieces[model.decoder_start_id]
+    spec.register_source_vocabulary(source.tokens(range(source.vocab_size)))
+    tokens = target.tokens(range(target.vocab_size))
+    spec.register_target_vocabulary(tokens)
+    spec.config.unk_token = tokens[target.unk_id]
+    spec.config.bos_token = tokens[model.decoder_start_id]
+    spec.config.eos_token = tokens[target.eos_id]
+    spec.config.decoder_start_token = tokens[model.decoder_start_id]
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = model.norm_epsilon
     spec.validate()
@@ -155,17 +155,17 @@ class CTranslate2Peer:
         self.tolerance = TOLERANCES[quantization]
         self._translator = ctranslate2.Translator(str(folder), device="cpu")
         self._examples, self._tokenizers = examples, reference.engine.tokenizers
-        suppressed = self._tokenizers.target.pieces(reference.config.decode.suppressed_ids)
-        self._suppressed = [[piece] for piece in suppressed] or None
-        self._prefix = self._tokenizers.target.pieces(examples.target_prefix)
+        suppressed = self._tokenizers.target.tokens(reference.config.decode.suppressed_ids)
+        self._suppressed = [[token] for token in suppressed] or None
+        self._prefix = self._tokenizers.target.tokens(examples.target_prefix)
 
     def _sources(self, batch: Batch) -> list[list[str]]:
         ids = self._examples.source_ids
-        return [self._tokenizers.source.pieces(ids[i][:-1]) for i in batch.rows]
+        return [self._tokenizers.source.tokens(ids[i][:-1]) for i in batch.rows]
 
     def largest_difference(self, batch: Batch) -> float:
-        written = [self._tokenizers.target.pieces(self._examples.output_ids[i]) for i in batch.rows]
-        targets = [[*self._prefix, *pieces] for pieces in written]
+        written = [self._tokenizers.target.tokens(self._examples.output_ids[i]) for i in batch.rows]
+        targets = [[*self._prefix, *tokens] for tokens in written]
         scored = self._translator.score_batch(self._sources(batch), targets)
         largest = 0.0
         for row, result in enumerate(scored):

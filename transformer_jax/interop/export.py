@@ -114,8 +114,8 @@ def _write_ctranslate2(
 ) -> MakePeer:
     ctranslate2.require()
     if model.config.decode.suppressed_ids:
-        pieces = model.tokenizers.target.pieces(model.config.decode.suppressed_ids)
-        say(f"pass suppress_sequences={[[piece] for piece in pieces]} to translate_batch")
+        tokens = model.tokenizers.target.tokens(model.config.decode.suppressed_ids)
+        say(f"pass suppress_sequences={[[token] for token in tokens]} to translate_batch")
     ctranslate2.write_directory(folder, model.config, model.tokenizers, params, quantization)
     return functools.partial(ctranslate2.CTranslate2Peer, quantization=quantization)
 

@@ -137,11 +137,11 @@ class Parity:
     tolerance: float
     identical: int  # greedy outputs
     total: int
-    differing: tuple[tuple[int, float], ...]  # example, nats by which we prefer our piece
+    differing: tuple[tuple[int, float], ...]  # example, nats by which we prefer our token
 
     @property
     def holds(self) -> bool:
-        """Numbers within the tolerance, and outputs that part only where pieces nearly tie."""
+        """Numbers within the tolerance, and outputs that part only where tokens nearly tie."""
         ties = all(gap <= 2 * self.tolerance for _, gap in self.differing)
         return self.largest_difference <= self.tolerance and ties
 
@@ -152,7 +152,7 @@ class Parity:
             f"{self.identical} of {self.total}"
         ]
         for number, gap in self.differing[:LISTED]:
-            lines.append(f"  sentence {number + 1}: outputs part where two pieces are "
+            lines.append(f"  sentence {number + 1}: outputs part where two tokens are "
                          f"{gap:.2e} nats apart")  # fmt: skip
         if len(self.differing) > LISTED:
             lines.append(f"  and {len(self.differing) - LISTED} more")
@@ -182,18 +182,18 @@ def compare(reference: Reference, examples: Examples, peer: Peer) -> Parity:
 def _gap_where_they_part(
     batch: Batch, row: int, examples: Examples, ours: Sequence[int], theirs: Sequence[int]
 ) -> float | None:
-    """By how much our model prefers its piece at the first difference; None where there is none.
+    """By how much our model prefers its token at the first difference; None where there is none.
 
     The last place of a full-length output is left out: there, some let the end symbol stand.
     """
     before = len(examples.target_prefix)
     places = examples.max_decode_len - before - 1
     wanted = batch.targets[row, before:]
-    for t, piece in enumerate([*ours, int(wanted[len(ours)])][:places]):
+    for t, token in enumerate([*ours, int(wanted[len(ours)])][:places]):
         other = theirs[t] if t < len(theirs) else int(wanted[len(ours)])
-        if piece != other:
+        if token != other:
             logits = batch.logits[row, before + t]
-            return float(logits[piece] - logits[other])
+            return float(logits[token] - logits[other])
     return None
 
 

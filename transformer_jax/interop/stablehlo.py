@@ -176,7 +176,7 @@ def _manifest(config: Config, tokenizers: TokenizerPair) -> dict[str, Any]:
         "target_pad_id": target.pad_id,
         "decoder_start_id": config.model.decoder_start_id,
         "suppressed_ids": config.decode.suppressed_ids,
-        # Ids of pieces, where they are not those of the SentencePiece model.
+        # Ids of tokens, where they are not those of the SentencePiece model.
         "source_vocabulary": source.state.get("vocabulary"),
         "target_vocabulary": target.state.get("vocabulary"),
     }

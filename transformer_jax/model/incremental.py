@@ -172,7 +172,7 @@ def reorder_cache(cache: Tree, parents: jax.Array) -> Tree:
 def decode_step(
     config: ModelConfig, weights: Tree, cache: Tree, tokens: jax.Array
 ) -> tuple[jax.Array, Tree]:
-    """Logits of the next piece.
+    """Logits of the next token.
 
     Args:
       config: of the model.

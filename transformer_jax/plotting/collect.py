@@ -26,12 +26,12 @@ from transformer_jax.runs import workdir as workdir_lib
 class SentenceAttention:
     """Attention weights of a sentence pair under a model, all layers and heads.
 
-    A row of `decoder` and `cross` is the position that writes a piece of `target`.
+    A row of `decoder` and `cross` is the position that writes a token of `target`.
     """
 
-    source: tuple[str, ...]  # S pieces, the end symbol included
-    target: tuple[str, ...]  # T pieces, the end symbol included
-    read: tuple[str, ...]  # T pieces that the decoder reads: the start symbol, then `target`
+    source: tuple[str, ...]  # S tokens, the end symbol included
+    target: tuple[str, ...]  # T tokens, the end symbol included
+    read: tuple[str, ...]  # T tokens that the decoder reads: the start symbol, then `target`
     encoder: np.ndarray  # [L, H, S, S]
     decoder: np.ndarray  # [L, H, T, T]
     cross: np.ndarray  # [L, H, T, S]
@@ -88,9 +88,9 @@ def sentence_attention(
     )
     s, t = len(source_ids), len(target_ids)
     return SentenceAttention(
-        tuple(tokenizers.source.pieces(source_ids)),
-        tuple(tokenizers.target.pieces(target_ids)),
-        tuple(tokenizers.target.pieces(inputs)),
+        tuple(tokenizers.source.tokens(source_ids)),
+        tuple(tokenizers.target.tokens(target_ids)),
+        tuple(tokenizers.target.tokens(inputs)),
         np.asarray(encoder, np.float64)[..., :s, :s],
         np.asarray(decoder, np.float64)[..., :t, :t],
         np.asarray(cross, np.float64)[..., :t, :s],
@@ -99,7 +99,7 @@ def sentence_attention(
 
 def _check_length(text: str, ids: list[int], limit: int) -> None:
     if len(ids) > limit:
-        raise UserError(f"{text[:40]!r}… takes {len(ids)} pieces and the model reads "
+        raise UserError(f"{text[:40]!r}… takes {len(ids)} tokens and the model reads "
                         f"{limit}: give a shorter sentence.")  # fmt: skip
 
 

@@ -184,8 +184,8 @@ def alignment(weights: np.ndarray, target: Sequence[str], source: Sequence[str])
 
     Args:
       weights: `[T, S]`; weights below 0.05 are left out.
-      target: T words or pieces.
-      source: S words or pieces.
+      target: T words or tokens.
+      source: S words or tokens.
     """
     weights = dense(weights)
     places = [

@@ -22,8 +22,8 @@ from transformer_jax.plotting import collect, figures
 from transformer_jax.runs import workdir as workdir_lib
 
 NAME = "report.html"
-# Of attention: sentences, pieces of a sentence, and heads in all layers of one. A map of a hundred
-# pieces cannot be read, and hundreds of maps take minutes to draw.
+# Of attention: sentences, tokens of a sentence, and heads in all layers of one. A map of a hundred
+# tokens cannot be read, and hundreds of maps take minutes to draw.
 NUM_SENTENCES, MAX_PIECES, MAX_HEADS = 3, 40, 32
 
 _COLUMNS = {
@@ -204,10 +204,10 @@ def _attention(translator: Translator, samples: Sequence[Mapping[str, Any]]) -> 
     """Each decoder layer's mean over its heads; the heads folded away."""
     last = max((sample["step"] for sample in samples), default=0)
     yield (
-        f'<p class="note">A row is a piece of the hypothesis of step {last:,}, a column a piece of '
-        "the source; the darker, the more of it is read while that piece is written, by the "
+        f'<p class="note">A row is a token of the hypothesis of step {last:,}, a column a token of '
+        "the source; the darker, the more of it is read while that token is written, by the "
         f"checkpoint of step {translator.checkpoint_step:,}. First the mean of each layer's "
-        f"heads. Sentences of more than {MAX_PIECES} pieces are left out.</p>"
+        f"heads. Sentences of more than {MAX_PIECES} tokens are left out.</p>"
     )
     shown = 0
     for sample in samples:

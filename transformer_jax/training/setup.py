@@ -101,7 +101,7 @@ def prepare(
         start = pretrained.load(config.train.init_from, allow_pickle=config.train.allow_pickle)
         tokenizers, initial_params = start.tokenizers, start.params
         config = adopt(config, start.config)
-        say(f"starting from {config.train.init_from}: its model, tokenizer and suppressed pieces; "
+        say(f"starting from {config.train.init_from}: its model, tokenizer and suppressed tokens; "
             "of config.model, dropout rates, dtype and attention are the recipe's")  # fmt: skip
     else:
         tokenizers = _made_before(workdir, config, corpora) or make_tokenizers(config.data, corpora)
@@ -255,7 +255,7 @@ def _describe(config, corpora, tokenizers, selection, plan, padding, row_multipl
             say(f"  {source}  ->  {target}")
     sizes = {tokenizers.source.vocab_size, tokenizers.target.vocab_size}
     say(
-        f"{selection.num_pairs:,} pairs, {' and '.join(map(str, sorted(sizes)))} pieces; "
+        f"{selection.num_pairs:,} pairs, {' and '.join(map(str, sorted(sizes)))} tokens; "
         f"left out: {selection.num_empty:,} with an empty side, "
         f"{selection.num_too_long:,} above data.max_len={data.max_len}, {selection.num_uneven:,} "
         f"with one side over data.max_ratio={data.max_ratio:g} times as long as the other"

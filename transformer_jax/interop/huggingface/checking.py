@@ -66,7 +66,7 @@ class HuggingFacePeer:
         for output in self._examples.output_ids:
             text = pair.target.decode(output)
             theirs = tokenizer.decode(output, skip_special_tokens=True)
-            # Of an unknown piece, we show a mark.
+            # Of an unknown token, we show a mark.
             if unk not in output and _words(theirs) != _words(text):
                 raise UserError(
                     f"{folder}: their tokenizer decodes {output} as {theirs!r} instead of {text!r}."

@@ -93,11 +93,11 @@ def _forced_language(settings: Settings, pair: TokenizerPair) -> str:
     forced = settings.generation.get("forced_bos_token_id")
     if forced is None:
         return ""
-    (piece,) = pair.target.pieces([forced])
+    (token,) = pair.target.tokens([forced])
     before, after = pair.tags.template.split("{}")
-    fits = piece.startswith(before) and piece.endswith(after) and len(piece) > len(before + after)
-    if not (pair.tags.both_sides and fits and piece != pair.target.pieces([pair.target.unk_id])[0]):
+    fits = token.startswith(before) and token.endswith(after) and len(token) > len(before + after)
+    if not (pair.tags.both_sides and fits and token != pair.target.tokens([pair.target.unk_id])[0]):
         raise UserError(
-            f"{settings.folder}: forced_bos_token_id={forced} ({piece}) is no language tag."
+            f"{settings.folder}: forced_bos_token_id={forced} ({token}) is no language tag."
         )
-    return piece[len(before) : len(piece) - len(after)]
+    return token[len(before) : len(token) - len(after)]

@@ -237,13 +237,13 @@ def _suppressed(settings: Settings) -> tuple[int, ...]:
     for sequence in settings.generation.get("bad_words_ids") or ():
         if len(sequence) != 1:
             raise UserError(
-                f"{settings.folder}: bad_words_ids holds {sequence}; only single pieces can be "
+                f"{settings.folder}: bad_words_ids holds {sequence}; only single tokens can be "
                 "suppressed."
             )
         found.update(i for i in sequence if i != eos)
     if not all(type(i) is int and 0 <= i < size for i in found):
         raise UserError(
             f"{settings.folder}: bad_words_ids or suppress_tokens holds {sorted(found)}, "
-            f"but the vocabulary has {size} pieces."
+            f"but the vocabulary has {size} tokens."
         )
     return tuple(sorted(found))

@@ -19,8 +19,8 @@ LANGUAGE_CODES = {
     "tr uk ur uz vi wo xh yi yo zh zu",
     "wmt21": "en ha is ja cs ru zh de",
 }
-MADE_UP_WORDS = 8  # rows without a piece behind M2M-100's language tags
-NLLB_LANGUAGE = r"[a-z]{3}_[A-Z][a-z]{3}"  # such as deu_Latn; other pieces are no languages
+MADE_UP_WORDS = 8  # rows without a token behind M2M-100's language tags
+NLLB_LANGUAGE = r"[a-z]{3}_[A-Z][a-z]{3}"  # such as deu_Latn; other tokens are no languages
 SPECIAL = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}
 
 
@@ -62,7 +62,7 @@ def read_tokenizers(settings: Settings) -> Tokenization:
 
 
 def _special(options: dict[str, Any]) -> dict[str, str]:
-    """Names of the special pieces; a tokenizer may keep them with their options."""
+    """Names of the special tokens; a tokenizer may keep them with their options."""
     names = {}
     for name, default in SPECIAL.items():
         given = options.get(f"{name}_token") or default
@@ -77,16 +77,16 @@ def _read_bytes(path: epath.Path) -> bytes:
 
 
 def _read_vocabulary(path: epath.Path) -> dict[str, int]:
-    pieces = read_json(path)
-    ids = list(pieces.values())
+    tokens = read_json(path)
+    ids = list(tokens.values())
     if (
         not ids
         or not all(type(i) is int for i in ids)
         or len(set(ids)) != len(ids)
         or min(ids, default=0) < 0
     ):
-        raise UserError(f"{path} must map each piece to an id of its own.")
-    return pieces
+        raise UserError(f"{path} must map each token to an id of its own.")
+    return tokens
 
 
 def _marian(settings: Settings, options: dict[str, Any]) -> Tokenization:
@@ -105,7 +105,7 @@ def _marian(settings: Settings, options: dict[str, Any]) -> Tokenization:
         vocabulary = _read_vocabulary(path)
         if len(vocabulary) != vocab_size or max(vocabulary.values()) >= vocab_size:
             raise UserError(
-                f"{path} has {len(vocabulary)} pieces up to id {max(vocabulary.values())}, "
+                f"{path} has {len(vocabulary)} tokens up to id {max(vocabulary.values())}, "
                 f"but config.json says {vocab_size}."
             )
         model = _read_bytes(folder / f"{side}.spm")
@@ -125,13 +125,13 @@ def _m2m_100(settings: Settings, options: dict[str, Any]) -> Tokenization:
     if codes not in LANGUAGE_CODES:
         raise UserError(f"{folder}/tokenizer_config.json: language_codes={codes!r} is not known.")
     # Language tags follow the vocabulary.
-    names = [tags.piece(language) for language in LANGUAGE_CODES[codes].split()]
+    names = [tags.token(language) for language in LANGUAGE_CODES[codes].split()]
     vocabulary |= {name: len(vocabulary) + i for i, name in enumerate(names)}
     extra = options.get("num_madeup_words", MADE_UP_WORDS)
     if max(vocabulary.values()) >= len(vocabulary) or len(vocabulary) + extra != vocab_size:
         raise UserError(
             f"{folder}/vocab.json, {len(names)} language tags and {extra} made-up words are "
-            f"{len(vocabulary) + extra} pieces, but config.json says {vocab_size}."
+            f"{len(vocabulary) + extra} tokens, but config.json says {vocab_size}."
         )
     tokenizer = VocabularyTokenizer(
         _read_bytes(folder / "sentencepiece.bpe.model"), vocabulary, _special(options), vocab_size,

@@ -19,7 +19,7 @@ from transformer_jax.interop.huggingface.families import Family
 from transformer_jax.interop.huggingface.settings import OWN_KEY
 from transformer_jax.interop.huggingface.tokenizers import LANGUAGE_CODES, MARIAN_TAGS, SPECIAL
 
-TYPICAL_LENGTH = 20  # pieces, where a GNMT length penalty and the power written for it are equal
+TYPICAL_LENGTH = 20  # tokens, where a GNMT length penalty and the power written for it are equal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ def plan_export(config: Config, tokenizers: TokenizerPair, params: layout.Params
     if decode.length_penalty and decode.length_penalty_kind == "gnmt":
         notes.append(
             f"the GNMT length penalty {decode.length_penalty:g} is not known there; "
-            f"length_penalty={_power(decode):.3g} is the same at {TYPICAL_LENGTH} pieces"
+            f"length_penalty={_power(decode):.3g} is the same at {TYPICAL_LENGTH} tokens"
         )
     stored = family is families.PEGASUS or not (own or permuted)
     return Plan(family, permuted, stored, tuple(notes))
@@ -88,11 +88,11 @@ def _obstacles(model: ModelConfig, tokenizers: TokenizerPair, params: layout.Par
         yield "a tokenizer that lower-cases (data.lowercase=True)"
     for name in ("pad", "eos", "unk"):
         ids = [getattr(side, f"{name}_id") for side in (tokenizers.source, tokenizers.target)]
-        pieces = [side.pieces([i]) for side, i in zip(
+        tokens = [side.tokens([i]) for side, i in zip(
             (tokenizers.source, tokenizers.target), ids, strict=True)]  # fmt: skip
         # A directory that came in like this goes out as it came.
-        if type(tokenizers.source) is Tokenizer and (ids[0], pieces[0]) != (ids[1], pieces[1]):
-            yield f"two vocabularies whose {name} piece is not the same ({ids[0]}, {ids[1]})"
+        if type(tokenizers.source) is Tokenizer and (ids[0], tokens[0]) != (ids[1], tokens[1]):
+            yield f"two vocabularies whose {name} token is not the same ({ids[0]}, {ids[1]})"
     if model.norm_position == "pre" and tokenizers.source.model != tokenizers.target.model and (
         type(tokenizers.source) is Tokenizer):  # fmt: skip
         yield "pre-norm with two vocabularies; its pre-norm classes share one"
@@ -249,7 +249,7 @@ def _write_tokenizers(folder: epath.Path, config: Config, tokenizers: TokenizerP
         _write_json(folder / "tokenizer_config.json", {
             "tokenizer_class": "NllbTokenizer", "src_lang": data.source_lang,
             "tgt_lang": data.target_lang or None, "model_max_length": max_len,
-            **_special_pieces(source.state["special"]),
+            **_special_tokens(source.state["special"]),
         })  # fmt: skip
         return
     if tokenizers.tags.both_sides:
@@ -263,7 +263,7 @@ def _write_tokenizers(folder: epath.Path, config: Config, tokenizers: TokenizerP
             "language_codes": _language_codes(state["dropped"]),
             "clean_up_tokenization_spaces": state["clean_up"],
             "num_madeup_words": source.vocab_size - len(state["vocabulary"]),
-            **_special_pieces(state["special"]),
+            **_special_tokens(state["special"]),
         })  # fmt: skip
         return
     model = config.model
@@ -273,7 +273,7 @@ def _write_tokenizers(folder: epath.Path, config: Config, tokenizers: TokenizerP
     _write_json(folder / "vocab.json", _vocabulary(source, tokenizers))
     if separate:
         _write_json(folder / "target_vocab.json", _vocabulary(target, tokenizers))
-    unk, pad, eos = source.pieces([source.unk_id, source.pad_id, source.eos_id])
+    unk, pad, eos = source.tokens([source.unk_id, source.pad_id, source.eos_id])
     _write_json(folder / "tokenizer_config.json", {
         "tokenizer_class": "MarianTokenizer", "source_lang": data.source_lang,
         "target_lang": data.target_lang, "separate_vocabs": separate, "unk_token": unk,
@@ -288,25 +288,25 @@ def _language_codes(tags: list[str]) -> str:
                 if len(codes.split()) == len(tags))  # fmt: skip
 
 
-def _special_pieces(special: dict[str, str]) -> dict[str, str]:
+def _special_tokens(special: dict[str, str]) -> dict[str, str]:
     return {f"{name}_token": special.get(name) or SPECIAL[name] for name in SPECIAL}
 
 
 def _vocabulary(tokenizer: Tokenizer, tokenizers: TokenizerPair) -> dict[str, int]:
-    """Id of each piece; our language tags under Marian's form of them."""
+    """Id of each token; our language tags under Marian's form of them."""
     if isinstance(tokenizer, VocabularyTokenizer):
         return tokenizer.state["vocabulary"]
-    pieces = tokenizer.pieces(range(tokenizer.vocab_size))
+    tokens = tokenizer.tokens(range(tokenizer.vocab_size))
     before, after = tokenizers.tags.template.split("{}")
     vocabulary: dict[str, int] = {}
-    for i, piece in enumerate(pieces):
-        if piece.startswith(before) and piece.endswith(after) and len(piece) > len(before + after):
-            piece = MARIAN_TAGS.piece(piece[len(before) : len(piece) - len(after)])
-        if piece in vocabulary:
+    for i, token in enumerate(tokens):
+        if token.startswith(before) and token.endswith(after) and len(token) > len(before + after):
+            token = MARIAN_TAGS.token(token[len(before) : len(token) - len(after)])
+        if token in vocabulary:
             raise UserError(
-                f"The tokenizer has two pieces {piece!r} (ids {vocabulary[piece]}, {i})."
+                f"The tokenizer has two tokens {token!r} (ids {vocabulary[token]}, {i})."
             )
-        vocabulary[piece] = i
+        vocabulary[token] = i
     return vocabulary
 
 

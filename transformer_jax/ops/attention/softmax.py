@@ -1,7 +1,7 @@
 """Softmax that lets a row have nothing to choose from.
 
 What may not be chosen is hidden by adding a large negative number, not by selecting: XLA's CPU
-compiler keeps an addition in one piece with the product before it and the exponential after it.
+compiler keeps an addition in one token with the product before it and the exponential after it.
 """
 
 import jax
