@@ -20,6 +20,7 @@ from transformer_jax.data import batch_plan, loader
 from transformer_jax.data.epoch_data import Segmentation
 from transformer_jax.data.pair_selection import select_pairs
 from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
+from transformer_jax.data.tokenizer_pair import SpecialIds
 
 _JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")
 _PAIRS = flags.DEFINE_integer("pairs", 5_000_000, "Pairs of the large plan.")
@@ -50,7 +51,7 @@ def loading_rate(batching: str) -> float:
     config = Config(data=DataConfig(batching=batching, batch_tokens=4096))
     selection = select_pairs(corpus.source.lengths, corpus.target.lengths, 256)
     plan = batch_plan.make_plan(selection, config)
-    source = loader.BatchSource(Segmentation(corpus, plan), loader.SpecialIds(0, 2, 0, 2, 1), 300)
+    source = loader.BatchSource(Segmentation(corpus, plan), SpecialIds(0, 2, 0, 2, 1), 300)
     rates = []
     for _ in range(REPEATS):
         started = time.perf_counter()

@@ -147,6 +147,7 @@ def _loaded(config: Config, task: Task) -> Iterator[Any]:
     from transformer_jax.data.epoch_data import Segmentation
     from transformer_jax.data.pair_selection import select_pairs
     from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
+    from transformer_jax.data.tokenizer_pair import SpecialIds
 
     rng, count = np.random.default_rng(0), 20_000
     sides = []
@@ -157,7 +158,7 @@ def _loaded(config: Config, task: Task) -> Iterator[Any]:
     longest = max(task.source_len, task.target_len)
     selection = select_pairs(corpus.source.lengths, corpus.target.lengths, longest)
     plan = batch_plan.make_plan(selection, config)
-    ids = loader.SpecialIds(0, 2, 0, 2, 1)
+    ids = SpecialIds(0, 2, 0, 2, 1)
     return loader.load_batches(loader.BatchSource(Segmentation(corpus, plan), ids, 10**6), 0)
 
 

@@ -17,6 +17,7 @@ from transformer_jax.data.bucketing import BucketPlan
 from transformer_jax.data.epoch_data import Segmentation
 from transformer_jax.data.pair_selection import select_pairs
 from transformer_jax.data.permutation import make_key, permute
+from transformer_jax.data.tokenizer_pair import SpecialIds
 from transformer_jax.errors import UserError
 
 # --- Permutation --------------------------------------------------------------------------------
@@ -212,7 +213,7 @@ def test_any_lengths_pack(pairs):
 
 # --- Token cache and arrays ---------------------------------------------------------------------
 
-IDS = loader.SpecialIds(
+IDS = SpecialIds(
     source_pad=90, source_eos=91, target_pad=92, target_eos=93, decoder_start=94
 )
 

@@ -15,8 +15,8 @@ import pytest
 from tests.conftest import digit_pairs
 from transformer_jax import Translator
 from transformer_jax.commands import decode, decode_output
+from transformer_jax.data.tokenizer_pair import special_ids
 from transformer_jax.decoding import alignment, batching, mbr, programs
-from transformer_jax.decoding import engine as engine_lib
 from transformer_jax.decoding.engine import Engine, begins_word
 from transformer_jax.decoding.job import AttentionChoice, Translation, _join
 from transformer_jax.decoding.requests import Request
@@ -59,7 +59,7 @@ def test_scoring_holds_a_chunk_of_logits(translator, monkeypatch, num_models):
     config, rng = translator.config.model, np.random.default_rng(0)
     trees = [jax.tree.map(lambda x, n=n: x * (1 - n / 9), translator.params) for n in range(2)]
     trees = trees[:num_models]
-    ids = engine_lib.special_ids(translator.tokenizers, config)
+    ids = special_ids(translator.tokenizers, config)
     source, target = (rng.integers(4, 295, (3, 8)).astype(np.int32) for _ in range(2))
     lengths = np.full(3, 8, np.int32)
     score = jax.jit(functools.partial(programs._score, (config,) * num_models, ids))

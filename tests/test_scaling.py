@@ -20,6 +20,7 @@ from transformer_jax.data.batch_shapes import BatchShape
 from transformer_jax.data.epoch_data import Segmentation
 from transformer_jax.data.packing import PackPlan
 from transformer_jax.data.pair_selection import select_pairs
+from transformer_jax.data.tokenizer_pair import SpecialIds
 from transformer_jax.diagnostics import dry_run, hlo
 from transformer_jax.errors import UserError
 from transformer_jax.runs.workdir import FREE_ON_RESUME
@@ -74,7 +75,7 @@ def test_processes_rows_are_the_batch(monkeypatch):
     corpus = loader.TokenizedCorpus(side, side, (40,), "")
     selection = select_pairs(lengths, lengths, 8)
     plan = PackPlan(selection, 6, 16, 0)
-    ids, segmentation = loader.SpecialIds(0, 2, 0, 2, 1), Segmentation(corpus, plan)
+    ids, segmentation = SpecialIds(0, 2, 0, 2, 1), Segmentation(corpus, plan)
     whole = loader.BatchSource(segmentation, ids, 3, 4)[1]
     assert len(whole["inputs"]) == 8
     parts = [

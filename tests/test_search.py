@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from transformer_jax.config import DecodeConfig
-from transformer_jax.data.loader import SpecialIds
+from transformer_jax.data.tokenizer_pair import SpecialIds
 from transformer_jax.decoding.beam import BeamSearch
 from transformer_jax.decoding.hypotheses import gather_beams, length_penalty
 from transformer_jax.decoding.processors import SearchConstraints

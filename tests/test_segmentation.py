@@ -14,10 +14,10 @@ from tests.conftest import digit_pairs, tiny_config, write_pairs
 from transformer_jax.data import epoch_data, loader, sources, token_cache
 from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
 from transformer_jax.data.tokenizer import Tokenizer
-from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.data.tokenizer_pair import SpecialIds, TokenizerPair
 from transformer_jax.errors import UserError
 
-IDS = loader.SpecialIds(0, 2, 0, 2, 1)
+IDS = SpecialIds(0, 2, 0, 2, 1)
 
 
 @pytest.fixture(scope="module")

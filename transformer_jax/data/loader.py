@@ -10,22 +10,12 @@ import numpy as np
 from transformer_jax.data.batch_shapes import Placement
 from transformer_jax.data.epoch_data import Segmentations
 from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
+from transformer_jax.data.tokenizer_pair import SpecialIds
 
 Batch = dict[str, np.ndarray]
 
 NUM_THREADS = 2
 PREFETCH = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class SpecialIds:
-    """Ids that surround sentences in a batch."""
-
-    source_pad: int
-    source_eos: int
-    target_pad: int
-    target_eos: int
-    decoder_start: int
 
 
 def make_batch(corpus: TokenizedCorpus, placement: Placement, ids: SpecialIds) -> Batch:

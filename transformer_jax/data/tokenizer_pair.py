@@ -13,13 +13,24 @@ import sentencepiece
 from etils import epath
 
 from transformer_jax import paths
-from transformer_jax.config import DataConfig
+from transformer_jax.config import DataConfig, ModelConfig
 from transformer_jax.data.foreign_tokenizers import JsonTokenizer, VocabularyTokenizer
 from transformer_jax.data.sources import Corpus
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import UserError
 
 MAX_TRAINING_SENTENCES = 4_000_000  # beyond, SentencePiece samples
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialIds:
+    """Ids that surround sentences in a batch."""
+
+    source_pad: int
+    source_eos: int
+    target_pad: int
+    target_eos: int
+    decoder_start: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +133,17 @@ class TokenizerPair:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{folder} holds no usable tokenizer ({error}).") from error
         return cls(tokenizers[0], tokenizers[-1], tags)
+
+
+def special_ids(tokenizers: TokenizerPair, model: ModelConfig) -> SpecialIds:
+    """Ids that surround sentences, for this model."""
+    return SpecialIds(
+        source_pad=tokenizers.source.pad_id,
+        source_eos=tokenizers.source.eos_id,
+        target_pad=tokenizers.target.pad_id,
+        target_eos=tokenizers.target.eos_id,
+        decoder_start=model.decoder_start_id,
+    )
 
 
 def _from_state(model: bytes, state: dict[str, Any]) -> Tokenizer:

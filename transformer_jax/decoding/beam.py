@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.data.loader import SpecialIds
+from transformer_jax.data.tokenizer_pair import SpecialIds
 from transformer_jax.decoding import phrase_banks
 from transformer_jax.decoding.beam_state import (
     BeamState,

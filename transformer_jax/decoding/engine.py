@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from transformer_jax.config import Config, DecodeConfig, ModelConfig
-from transformer_jax.data.loader import SpecialIds
-from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
 from transformer_jax.data.writing_systems import separates_words
 from transformer_jax.decoding import batching, workers
 from transformer_jax.decoding.job import AttentionChoice, Job, Translation, reported, say
@@ -44,17 +43,6 @@ class PairScores:
     num_correct: int
     tokens: tuple[str, ...]
     log_probs: tuple[float, ...]  # of each token
-
-
-def special_ids(tokenizers: TokenizerPair, model: ModelConfig) -> SpecialIds:
-    """Ids that surround sentences, for this model."""
-    return SpecialIds(
-        source_pad=tokenizers.source.pad_id,
-        source_eos=tokenizers.source.eos_id,
-        target_pad=tokenizers.target.pad_id,
-        target_eos=tokenizers.target.eos_id,
-        decoder_start=model.decoder_start_id,
-    )
 
 
 def begins_word(token: str) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer_jax.config import DecodeConfig, ModelConfig
-from transformer_jax.data.loader import SpecialIds
+from transformer_jax.data.tokenizer_pair import SpecialIds
 from transformer_jax.decoding.beam import BeamSearch
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.processors import SearchConstraints

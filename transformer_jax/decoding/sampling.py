@@ -8,7 +8,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.data.loader import SpecialIds
+from transformer_jax.data.tokenizer_pair import SpecialIds
 from transformer_jax.decoding.hypotheses import Hypotheses, length_penalty
 from transformer_jax.decoding.processors import (
     Rules,

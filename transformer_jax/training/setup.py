@@ -16,8 +16,7 @@ from transformer_jax.data.batch_shapes import BatchShape
 from transformer_jax.data.epoch_data import Segmentations, segment
 from transformer_jax.data.loader import BatchSource
 from transformer_jax.data.tokenizer import Tokenizer
-from transformer_jax.data.tokenizer_pair import TokenizerPair, make_tokenizers
-from transformer_jax.decoding.engine import special_ids
+from transformer_jax.data.tokenizer_pair import TokenizerPair, make_tokenizers, special_ids
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import model_metrics
 from transformer_jax.interop import pretrained
