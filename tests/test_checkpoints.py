@@ -173,13 +173,13 @@ def test_any_damaged_file_is_named_and_the_checkpoint_before_used(
             continue  # nothing to cut or flip
         damage(path)
         said = []
-        assert checkpoint_lib.newest_whole(folder, said.append) == 2, name
+        assert checkpoint_lib.newest_intact(folder, said.append) == 2, name
         assert len(said) == 1
         assert "checkpoint 3 is damaged" in said[0]
         if name != digests.NAME:
             assert name in said[0]
         assert (folder / "damaged_checkpoints" / "3").exists()
-        assert checkpoint_lib.newest_whole(folder, said.append) == 2
+        assert checkpoint_lib.newest_intact(folder, said.append) == 2
         assert len(said) == 1
 
 
@@ -189,9 +189,9 @@ def test_nothing_is_moved_where_all_are_damaged(three_checkpoints, tmp_path):
     for step in ("1", "2", "3"):
         flip(folder / "checkpoints" / step / "params" / "_METADATA")
     with pytest.raises(UserError, match=r"Every checkpoint in .* is damaged .*_METADATA"):
-        checkpoint_lib.newest_whole(folder, print)
+        checkpoint_lib.newest_intact(folder, print)
     assert checkpoint_lib.steps(folder) == [1, 2, 3]
-    assert checkpoint_lib.newest_whole(tmp_path, print) is None
+    assert checkpoint_lib.newest_intact(tmp_path, print) is None
 
 
 def test_a_lost_average_is_not_replaced_by_the_parameters(tmp_path):
@@ -208,9 +208,9 @@ def test_older_checkpoints_with_damaged_scores_are_set_aside(three_checkpoints, 
     folder = epath.Path(tmp_path / "run")
     shutil.copytree(three_checkpoints, folder)
     truncate(folder / "checkpoints" / "2" / "metrics" / "metrics")
-    assert checkpoint_lib.newest_whole(folder, print, writes=False) == 3
+    assert checkpoint_lib.newest_intact(folder, print, writes=False) == 3
     assert checkpoint_lib.steps(folder) == [1, 2, 3]
-    assert checkpoint_lib.newest_whole(folder, print) == 3
+    assert checkpoint_lib.newest_intact(folder, print) == 3
     assert checkpoint_lib.steps(folder) == [1, 3]
 
 

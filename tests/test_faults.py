@@ -365,17 +365,17 @@ def test_sigterm_before_the_first_step_ends_at_once(tmp_path):
 
 def test_a_work_directory_is_held_by_one(tmp_path):
     with (
-        workdir_lib.hold(tmp_path / "run"),
+        workdir_lib.lock(tmp_path / "run"),
         pytest.raises(UserError, match=f"process {os.getpid()} on .*another --workdir"),
-        workdir_lib.hold(tmp_path / "run"),
+        workdir_lib.lock(tmp_path / "run"),
     ):
         pass
-    with workdir_lib.hold(tmp_path / "run"):
+    with workdir_lib.lock(tmp_path / "run"):
         pass
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(UserError, match="cannot be written"),
-        workdir_lib.hold(tmp_path / "file" / "run"),
+        workdir_lib.lock(tmp_path / "file" / "run"),
     ):
         pass
 

@@ -210,7 +210,7 @@ def test_fine_tuning_that_was_killed_in_its_first_save_starts_from_its_model_aga
 def test_digests_in_a_store_are_compared_without_downloading(bucket, gcs):
     save(bucket, 1, 2)
     before = len(gcs.downloads())
-    assert checkpoint_lib.newest_whole(bucket, print) == 2
+    assert checkpoint_lib.newest_intact(bucket, print) == 2
     read = {name.rpartition("/")[2] for name in gcs.downloads()[before:]}
     assert read == {digests.NAME, "_CHECKPOINT_METADATA"}
 
@@ -223,7 +223,7 @@ def test_a_damaged_object_is_named_and_its_checkpoint_set_aside(bucket, damage):
     (name,) = [n for n in held if n.startswith("params/d/")][:1]
     damage(newest / name)
     said = []
-    assert checkpoint_lib.newest_whole(bucket, said.append) == 1
+    assert checkpoint_lib.newest_intact(bucket, said.append) == 1
     assert len(said) == 1
     assert f"checkpoint 2 is damaged: {name}" in said[0]
     moved = names(bucket / "damaged_checkpoints" / "2")
@@ -233,12 +233,12 @@ def test_a_damaged_object_is_named_and_its_checkpoint_set_aside(bucket, damage):
 
 def test_a_run_moves_between_a_disk_and_a_store_with_its_digests(bucket, tmp_path):
     def check(folder):
-        assert checkpoint_lib.newest_whole(folder, print) == 2
+        assert checkpoint_lib.newest_intact(folder, print) == 2
         params, _ = checkpoint_lib.load_params(folder, "latest", CheckpointConfig(), TARGET)
         np.testing.assert_array_equal(params["w"], 2.0)
         data = folder / "checkpoints" / "2" / "params" / "d"
         flip(next(iter(data.iterdir())))
-        assert checkpoint_lib.newest_whole(folder, lambda _: None, writes=False) == 1
+        assert checkpoint_lib.newest_intact(folder, lambda _: None, writes=False) == 1
 
     save(bucket / "first", 1, 2)
     down = epath.Path(tmp_path / "down")
@@ -255,25 +255,25 @@ def test_a_run_moves_between_a_disk_and_a_store_with_its_digests(bucket, tmp_pat
 
 def test_a_work_directory_in_a_store_is_held_by_one(bucket):
     with (
-        workdir_lib.hold(bucket),
+        workdir_lib.lock(bucket),
         pytest.raises(UserError, match=f"process {os.getpid()} on .*another --workdir"),
-        workdir_lib.hold(bucket),
+        workdir_lib.lock(bucket),
     ):
         pass
-    with workdir_lib.hold(bucket):
+    with workdir_lib.lock(bucket):
         assert names(bucket) == [".lock"]
     assert names(bucket) == []
 
 
 def test_the_lock_of_a_disk_that_was_copied_with_its_run_is_none(bucket):
     (bucket / ".lock").write_text("process 7 on vm, since 2026-11-01 00:00:00\n")
-    with workdir_lib.hold(bucket):
+    with workdir_lib.lock(bucket):
         assert json.loads((bucket / ".lock").read_text())["pid"] == os.getpid()
     assert names(bucket) == []
 
 
 def leave_lock(bucket, **changes):
-    with workdir_lib.hold(bucket):
+    with workdir_lib.lock(bucket):
         found = json.loads((bucket / ".lock").read_text())
     found |= {"id": "other", "who": "process 7 on other", **changes}
     (bucket / ".lock").write_text(json.dumps(found))
@@ -282,17 +282,17 @@ def leave_lock(bucket, **changes):
 
 def test_a_lock_that_a_killed_process_left_is_taken_over(bucket, monkeypatch, capsys):
     leave_lock(bucket, started="1")  # another process had this number
-    with workdir_lib.hold(bucket):
+    with workdir_lib.lock(bucket):
         pass
     assert capsys.readouterr().out == ""
     leave_lock(bucket, machine="other", renewed=1.0)  # for years
-    with workdir_lib.hold(bucket):
+    with workdir_lib.lock(bucket):
         pass
     assert capsys.readouterr().out == ""
     leave_lock(bucket, machine="other")
     monkeypatch.setattr(bucket_lock, "EXPIRES", 0.0)
     monkeypatch.setattr(bucket_lock.time, "sleep", lambda _: None)
-    with workdir_lib.hold(bucket):
+    with workdir_lib.lock(bucket):
         pass
     assert "is locked by process 7 on other; waiting" in capsys.readouterr().out
 
@@ -305,7 +305,7 @@ def test_a_lock_whose_creation_was_not_answered_is_held(bucket, monkeypatch):
         whole(path, data, must_be_new)  # as the client does when it gets no answer
 
     monkeypatch.setattr(paths, "write", write)
-    with workdir_lib.hold(bucket):
+    with workdir_lib.lock(bucket):
         assert names(bucket) == [".lock"]
     assert names(bucket) == []
 
@@ -314,7 +314,7 @@ def test_a_lock_that_is_renewed_elsewhere_is_respected(bucket, monkeypatch):
     found = leave_lock(bucket, machine="other")
     renew = lambda _: (bucket / ".lock").write_text(json.dumps({**found, "renewed": 2.0**40}))  # noqa: E731
     monkeypatch.setattr(bucket_lock.time, "sleep", renew)
-    with pytest.raises(UserError, match="process 7 on other"), workdir_lib.hold(bucket):
+    with pytest.raises(UserError, match="process 7 on other"), workdir_lib.lock(bucket):
         pass
 
 
@@ -328,7 +328,7 @@ def test_a_process_that_has_lost_its_lock_ends(bucket, monkeypatch, capsys):
 
     monkeypatch.setattr(bucket_lock.os, "_exit", end)
     monkeypatch.setattr(bucket_lock, "PERIOD", 0.01)
-    with workdir_lib.hold(bucket):
+    with workdir_lib.lock(bucket):
         (bucket / ".lock").write_text(json.dumps({"id": "other", "who": "process 7 on other"}))
         assert ended.wait(60)
     assert statuses[0] == 2
@@ -340,7 +340,7 @@ def test_a_missing_bucket_is_told_in_a_sentence(gcs):
         pytest.raises(
             UserError, match="gs://nowhere/run cannot be written: there is no such bucket"
         ),
-        workdir_lib.hold("gs://nowhere/run"),
+        workdir_lib.lock("gs://nowhere/run"),
     ):
         pass
 

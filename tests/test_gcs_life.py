@@ -90,7 +90,7 @@ def test_two_processes_killed_twice_end_as_one_that_was_not(bucket, tmp_path, mo
     held = {name.split("/")[0] for name in names(workdir)}
     assert held == {"checkpoints", "config.json", "data.json", "metrics.jsonl", "samples.jsonl",
                     "tensorboard", "tokenizer"}  # fmt: skip
-    assert checkpoint_lib.newest_whole(workdir, print) == NUM_STEPS
+    assert checkpoint_lib.newest_intact(workdir, print) == NUM_STEPS
     saved = names(workdir / "checkpoints" / str(NUM_STEPS) / "params")
     assert {name.split("/")[0] for name in saved} >= {"ocdbt.process_0", "ocdbt.process_1"}
     ours = Translator.load(workdir, str(NUM_STEPS))

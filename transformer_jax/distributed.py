@@ -171,11 +171,11 @@ class _RollCall:
             return False
 
 
-def count() -> int:
+def process_count() -> int:
     return jax.process_count()
 
 
-def index() -> int:
+def process_index() -> int:
     return jax.process_index()
 
 
@@ -184,19 +184,19 @@ def is_primary() -> bool:
     return jax.process_index() == 0
 
 
-def gather(value: T) -> list[T]:
+def all_gather(value: T) -> list[T]:
     """`value` of every process, in their order. All processes must call it."""
-    if count() == 1:
+    if process_count() == 1:
         return [value]
     own = np.frombuffer(pickle.dumps(value), np.uint8)
     sizes = np.asarray(multihost_utils.process_allgather(np.asarray([own.size]))).reshape(-1)
     padded = np.zeros(int(sizes.max()), np.uint8)
     padded[: own.size] = own
-    rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(count(), -1)
+    rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(process_count(), -1)
     return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
-def from_primary(function: Callable[[], T], name: str) -> T:
+def run_on_primary(function: Callable[[], T], name: str) -> T:
     """The result of `function`, which process 0 alone calls; the others wait.
 
     Args:
@@ -206,27 +206,27 @@ def from_primary(function: Callable[[], T], name: str) -> T:
     Raises:
       UserError: the one that `function` raised, on every process.
     """
-    if count() == 1:
+    if process_count() == 1:
         return function()
     outcome: tuple[Any, str | None] = _attempt(function) if is_primary() else (None, None)
     _wait_for_all(name)
-    result, problem = gather(outcome)[0]
+    result, problem = all_gather(outcome)[0]
     if problem is not None:
         raise UserError(problem)
     return result
 
 
-def together(function: Callable[[], T], name: str) -> T:
+def run_on_all(function: Callable[[], T], name: str) -> T:
     """The result of `function`, which every process calls for itself.
 
     Raises:
       UserError: that of any process, on every process.
     """
-    if count() == 1:
+    if process_count() == 1:
         return function()
     result, problem = _attempt(function)
     _wait_for_all(name)
-    problems = gather(problem)
+    problems = all_gather(problem)
     for number, other in enumerate(problems):
         if other is not None:
             raise UserError(f"process {number}: {other}")
@@ -250,13 +250,13 @@ def _attempt(function: Callable[[], Any]) -> tuple[Any, str | None]:
         return None, f"{error.filename or 'a file'}: {error.strerror or error}."
 
 
-def share(items: Sequence[T]) -> list[T]:
+def local_share(items: Sequence[T]) -> list[T]:
     """This process's share of `items`: every n-th."""
-    return list(items[index() :: count()])
+    return list(items[process_index() :: process_count()])
 
 
-def unite(own: Sequence[T]) -> list[T]:
+def gather_shares(own: Sequence[T]) -> list[T]:
     """The results of all shares, in the order of the items. All processes must call it."""
-    shares = gather(list(own))
+    shares = all_gather(list(own))
     total = sum(map(len, shares))
     return [shares[i % len(shares)][i // len(shares)] for i in range(total)]

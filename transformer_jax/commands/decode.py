@@ -114,7 +114,7 @@ def run() -> None:
     """Translates or scores the input; several processes share it, and the first writes."""
     check_flags()
     process_flags.connect(saves=False)
-    if distributed.count() > 1 and (FLAGS.input == "-" or is_stream(FLAGS.input)):
+    if distributed.process_count() > 1 and (FLAGS.input == "-" or is_stream(FLAGS.input)):
         raise UserError("Several processes need --input=FILE; a stream is read by one process.")
     translator = model_flags.load_translator(ensemble())
     is_primary = distributed.is_primary()
@@ -127,8 +127,8 @@ def run() -> None:
         return all(lines.ready() for lines in columns.values())
 
     with contextlib.ExitStack() as stack:
-        distributed.together(lambda: bool(stack.enter_context(output)), "output")
-        output.skip, output.expected = distributed.gather((output.skip, output.expected))[0]
+        distributed.run_on_all(lambda: bool(stack.enter_context(output)), "output")
+        output.skip, output.expected = distributed.all_gather((output.skip, output.expected))[0]
         results = _results(translator, output.remaining(_requests(columns)), ready)
         hidden = not (is_primary and sys.stderr.isatty())
         bar = tqdm.tqdm(
@@ -151,16 +151,16 @@ def run() -> None:
 def _results(
     translator: Translator, requests: Iterator[Any], ready: Callable[[], bool]
 ) -> Iterator[Any]:
-    if distributed.count() > 1:
+    if distributed.process_count() > 1:
         return _shared(translator, requests)
     return _own_results(translator, requests, ready)
 
 
 def _shared(translator: Translator, requests: Iterator[Any]) -> Iterator[Any]:
     """Results of all requests, of which each process works off its share."""
-    for window in windows(requests, FLAGS.window * distributed.count()):
-        own = iter(distributed.share(window))
-        yield from distributed.unite(list(_own_results(translator, own)))
+    for window in windows(requests, FLAGS.window * distributed.process_count()):
+        own = iter(distributed.local_share(window))
+        yield from distributed.gather_shares(list(_own_results(translator, own)))
 
 
 def _own_results(

@@ -59,7 +59,7 @@ def run() -> None:
             "counts; name the split as a whole."
         )
     other = _other_system(len(pairs)) if FLAGS.compare else None
-    distributed.from_primary(functools.partial(_check_outputs, corpora), "outputs")
+    distributed.run_on_primary(functools.partial(_check_outputs, corpora), "outputs")
     scores, outputs = model_metrics.evaluate(
         translator.engine, translator.params, pairs, translator.config.decode
     )
@@ -172,9 +172,13 @@ def _translations(system: list[str] | Translator, pairs: list[tuple[str, str]]) 
         print(f"translating with {FLAGS.compare}, checkpoint of step {system.checkpoint_step}, "
               "by the search settings of that run", flush=True)  # fmt: skip
     found = system.engine.translate(
-        system.params, distributed.share([source for source, _ in pairs]), system.config.decode
+        system.params,
+        distributed.local_share([source for source, _ in pairs]),
+        system.config.decode,
     )
-    return [best.text for best in distributed.unite([hypotheses[0] for hypotheses in found])]
+    return [
+        best.text for best in distributed.gather_shares([hypotheses[0] for hypotheses in found])
+    ]
 
 
 def _print_scores(result: dict[str, Any], data: DataConfig) -> None:

@@ -109,7 +109,7 @@ def _report(workdir: epath.Path) -> None:
 
     if not importlib.util.find_spec("matplotlib"):
         return
-    if distributed.count() > 1:
+    if distributed.process_count() > 1:
         # One process alone cannot read a checkpoint: Orbax would wait for the others.
         if distributed.is_primary():
             print(f"python -m transformer_jax.plotting report --workdir={workdir} writes a report")

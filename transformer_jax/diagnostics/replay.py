@@ -43,7 +43,7 @@ def replay(
     about, batch = faults.read_bad_batch(path)
     step = about["step"]
     with prepared(config, workdir, writes=False) as trainer:
-        kept = [s for s in checkpoint.steps(workdir) if checkpoint.is_whole(workdir, s)]
+        kept = [s for s in checkpoint.steps(workdir) if checkpoint.is_intact(workdir, s)]
         before = [s for s in kept if s < step]
         start = before[-1] if before else (kept[0] if kept else 0)
         if kept and start != trainer.step:

@@ -56,12 +56,16 @@ def evaluate(
       The scores and the best hypothesis of each pair, in order.
     """
     references = [reference for _, reference in pairs]
-    own = distributed.share(pairs)
+    own = distributed.local_share(pairs)
     sources = [source for source, _ in own]
-    scored = distributed.unite(engine.score(params, sources, [reference for _, reference in own]))
+    scored = distributed.gather_shares(
+        engine.score(params, sources, [reference for _, reference in own])
+    )
     tokens = sum(pair.num_tokens for pair in scored)
     loss = -sum(pair.log_prob for pair in scored) / tokens
-    outputs = distributed.unite([best[0] for best in engine.translate(params, sources, decode)])
+    outputs = distributed.gather_shares(
+        [best[0] for best in engine.translate(params, sources, decode)]
+    )
     data = engine.config.data
     scores: dict[str, Any] = corpus_scores(
         [output.text for output in outputs], references, bleu_tokenizer(data)

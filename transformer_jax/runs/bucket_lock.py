@@ -29,7 +29,7 @@ OLD = 600.0  # seconds by the clock, which may differ between machines, after wh
 
 
 @contextlib.contextmanager
-def hold(workdir: epath.PathLike) -> Iterator[None]:
+def lock(workdir: epath.PathLike) -> Iterator[None]:
     """Keeps other runs out of a remote work directory.
 
     Raises:

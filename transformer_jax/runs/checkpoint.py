@@ -108,7 +108,7 @@ class Checkpointer:
         problem = self.wait()
         self._remove_unfinished()
         # Agreed on before any of several processes goes into Orbax.
-        refusal = next((p for p in distributed.gather(self._probe()) if p), None)
+        refusal = next((p for p in distributed.all_gather(self._probe()) if p), None)
         return refusal or self._attempt(start) or problem
 
     def wait(self) -> str | None:
@@ -148,7 +148,7 @@ class Checkpointer:
             problem = None
         except Exception as error:  # Orbax and TensorStore raise all kinds for a full disk
             problem = _reason(error)
-        problem = next((p for p in distributed.gather(problem) if p), None)
+        problem = next((p for p in distributed.all_gather(problem) if p), None)
         if problem:
             # What it knows of the failed save would count as a checkpoint.
             failed, self._orbax, self._saving, self._response = self._orbax, None, None, None
@@ -255,7 +255,7 @@ def _reason(error: BaseException) -> str:
     return text.split(". ")[0].rstrip(":")[:300]
 
 
-def newest_whole(
+def newest_intact(
     workdir: epath.PathLike, say: Callable[[str], None], writes: bool = True
 ) -> int | None:
     """The newest checkpoint whose files are what was written; None where there is none at all.
@@ -289,7 +289,7 @@ def newest_whole(
     return None
 
 
-def is_whole(workdir: epath.PathLike, step: int) -> bool:
+def is_intact(workdir: epath.PathLike, step: int) -> bool:
     """Whether the files of a checkpoint are what was written."""
     return digests.find_damage(_folder(workdir) / str(step)) is None
 

@@ -143,7 +143,7 @@ def write_data_record(workdir: epath.PathLike, record: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def hold(workdir: epath.PathLike) -> Iterator[None]:
+def lock(workdir: epath.PathLike) -> Iterator[None]:
     """Makes the work directory and keeps other runs out of it; ends with the process at the latest.
 
     By a lock of the file system; in an object store, by an object (`lease.py`).
@@ -152,7 +152,7 @@ def hold(workdir: epath.PathLike) -> Iterator[None]:
       UserError: where another process trains there, or it cannot be written.
     """
     if paths.is_remote(workdir):
-        with bucket_lock.hold(workdir):
+        with bucket_lock.lock(workdir):
             yield
         return
     path = Path(workdir) / ".lock"

@@ -34,7 +34,10 @@ class StopRequest:
         self._before: Any = None
 
     def __enter__(self) -> "StopRequest":
-        if distributed.count() == 1 and threading.current_thread() is threading.main_thread():
+        if (
+            distributed.process_count() == 1
+            and threading.current_thread() is threading.main_thread()
+        ):
             self._before = signal.signal(signal.SIGTERM, self._note)
         return self
 
@@ -49,7 +52,7 @@ class StopRequest:
         """Whether to stop before step `step`; the same answer on all processes."""
         if self._after is not None and step > self._after:
             return True
-        if distributed.count() == 1:
+        if distributed.process_count() == 1:
             return self._asked
         return multihost_utils.reached_preemption_sync_point(step)
 

@@ -71,11 +71,11 @@ def prepared(config: Config, workdir: epath.PathLike, writes: bool = True) -> It
     validate(config)
     say = functools.partial(print, flush=True) if distributed.is_primary() else lambda _: None
     with contextlib.ExitStack() as stack:
-        held = workdir_lib.hold(workdir)
-        distributed.from_primary(lambda: _enter(stack, held), "lock")
+        held = workdir_lib.lock(workdir)
+        distributed.run_on_primary(lambda: _enter(stack, held), "lock")
         devices = choose_devices(config)
-        step = distributed.from_primary(
-            lambda: checkpoint_lib.newest_whole(workdir, say, writes), "checkpoints"
+        step = distributed.run_on_primary(
+            lambda: checkpoint_lib.newest_intact(workdir, say, writes), "checkpoints"
         )
         config, data = setup.prepare_everywhere(config, workdir, say, writes)
         trainer = Trainer(config, workdir, make_runner(config, devices), data, step, writes)
@@ -84,7 +84,7 @@ def prepared(config: Config, workdir: epath.PathLike, writes: bool = True) -> It
             yield trainer
         except BaseException as error:
             # Closing waits for the other processes, who may know nothing of what went wrong here.
-            if distributed.count() == 1 or isinstance(error, UserError):
+            if distributed.process_count() == 1 or isinstance(error, UserError):
                 trainer.close()
             raise
         trainer.close()
@@ -129,7 +129,11 @@ class Trainer:
     def _describe(self) -> None:
         runner, parallel = self.runner, self.config.parallel
         mesh = " x ".join(f"{name} {size}" for name, size in runner.mesh.shape.items() if size > 1)
-        several = f" of {distributed.count()} processes" if distributed.count() > 1 else ""
+        several = (
+            f" of {distributed.process_count()} processes"
+            if distributed.process_count() > 1
+            else ""
+        )
         self._reporter.say(
             f"model: {runner.num_params():,} parameters on {runner.num_devices} "
             f"{runner.mesh.devices.flat[0].platform} device(s){several}, runner {parallel.runner}"
@@ -224,7 +228,7 @@ class Trainer:
                 self._reporter.training(step, summary | {"batch_digest": digest})
             self._window = Window(self.data.padding)
             self._window.resume()
-            if distributed.count() == 1 and not self._checkpointer.is_saving():
+            if distributed.process_count() == 1 and not self._checkpointer.is_saving():
                 self._tell(self._checkpointer.wait())
 
     def _note_skipped(self, step: int, metrics: dict[str, Any]) -> None:

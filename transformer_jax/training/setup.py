@@ -61,12 +61,12 @@ def prepare_everywhere(
 ) -> tuple[Config, TrainingData]:
     """`prepare` on every process; what can be shared is made by process 0, first and once."""
     made: list[tuple[Config, TrainingData]] = []
-    distributed.from_primary(
+    distributed.run_on_primary(
         lambda: made.append(prepare(config, workdir, say, writes)), "preparation"
     )
     if made:
-        return distributed.together(lambda: made[0], "data")
-    return distributed.together(lambda: prepare(config, workdir, lambda _: None), "data")
+        return distributed.run_on_all(lambda: made[0], "data")
+    return distributed.run_on_all(lambda: prepare(config, workdir, lambda _: None), "data")
 
 
 def prepare(
