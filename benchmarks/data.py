@@ -17,7 +17,7 @@ from absl import app, flags
 
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.data import batch_plan, loader
-from transformer_jax.data.epoch_data import Segmentation
+from transformer_jax.data.epoch_data import EpochData, Epochs
 from transformer_jax.data.pair_selection import select_pairs
 from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
 from transformer_jax.data.tokenizer_pair import SpecialIds
@@ -51,7 +51,7 @@ def loading_rate(batching: str) -> float:
     config = Config(data=DataConfig(batching=batching, batch_tokens=4096))
     selection = select_pairs(corpus.source.lengths, corpus.target.lengths, 256)
     plan = batch_plan.make_plan(selection, config)
-    source = loader.BatchSource(Segmentation(corpus, plan), SpecialIds(0, 2, 0, 2, 1), 300)
+    source = loader.BatchSource(Epochs(EpochData(corpus, plan)), SpecialIds(0, 2, 0, 2, 1), 300)
     rates = []
     for _ in range(REPEATS):
         started = time.perf_counter()

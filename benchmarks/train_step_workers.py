@@ -144,7 +144,7 @@ def ours(task: Task) -> Config:
 def _loaded(config: Config, task: Task) -> Iterator[Any]:
     """Batches of a made-up corpus, through plan, arrays and Grain."""
     from transformer_jax.data import batch_plan, loader
-    from transformer_jax.data.epoch_data import Segmentation
+    from transformer_jax.data.epoch_data import EpochData, Epochs
     from transformer_jax.data.pair_selection import select_pairs
     from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
     from transformer_jax.data.tokenizer_pair import SpecialIds
@@ -159,7 +159,7 @@ def _loaded(config: Config, task: Task) -> Iterator[Any]:
     selection = select_pairs(corpus.source.lengths, corpus.target.lengths, longest)
     plan = batch_plan.make_plan(selection, config)
     ids = SpecialIds(0, 2, 0, 2, 1)
-    return loader.load_batches(loader.BatchSource(Segmentation(corpus, plan), ids, 10**6), 0)
+    return loader.load_batches(loader.BatchSource(Epochs(EpochData(corpus, plan)), ids, 10**6), 0)
 
 
 class Torch(Step):
@@ -324,7 +324,7 @@ class FlaxOnCorpus(FlaxExample):
         with tempfile.TemporaryDirectory() as name:
             config, data = setup.prepare(config, epath.Path(name), lambda _: None)
         rows = config.data.batch_tokens // length
-        batch = packed_in_order(data.segmentations.first.corpus, rows, length)
+        batch = packed_in_order(data.epochs.first.corpus, rows, length)
         self._useful = float((batch["targets"] > 0).sum())
         task = Task(config.model, rows, length, length, config.model.dtype)
         super().__init__(task, folder, batch)

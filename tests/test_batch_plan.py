@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.conftest import digit_pairs, write_pairs
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.data import batch_plan, loader, sources, token_cache
-from transformer_jax.data.batch_shapes import BatchShape, Placement
+from transformer_jax.data.batch_shapes import BatchLayout, BatchShape
 from transformer_jax.data.bucketing import BucketPlan
-from transformer_jax.data.epoch_data import Segmentation
+from transformer_jax.data.epoch_data import EpochData, Epochs
 from transformer_jax.data.pair_selection import select_pairs
 from transformer_jax.data.permutation import make_key, permute
 from transformer_jax.data.tokenizer_pair import SpecialIds
@@ -76,15 +76,15 @@ def pairs_of_epoch(plan, epoch):
     """Pairs of an epoch; a packed stream is cut at its rows, not at its batches."""
     if isinstance(plan, BucketPlan):
         first = epoch * plan.batches_per_epoch
-        parts = [plan.placement(t).pairs for t in range(first, first + plan.batches_per_epoch)]
+        parts = [plan.layout(t).pairs for t in range(first, first + plan.batches_per_epoch)]
         return np.concatenate(parts)
     rows = plan.shapes[0].rows
     collected = []
     start, end = epoch * plan.num_rows, (epoch + 1) * plan.num_rows
     for t in range(start // rows, -(-end // rows)):
-        placement = plan.placement(t)
-        stream = t * rows + placement.rows
-        collected.append(placement.pairs[(stream >= start) & (stream < end)])
+        layout = plan.layout(t)
+        stream = t * rows + layout.rows
+        collected.append(layout.pairs[(stream >= start) & (stream < end)])
     return np.concatenate(collected)
 
 
@@ -108,10 +108,10 @@ def test_sentences_meet_others_in_the_next_epoch(batching):
         first = int(np.ceil(epoch * plan.batches_per_epoch))
         met = set()
         for t in range(first, first + int(plan.batches_per_epoch)):
-            placement = plan.placement(t)
-            groups = placement.rows if batching == "pack" else np.zeros_like(placement.rows)
+            layout = plan.layout(t)
+            groups = layout.rows if batching == "pack" else np.zeros_like(layout.rows)
             for group in np.unique(groups):
-                members = sorted(placement.pairs[groups == group].tolist())
+                members = sorted(layout.pairs[groups == group].tolist())
                 met.update(itertools.combinations(members, 2))
         return met
 
@@ -122,12 +122,12 @@ def test_sentences_meet_others_in_the_next_epoch(batching):
 @pytest.mark.parametrize("batching", ["pack", "bucket"])
 def test_a_batch_does_not_depend_on_those_before(batching):
     plan, _ = make(batching)
-    in_order = [plan.placement(t) for t in range(12)]
+    in_order = [plan.layout(t) for t in range(12)]
     fresh, _ = make(batching)
     for t in (11, 3, 7):
         for name in ("pairs", "rows", "source_starts", "target_starts", "segments"):
             np.testing.assert_array_equal(
-                getattr(fresh.placement(t), name), getattr(in_order[t], name)
+                getattr(fresh.layout(t), name), getattr(in_order[t], name)
             )
 
 
@@ -136,22 +136,22 @@ def test_sentences_fit_their_rows_without_overlap(batching):
     plan, _ = make(batching)
     source, target = lengths()
     for t in range(30):
-        placement = plan.placement(t)
-        shape = placement.shape
+        layout = plan.layout(t)
+        shape = layout.shape
         assert shape in plan.shapes
         assert shape.rows * shape.target_len <= 1024
         for starts, all_lengths, width in (
-            (placement.source_starts, source, shape.source_len),
-            (placement.target_starts, target, shape.target_len),
+            (layout.source_starts, source, shape.source_len),
+            (layout.target_starts, target, shape.target_len),
         ):
             used = np.zeros((shape.rows, width + 1), int)
-            for row, start, pair in zip(placement.rows, starts, placement.pairs, strict=True):
+            for row, start, pair in zip(layout.rows, starts, layout.pairs, strict=True):
                 used[row, start : start + all_lengths[pair] + 1] += 1
                 assert start + all_lengths[pair] + 1 <= width
             assert used.max() == 1
-        assert [
-            s for r, s in zip(placement.rows, placement.segments, strict=True) if r == 0
-        ] == list(range(1, 1 + int((placement.rows == 0).sum())))
+        assert [s for r, s in zip(layout.rows, layout.segments, strict=True) if r == 0] == list(
+            range(1, 1 + int((layout.rows == 0).sum()))
+        )
 
 
 @pytest.mark.parametrize(("batching", "limit"), [("pack", 0.05), ("bucket", 0.15)])
@@ -161,7 +161,7 @@ def test_padding_stays_low_and_is_reported_truly(batching, limit):
     reported = batch_plan.padding_report(plan, selection)
     real = (selection.source_lengths + selection.target_lengths).sum()
     batches = int(np.ceil(plan.batches_per_epoch))
-    shapes = [plan.placement(t).shape for t in range(batches)]
+    shapes = [plan.layout(t).shape for t in range(batches)]
     positions = sum(s.rows * (s.source_len + s.target_len) for s in shapes)
     assert reported == pytest.approx(1 - real / positions, abs=0.01)
     assert reported < limit
@@ -171,13 +171,13 @@ def test_batches_of_a_number_of_sentences():
     """At most 64 of similar length each, whatever their length; those of a bucket are even."""
     plan, selection = make("bucket", batch_sentences=64, num_buckets=5, batch_tokens=1)
     np.testing.assert_array_equal(np.sort(pairs_of_epoch(plan, 0)), selection.pairs)
-    sizes = [len(plan.placement(t).pairs) for t in range(plan.batches_per_epoch)]
+    sizes = [len(plan.layout(t).pairs) for t in range(plan.batches_per_epoch)]
     in_bucket = dict.fromkeys(plan.shapes, 0)
     for t in range(plan.batches_per_epoch):
-        in_bucket[plan.placement(t).shape] += len(plan.placement(t).pairs)
+        in_bucket[plan.layout(t).shape] += len(plan.layout(t).pairs)
     assert len(sizes) == sum(-(-count // 64) for count in in_bucket.values())
     assert max(sizes) <= 64
-    assert sum(size < plan.placement(t).shape.rows for t, size in enumerate(sizes)) <= 5
+    assert sum(size < plan.layout(t).shape.rows for t, size in enumerate(sizes)) <= 5
 
 
 def test_empty_and_long_pairs_are_left_out_and_counted():
@@ -213,9 +213,7 @@ def test_any_lengths_pack(pairs):
 
 # --- Token cache and arrays ---------------------------------------------------------------------
 
-IDS = SpecialIds(
-    source_pad=90, source_eos=91, target_pad=92, target_eos=93, decoder_start=94
-)
+IDS = SpecialIds(source_pad=90, source_eos=91, target_pad=92, target_eos=93, decoder_start=94)
 
 
 def side(sentences):
@@ -227,7 +225,7 @@ def test_arrays_of_a_packed_batch_by_hand():
     corpus = token_cache.TokenizedCorpus(
         side([[1, 2], [3], [4, 5, 6]]), side([[11], [12, 13], [14]]), (3,), ""
     )
-    placement = Placement(
+    layout = BatchLayout(
         shape=BatchShape(2, 6, 6),
         pairs=np.array([2, 1, 0]),
         rows=np.array([0, 0, 1]),
@@ -235,7 +233,7 @@ def test_arrays_of_a_packed_batch_by_hand():
         target_starts=np.array([0, 2, 0]),
         segments=np.array([1, 2, 1]),
     )
-    batch = loader.make_batch(corpus, placement, IDS)
+    batch = loader.make_batch(corpus, layout, IDS)
     want = {
         "inputs": [[4, 5, 6, 91, 3, 91], [1, 2, 91, 90, 90, 90]],
         "inputs_positions": [[0, 1, 2, 3, 0, 1], [0, 1, 2, 0, 0, 0]],
@@ -256,9 +254,9 @@ def test_devices_get_empty_rows_and_the_same_sentences():
     corpus = token_cache.TokenizedCorpus(side([[1, 2], [3]]), side([[11], [12]]), (2,), "")
     shape = BatchShape(2, 4, 4)
     zeros, rows = np.zeros(2, int), np.arange(2)
-    placement = Placement(shape, rows, rows, zeros, zeros, zeros + 1)
-    one = loader.make_batch(corpus, placement, IDS)
-    roomy = dataclasses.replace(placement, shape=placement.shape.padded(8))
+    layout = BatchLayout(shape, rows, rows, zeros, zeros, zeros + 1)
+    one = loader.make_batch(corpus, layout, IDS)
+    roomy = dataclasses.replace(layout, shape=layout.shape.padded(8))
     eight = loader.make_batch(corpus, roomy, IDS)
     assert shape.padded(8) == BatchShape(8, 4, 4)
     for name, array in one.items():
@@ -274,7 +272,7 @@ def test_the_loader_gives_the_plans_batches_from_any_step(tmp_path, tokenizers):
     corpus = token_cache.tokenize_corpora(corpora, tokenizers, config)
     selection = select_pairs(corpus.source.lengths, corpus.target.lengths, 40)
     plan, _ = make("pack", selection=selection, max_len=40, batch_tokens=160)
-    source = loader.BatchSource(Segmentation(corpus, plan), IDS, num_steps=9)
+    source = loader.BatchSource(Epochs(EpochData(corpus, plan)), IDS, num_steps=9)
     straight = list(loader.load_batches(source, 0))
     assert len(straight) == 9
     later = list(loader.load_batches(source, 4))

@@ -13,7 +13,7 @@ from tests.test_batch_plan import IDS, lengths, make
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data import batch_plan, loader, token_cache
 from transformer_jax.data.batch_shapes import divisible_rows, even_rows
-from transformer_jax.data.epoch_data import Segmentation
+from transformer_jax.data.epoch_data import EpochData, Epochs
 from transformer_jax.data.pair_selection import select_pairs
 from transformer_jax.diagnostics import dry_run
 from transformer_jax.errors import UserError
@@ -95,10 +95,10 @@ def test_a_run_of_0_1_0_keeps_its_batches(batching, sentences):
     )
     digest = hashlib.blake2b(digest_size=8)
     for t in range(0, 1000, 50):
-        placement = plan.placement(t)
+        layout = plan.layout(t)
         for name in ("pairs", "rows", "source_starts", "target_starts", "segments"):
-            digest.update(np.asarray(getattr(placement, name), np.int64).tobytes())
-        digest.update(repr(dataclasses.astuple(placement.shape)).encode())
+            digest.update(np.asarray(getattr(layout, name), np.int64).tobytes())
+        digest.update(repr(dataclasses.astuple(layout.shape)).encode())
     assert digest.hexdigest() == RELEASED[batching, sentences]
 
 
@@ -113,7 +113,7 @@ def test_the_padding_said_counts_the_empty_rows_of_devices(batching, version, ro
     selection = select_pairs(source, target, 41)
     plan, _ = make(batching, selection=selection, batch_tokens=97 * 41, plan_version=version)
     period = int(np.ceil(plan.batches_per_epoch))
-    made = loader.BatchSource(Segmentation(corpus, plan), IDS, period, row_multiple)
+    made = loader.BatchSource(Epochs(EpochData(corpus, plan)), IDS, period, row_multiple)
     batches = [made[t] for t in range(period)]
     assert all(len(batch["inputs"]) % row_multiple == 0 for batch in batches)
     filled = sum((b[f"{side}_segment_ids"] > 0).sum() for b in batches

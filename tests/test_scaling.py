@@ -17,7 +17,7 @@ from tests.conftest import tiny_config
 from transformer_jax.config import Config, DataConfig, ParallelConfig
 from transformer_jax.data import loader
 from transformer_jax.data.batch_shapes import BatchShape
-from transformer_jax.data.epoch_data import Segmentation
+from transformer_jax.data.epoch_data import EpochData, Epochs
 from transformer_jax.data.packing import PackPlan
 from transformer_jax.data.pair_selection import select_pairs
 from transformer_jax.data.tokenizer_pair import SpecialIds
@@ -75,11 +75,11 @@ def test_processes_rows_are_the_batch(monkeypatch):
     corpus = loader.TokenizedCorpus(side, side, (40,), "")
     selection = select_pairs(lengths, lengths, 8)
     plan = PackPlan(selection, 6, 16, 0)
-    ids, segmentation = SpecialIds(0, 2, 0, 2, 1), Segmentation(corpus, plan)
-    whole = loader.BatchSource(segmentation, ids, 3, 4)[1]
+    ids, epochs = SpecialIds(0, 2, 0, 2, 1), Epochs(EpochData(corpus, plan))
+    whole = loader.BatchSource(epochs, ids, 3, 4)[1]
     assert len(whole["inputs"]) == 8
     parts = [
-        loader.BatchSource(segmentation, ids, 3, 4, lambda n, p=p: np.arange(n)[p::2])[1]
+        loader.BatchSource(epochs, ids, 3, 4, lambda n, p=p: np.arange(n)[p::2])[1]
         for p in range(2)
     ]
     for name, array in whole.items():

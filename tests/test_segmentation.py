@@ -75,7 +75,7 @@ def test_what_is_drawn_depends_on_the_seed_alone(bpe):
 
 
 def test_each_epoch_has_all_pairs_in_other_pieces_and_the_same_shape(run):
-    made, _ = epoch_data.segment(*reordered(run))
+    made, _ = epoch_data.prepare_epochs(*reordered(run))
     period = int(np.ceil(made.first.plan.batches_per_epoch))
     corpora, tokenizers = run[1], run[2].source
     texts = list(corpora[0].read())
@@ -84,9 +84,9 @@ def test_each_epoch_has_all_pairs_in_other_pieces_and_the_same_shape(run):
         pairs = []
         for t in range(epoch * period, (epoch + 1) * period):
             part, within = made.at(t)
-            placement = part.plan.placement(within)
-            assert placement.shape == made.first.plan.shapes[0]
-            pairs.extend(placement.pairs.tolist())
+            layout = part.plan.layout(within)
+            assert layout.shape == made.first.plan.shapes[0]
+            pairs.extend(layout.pairs.tolist())
         assert len(set(pairs)) >= 0.9 * len(texts)  # a batch is a tenth of this small epoch
         for i in set(pairs):
             assert tokenizers.decode(part.corpus.source[i]) == texts[i][0]
@@ -102,11 +102,11 @@ def reordered(run):
 
 
 def test_a_batch_is_found_without_those_before_it(run):
-    straight = loader.BatchSource(epoch_data.segment(*reordered(run))[0], IDS, 60)
+    straight = loader.BatchSource(epoch_data.prepare_epochs(*reordered(run))[0], IDS, 60)
     digests = [straight.digest(t) for t in range(60)]
     assert len(set(digests)) == 60
     for t in (59, 23, 24, 0):
-        fresh = loader.BatchSource(epoch_data.segment(*reordered(run))[0], IDS, 60)
+        fresh = loader.BatchSource(epoch_data.prepare_epochs(*reordered(run))[0], IDS, 60)
         assert fresh.digest(t) == digests[t]
         np.testing.assert_array_equal(fresh.pairs(t), straight.pairs(t))
 
@@ -115,7 +115,7 @@ def test_epochs_differ_in_order_where_their_pieces_do_not(run):
     config, corpora, tokenizers = run
     data = dataclasses.replace(config.data, subword_sampling=1e-9)
     config = dataclasses.replace(config, data=data)
-    made, _ = epoch_data.segment(corpora, tokenizers, config)
+    made, _ = epoch_data.prepare_epochs(corpora, tokenizers, config)
     period = int(np.ceil(made.first.plan.batches_per_epoch))
     source = loader.BatchSource(made, IDS, 60)
     first, second = source.pairs(0), source.pairs(period)
@@ -125,12 +125,12 @@ def test_epochs_differ_in_order_where_their_pieces_do_not(run):
 def test_the_seed_of_the_run_makes_other_pieces(run):
     config, corpora, tokenizers = run
     other = dataclasses.replace(config, seed=1)
-    one, two = (epoch_data.segment(corpora, tokenizers, c)[0] for c in (config, other))
+    one, two = (epoch_data.prepare_epochs(corpora, tokenizers, c)[0] for c in (config, other))
     assert not np.array_equal(one.first.corpus.source.tokens, two.first.corpus.source.tokens)
 
 
 def test_no_more_than_three_epochs_lie_in_the_cache_besides_the_first(run, tmp_path):
-    made, _ = epoch_data.segment(*reordered(run))
+    made, _ = epoch_data.prepare_epochs(*reordered(run))
     period = int(np.ceil(made.first.plan.batches_per_epoch))
     last = (60 - 1) // period
     assert last >= 5
@@ -139,13 +139,13 @@ def test_no_more_than_three_epochs_lie_in_the_cache_besides_the_first(run, tmp_p
     assert made.at(59)[0].corpus.fingerprint
     folders = [p.name for p in (tmp_path / "cache" / "tokens").iterdir()]
     assert made.first.corpus.fingerprint in folders
-    assert len(folders) <= 1 + epoch_data.KEPT
+    assert len(folders) <= 1 + epoch_data.KEPT_EPOCHS
 
 
 def test_a_run_that_is_over_leaves_the_first_alone_in_the_cache(run, tmp_path):
-    made, _ = epoch_data.segment(*reordered(run))
+    made, _ = epoch_data.prepare_epochs(*reordered(run))
     made.at(59)
-    made.finish()
+    made.close()
     folders = [p.name for p in (tmp_path / "cache" / "tokens").iterdir()]
     assert folders == [made.first.corpus.fingerprint]
 
@@ -154,7 +154,7 @@ def test_a_batch_behind_the_end_is_found_too(run):
     """As in the replay of a step that a shorter run would not have."""
     config, corpora, tokenizers = run
     shorter = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=5))
-    sources_of = [loader.BatchSource(epoch_data.segment(corpora, tokenizers, c)[0], IDS, 60)
+    sources_of = [loader.BatchSource(epoch_data.prepare_epochs(corpora, tokenizers, c)[0], IDS, 60)
                   for c in (config, shorter)]  # fmt: skip
     assert sources_of[0].digest(59) == sources_of[1].digest(59)
 
@@ -167,15 +167,15 @@ def test_a_cache_that_another_run_removes_is_made_again(run, monkeypatch):
     def removed_before(folder):
         if not taken:
             taken.append(folder)
-            token_cache.forget(corpora, tokenizers, config.data, 3)
+            token_cache.remove(corpora, tokenizers, config.data, 3)
         return read(folder)
 
     monkeypatch.setattr(token_cache, "_read", removed_before)
     again = token_cache.tokenize_corpora(corpora, tokenizers, config.data, seed=3)
     assert taken
     np.testing.assert_array_equal(again.source.tokens, made.source.tokens)
-    token_cache.forget(corpora, tokenizers, config.data, 3)
-    token_cache.forget(corpora, tokenizers, config.data, 3)  # by another run already
+    token_cache.remove(corpora, tokenizers, config.data, 3)
+    token_cache.remove(corpora, tokenizers, config.data, 3)  # by another run already
     assert not taken[0].exists()
     assert not list(taken[0].parent.glob("incomplete.*"))
 
@@ -207,22 +207,22 @@ def test_what_sampling_would_make_too_long_keeps_its_best_cut(tmp_path, bpe):
 
 
 def test_what_goes_wrong_while_an_epoch_is_made_ends_the_run(run):
-    made, _ = epoch_data.segment(*reordered(run))
+    made, _ = epoch_data.prepare_epochs(*reordered(run))
 
     def fail(number):
         raise UserError(f"epoch {number} is damaged")
 
-    broken = epoch_data.SampledSegmentations(made.first, fail, fail, 60)
+    broken = epoch_data.Epochs(made.first, fail, fail, 60)
     source = loader.BatchSource(broken, IDS, 60)
     with pytest.raises(UserError, match="epoch 1 is damaged"):
         list(loader.load_batches(source, 0))
 
 
 def test_nothing_is_made_for_after_the_end(run):
-    made, _ = epoch_data.segment(*reordered(run))
+    made, _ = epoch_data.prepare_epochs(*reordered(run))
     asked = []
     period = int(np.ceil(made.first.plan.batches_per_epoch))
-    late = epoch_data.SampledSegmentations(made.first, asked.append, asked.append, period)
+    late = epoch_data.Epochs(made.first, asked.append, asked.append, period)
     assert late.at(period - 1) == (made.first, period - 1)
     assert not asked
 
@@ -236,7 +236,7 @@ def test_pieces_that_are_cut_in_one_way_only_are_refused(run):
     )  # fmt: skip
     letters = Tokenizer(model.getvalue())
     with pytest.raises(UserError, match="kind bpe or unigram"):
-        epoch_data.segment(corpora, TokenizerPair(letters, letters), config)
+        epoch_data.prepare_epochs(corpora, TokenizerPair(letters, letters), config)
 
 
 def test_an_imported_tokenizer_is_refused(run):
@@ -245,4 +245,4 @@ def test_an_imported_tokenizer_is_refused(run):
     special = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
     foreign = VocabularyTokenizer(tokenizers.source.model, vocabulary, special, 4)
     with pytest.raises(UserError, match="cannot sample"):
-        epoch_data.segment(corpora, TokenizerPair(foreign, foreign), config)
+        epoch_data.prepare_epochs(corpora, TokenizerPair(foreign, foreign), config)

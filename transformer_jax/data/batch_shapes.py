@@ -60,7 +60,7 @@ def _powers(rows: int) -> list[int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Placement:
+class BatchLayout:
     """Where the pairs of one batch stand; all arrays are `[pairs]`."""
 
     shape: BatchShape
@@ -70,12 +70,12 @@ class Placement:
     target_starts: np.ndarray
     segments: np.ndarray  # 1, 2, … within a row
 
-    def only(self, rows: np.ndarray) -> "Placement":
+    def select_rows(self, rows: np.ndarray) -> "BatchLayout":
         """The part that stands in some of the rows, which are numbered anew."""
         numbers = np.full(self.shape.rows, -1)
         numbers[rows] = np.arange(len(rows))
         own = numbers[self.rows] >= 0
-        return Placement(
+        return BatchLayout(
             dataclasses.replace(self.shape, rows=len(rows)), self.pairs[own],
             numbers[self.rows][own], self.source_starts[own], self.target_starts[own],
             self.segments[own],
@@ -95,4 +95,4 @@ class BatchPlan(Protocol):
         """Of source and target, padding included, in batches of a multiple of so many rows."""
         ...
 
-    def placement(self, t: int) -> Placement: ...
+    def layout(self, t: int) -> BatchLayout: ...

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from transformer_jax.data.batch_shapes import BatchShape, Placement, even_rows
+from transformer_jax.data.batch_shapes import BatchLayout, BatchShape, even_rows
 from transformer_jax.data.pair_selection import CorpusSelection, LengthClasses
 from transformer_jax.data.permutation import make_key, permute
 
@@ -74,7 +74,7 @@ class BucketPlan:
             for n, s in zip(np.diff(self._first_batch), self._shapes, strict=True)
         )
 
-    def placement(self, t: int) -> Placement:
+    def layout(self, t: int) -> BatchLayout:
         epoch, index = divmod(t, self.batches_per_epoch)
         order_key = make_key(self._seed, epoch, _BATCHES)
         number = int(permute(np.asarray(index), self.batches_per_epoch, order_key))
@@ -85,7 +85,7 @@ class BucketPlan:
         key = make_key(self._seed, epoch, _SENTENCES, bucket)
         chosen = members[permute(ranks, len(members), key)]
         zeros = np.zeros(len(chosen), np.int64)
-        return Placement(
+        return BatchLayout(
             shape=shape,
             pairs=self._selection.pairs[chosen],
             rows=np.arange(len(chosen)),

@@ -1,17 +1,20 @@
-"""How the corpus is cut into tokens while a run goes on, and the batches of each way.
+"""The corpus and the batch plan that each step of a run uses.
 
-Without subword sampling there is one segmentation for all steps. With it each epoch has its own,
-made ahead by a thread. So that batch `t` is found without those before it, every epoch has as many
-batches as the first: where a later segmentation needs more rows, those are left out of that epoch,
-and where it needs fewer, some are seen twice.
+In: the corpora of `sources`, tokenizers, config. Out: `Epochs`, which maps the number of a training
+step to an `EpochData` (token ids and batch plan) and to the number of a batch in that plan.
+
+Without subword sampling one `EpochData` serves every epoch. With it each epoch has its own
+segmentation of words into tokens. All epochs have as many batches as epoch 0, so batch `t` needs
+none of the batches before it. Where a later segmentation needs more rows, those are left out of
+that epoch; where it needs fewer, some rows are seen twice.
 """
 
 import dataclasses
+import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Protocol
 
 from transformer_jax.config import Config
 from transformer_jax.data import batch_plan, token_cache
@@ -24,109 +27,91 @@ from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 
-KEPT = 3  # segmentations: of the present epoch, the one before and the one after
+KEPT_EPOCHS = 3  # sampled epochs in the token cache: the previous, the current and the next one
 
 
 @dataclasses.dataclass(frozen=True)
-class Segmentation:
-    """A corpus as tokens, and its batches."""
+class EpochData:
+    """A tokenized corpus and the plan of its batches."""
 
     corpus: TokenizedCorpus
     plan: BatchPlan
 
-    @property
-    def first(self) -> "Segmentation":
-        return self
 
-    def at(self, t: int) -> tuple["Segmentation", int]:
-        return self, t
-
-    def finish(self) -> None:
-        pass
-
-
-class Segmentations(Protocol):
-    """What the batches of a run are made of."""
-
-    @property
-    def first(self) -> Segmentation: ...
-
-    def at(self, t: int) -> tuple[Segmentation, int]:
-        """The segmentation that batch `t` of the run belongs to, and its number there."""
-        ...
-
-    def finish(self) -> None:
-        """Says that the run is over: what was cached for later steps is removed."""
-        ...
-
-
-class SampledSegmentations:
-    """A segmentation for each epoch, the next one being made while the present one is in use.
+class Epochs:
+    """The data of every epoch; sampled epochs are prepared by a thread, one epoch ahead.
 
     Args:
-      first: number 0.
-      make: makes number `n`.
-      forget: is told the number of one that is no longer needed.
-      num_steps: of the run; none is made ahead that begins behind it.
+      first: data of epoch 0, and of all epochs if `load` is None.
+      load: returns the data of a sampled epoch, given its number from 1.
+      remove: deletes the token cache of a sampled epoch.
+      num_steps: length of the run; epochs that begin after it are not prepared ahead.
     """
 
     def __init__(
         self,
-        first: Segmentation,
-        make: Callable[[int], Segmentation],
-        forget: Callable[[int], None],
-        num_steps: int,
+        first: EpochData,
+        load: Callable[[int], EpochData] | None = None,
+        remove: Callable[[int], None] = lambda epoch: None,
+        num_steps: int = 0,
     ):
         self.first = first
-        self._period = math.ceil(first.plan.batches_per_epoch)
-        self._make, self._forget, self._num_steps = make, forget, num_steps
-        self._made: dict[int, Future[Segmentation]] = {}
+        self._load, self._remove, self._num_steps = load, remove, num_steps
+        self._steps_per_epoch = math.ceil(first.plan.batches_per_epoch)
+        self._futures: dict[int, Future[EpochData]] = {}
         self._lock = threading.Lock()
 
-    def at(self, t: int) -> tuple[Segmentation, int]:
-        number, within = divmod(t, self._period)
-        made = self._expect(number) if number else None
-        if (number + 1) * self._period < self._num_steps:
-            self._expect(number + 1)
-        return (made.result() if made else self.first), within
+    def at(self, t: int) -> tuple[EpochData, int]:
+        """The data that batch `t` of the run is taken from, and the batch's number in its plan."""
+        if self._load is None:
+            return self.first, t
+        epoch, batch = divmod(t, self._steps_per_epoch)
+        current = self._prepare(epoch, self._load) if epoch else None
+        if (epoch + 1) * self._steps_per_epoch < self._num_steps:
+            self._prepare(epoch + 1, self._load)
+        return (current.result() if current else self.first), batch
 
-    def finish(self) -> None:
+    def close(self) -> None:
+        """Removes all sampled epochs but the first from the token cache."""
         with self._lock:
-            made, self._made = self._made, {}
+            futures, self._futures = self._futures, {}
+        for epoch, future in futures.items():
+            future.add_done_callback(functools.partial(self._remove_loaded, epoch))
 
-        def forget(number: int) -> None:
-            made[number].add_done_callback(lambda _: self._forget(number))
+    def _remove_loaded(self, epoch: int, future: Future[EpochData]) -> None:
+        del future
+        self._remove(epoch)
 
-        for number in made:
-            forget(number)
-
-    def _expect(self, number: int) -> Future[Segmentation]:
-        """Has `number` made, unless it is; gives up one that is old."""
-        future: Future[Segmentation] = Future()
+    def _prepare(self, epoch: int, load: Callable[[int], EpochData]) -> Future[EpochData]:
+        """Starts a thread that loads `epoch`, unless one was started, and drops an old epoch."""
+        future: Future[EpochData] = Future()
         with self._lock:
-            if number in self._made:
-                return self._made[number]
-            self._made[number] = future
-            self._made.pop(number - KEPT, None)
+            if epoch in self._futures:
+                return self._futures[epoch]
+            self._futures[epoch] = future
+            self._futures.pop(epoch - KEPT_EPOCHS, None)
 
-        def make() -> None:
+        def run() -> None:
             try:
-                made = self._make(number)
-                if number > KEPT:  # the first stays, for the next start
-                    self._forget(number - KEPT)
-                future.set_result(made)
+                data = load(epoch)
+                if epoch > KEPT_EPOCHS:  # epoch 0 stays in the cache, for the next start
+                    self._remove(epoch - KEPT_EPOCHS)
+                future.set_result(data)
             except BaseException as error:
                 future.set_exception(error)
 
-        # A daemon: a run that is interrupted does not wait for what it will not need.
-        threading.Thread(target=make, daemon=True).start()
+        # A daemon thread: an interrupted run does not wait for the next epoch.
+        threading.Thread(target=run, daemon=True).start()
         return future
 
 
-def segment(
+def prepare_epochs(
     corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: Config
-) -> tuple[Segmentations, CorpusSelection]:
-    """The segmentations of a run, and which pairs are trained on (in the first of them).
+) -> tuple[Epochs, CorpusSelection]:
+    """Tokenizes the corpora, selects pairs and plans batches.
+
+    Returns:
+      The epochs of the run, and the pairs that the first epoch trains on.
 
     Raises:
       UserError: where no pair is left, or the tokenizer cannot sample.
@@ -136,33 +121,37 @@ def segment(
     def tokenize(seed: int | None) -> tuple[TokenizedCorpus, CorpusSelection]:
         corpus = token_cache.tokenize_corpora(corpora, tokenizers, data, seed)
         selection = select_pairs(
-            corpus.source.lengths, corpus.target.lengths, data.max_len, corpus.corpus_sizes,
-            data.train_weights, data.max_ratio,
-        )  # fmt: skip
+            corpus.source.lengths,
+            corpus.target.lengths,
+            data.max_len,
+            corpus.corpus_sizes,
+            data.train_weights,
+            data.max_ratio,
+        )
         return corpus, selection
 
-    def seed(number: int) -> int:
-        return int(make_key(config.seed, number)) >> 1  # as a seed of plans it is signed
+    def epoch_seed(epoch: int) -> int:
+        return int(make_key(config.seed, epoch)) >> 1  # keys are unsigned, seeds of plans signed
 
-    if not data.subword_sampling:
-        corpus, selection = tokenize(None)
-        return Segmentation(corpus, batch_plan.make_plan(selection, config)), selection
+    sampled = data.subword_sampling > 0
     for tokenizer in (tokenizers.source, tokenizers.target):
-        if type(tokenizer) is not Tokenizer:
+        if sampled and type(tokenizer) is not Tokenizer:
             raise UserError(
                 f"config.data.subword_sampling={data.subword_sampling:g} needs a plain "
                 "SentencePiece tokenizer; the one of the imported model cannot sample."
             )
-    corpus, selection = tokenize(seed(0))
+    corpus, selection = tokenize(epoch_seed(0) if sampled else None)
     plan = batch_plan.make_plan(selection, config)
+    first = EpochData(corpus, plan)
+    if not sampled:
+        return Epochs(first), selection
 
-    def make(number: int) -> Segmentation:
-        corpus, selection = tokenize(seed(number))
-        own = dataclasses.replace(config, seed=seed(number))
-        return Segmentation(corpus, batch_plan.make_plan(selection, own, like=plan))
+    def load(epoch: int) -> EpochData:
+        corpus, selection = tokenize(epoch_seed(epoch))
+        epoch_config = dataclasses.replace(config, seed=epoch_seed(epoch))
+        return EpochData(corpus, batch_plan.make_plan(selection, epoch_config, like=plan))
 
-    def forget(number: int) -> None:
-        token_cache.forget(corpora, tokenizers, data, seed(number))
+    def remove(epoch: int) -> None:
+        token_cache.remove(corpora, tokenizers, data, epoch_seed(epoch))
 
-    first = Segmentation(corpus, plan)
-    return SampledSegmentations(first, make, forget, config.train.num_steps), selection
+    return Epochs(first, load, remove, config.train.num_steps), selection

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import grain
 import numpy as np
 
-from transformer_jax.data.batch_shapes import Placement
-from transformer_jax.data.epoch_data import Segmentations
+from transformer_jax.data.batch_shapes import BatchLayout
+from transformer_jax.data.epoch_data import Epochs
 from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
 from transformer_jax.data.tokenizer_pair import SpecialIds
 
@@ -18,7 +18,7 @@ NUM_THREADS = 2
 PREFETCH = 8
 
 
-def make_batch(corpus: TokenizedCorpus, placement: Placement, ids: SpecialIds) -> Batch:
+def make_batch(corpus: TokenizedCorpus, layout: BatchLayout, ids: SpecialIds) -> Batch:
     """Arrays of one training batch.
 
     Returns:
@@ -27,12 +27,12 @@ def make_batch(corpus: TokenizedCorpus, placement: Placement, ids: SpecialIds) -
       from 1, 0 being padding; `loss_mask` `[B, T]`, True on targets that count. All are int32 but
       the boolean mask.
     """
-    shape = placement.shape
+    shape = layout.shape
     source = _lay_out(
-        corpus.source, placement, placement.source_starts, (shape.rows, shape.source_len),
+        corpus.source, layout, layout.source_starts, (shape.rows, shape.source_len),
         ids.source_pad, ids.source_eos)  # fmt: skip
     target = _lay_out(
-        corpus.target, placement, placement.target_starts, (shape.rows, shape.target_len),
+        corpus.target, layout, layout.target_starts, (shape.rows, shape.target_len),
         ids.target_pad, ids.target_eos)  # fmt: skip
     decoder_inputs = np.roll(target.tokens, 1, axis=1)
     decoder_inputs[target.positions == 0] = ids.decoder_start
@@ -58,7 +58,7 @@ class _Side:
 
 def _lay_out(
     side: TokenizedSide,
-    placement: Placement,
+    layout: BatchLayout,
     starts: np.ndarray,
     shape: tuple[int, int],
     pad_id: int,
@@ -67,17 +67,17 @@ def _lay_out(
     tokens = np.full(shape[0] * shape[1], pad_id, np.int32)
     positions = np.zeros_like(tokens)
     segments = np.zeros_like(tokens)
-    first = side.offsets[placement.pairs]
-    lengths = side.offsets[placement.pairs + 1] - first
+    first = side.offsets[layout.pairs]
+    lengths = side.offsets[layout.pairs + 1] - first
     within = _ranges(lengths)
-    begin = placement.rows * shape[1] + starts
+    begin = layout.rows * shape[1] + starts
     where = np.repeat(begin, lengths) + within
     tokens[where] = side.tokens[np.repeat(first, lengths) + within]
     tokens[begin + lengths] = eos_id
     within = _ranges(lengths + 1)
     where = np.repeat(begin, lengths + 1) + within
     positions[where] = within
-    segments[where] = np.repeat(placement.segments, lengths + 1)
+    segments[where] = np.repeat(layout.segments, lengths + 1)
     return _Side(*(x.reshape(shape) for x in (tokens, positions, segments)))
 
 
@@ -91,7 +91,7 @@ class BatchSource:
     """Random access to batch `t`, as Grain wants it: the rows of this process.
 
     Args:
-      segmentations: the corpus, and which of its pairs stand where.
+      epochs: corpus and batch plan of each step.
       ids: special ids.
       num_steps: of the run.
       row_multiple: empty rows make the number of rows a multiple of it.
@@ -100,13 +100,13 @@ class BatchSource:
 
     def __init__(
         self,
-        segmentations: Segmentations,
+        epochs: Epochs,
         ids: SpecialIds,
         num_steps: int,
         row_multiple: int = 1,
         local_rows: Callable[[int], np.ndarray] | None = None,
     ):
-        self._segmentations, self._ids = segmentations, ids
+        self._epochs, self._ids = epochs, ids
         self._num_steps, self._row_multiple = num_steps, row_multiple
         self._local_rows = local_rows
 
@@ -114,28 +114,28 @@ class BatchSource:
         return self._num_steps
 
     def __getitem__(self, t: int) -> Batch:
-        segmentation, within = self._segmentations.at(int(t))
-        placement = segmentation.plan.placement(within)
-        shape = placement.shape.padded(self._row_multiple)
-        placement = dataclasses.replace(placement, shape=shape)
+        data, batch = self._epochs.at(int(t))
+        layout = data.plan.layout(batch)
+        shape = layout.shape.padded(self._row_multiple)
+        layout = dataclasses.replace(layout, shape=shape)
         if self._local_rows is not None:
-            placement = placement.only(self._local_rows(shape.rows))
-        return make_batch(segmentation.corpus, placement, self._ids)
+            layout = layout.select_rows(self._local_rows(shape.rows))
+        return make_batch(data.corpus, layout, self._ids)
 
     def __repr__(self) -> str:
         return f"BatchSource({self._num_steps} steps)"
 
     def pairs(self, t: int) -> np.ndarray:
         """Numbers in the corpus of all pairs of batch `t`, row by row."""
-        segmentation, within = self._segmentations.at(t)
-        return segmentation.plan.placement(within).pairs
+        data, batch = self._epochs.at(t)
+        return data.plan.layout(batch).pairs
 
     def digest(self, t: int) -> str:
         """A digest of batch `t` that does not depend on devices and processes."""
         digest = hashlib.blake2b(digest_size=8)
-        segmentation, within = self._segmentations.at(t)
-        placement = segmentation.plan.placement(within)
-        for name, array in make_batch(segmentation.corpus, placement, self._ids).items():
+        data, batch = self._epochs.at(t)
+        layout = data.plan.layout(batch)
+        for name, array in make_batch(data.corpus, layout, self._ids).items():
             digest.update(f"{name} {array.shape}".encode())
             digest.update(array.tobytes())
         return digest.hexdigest()

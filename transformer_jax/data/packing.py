@@ -5,7 +5,7 @@ That is done once; each epoch then permutes the sentences within every class, an
 
 import numpy as np
 
-from transformer_jax.data.batch_shapes import BatchShape, Placement
+from transformer_jax.data.batch_shapes import BatchLayout, BatchShape
 from transformer_jax.data.pair_selection import CorpusSelection, LengthClasses
 from transformer_jax.data.permutation import make_key, permute
 
@@ -51,7 +51,7 @@ class PackPlan:
         shape = self._shape.padded(row_multiple)
         return self.batches_per_epoch * shape.rows * (shape.source_len + shape.target_len)
 
-    def placement(self, t: int) -> Placement:
+    def layout(self, t: int) -> BatchLayout:
         stream = np.arange(self._shape.rows, dtype=np.int64) + t * self._shape.rows
         epoch, index = np.divmod(stream, self.num_rows)
         row = permute(index, self.num_rows, make_key(self._seed, epoch, _ROWS))
@@ -64,7 +64,7 @@ class PackPlan:
         key = make_key(self._seed, epoch[rows], _SENTENCES, cls)
         rank = permute(self._slot_rank[slots], self._classes.sizes[cls], key)
         chosen = self._classes.order[self._classes.starts[cls] + rank]
-        return Placement(
+        return BatchLayout(
             shape=self._shape,
             pairs=self._selection.pairs[chosen],
             rows=rows,

@@ -156,7 +156,7 @@ def _write_errors(root: Path) -> Iterator[None]:
         ) from error
 
 
-def forget(
+def remove(
     corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: DataConfig, seed: int
 ) -> None:
     """Removes what sampling with `seed` gave from the cache; who reads it now can go on."""

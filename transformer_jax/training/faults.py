@@ -74,7 +74,7 @@ def write_bad_batch(
         "grad_norm": float(metrics["grad_norm"]),
         "digest": source.digest(step - 1),
     }
-    corpus = data.segmentations.at(step - 1)[0].corpus
+    corpus = data.epochs.at(step - 1)[0].corpus
     sides = ((data.tokenizers.source, corpus.source),
              (data.tokenizers.target, corpus.target))  # fmt: skip
     texts = [

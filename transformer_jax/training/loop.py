@@ -180,7 +180,7 @@ class Trainer:
                 self._window.resume()
         self._read(late)
         self._finish()
-        self.data.segmentations.finish()
+        self.data.epochs.close()
         self._reporter.say(f"finished at step {self.step}")
         return True
 

@@ -13,7 +13,7 @@ from transformer_jax import distributed
 from transformer_jax.config import Config, keep_former_defaults
 from transformer_jax.data import batch_plan, sources
 from transformer_jax.data.batch_shapes import BatchShape
-from transformer_jax.data.epoch_data import Segmentations, segment
+from transformer_jax.data.epoch_data import Epochs, prepare_epochs
 from transformer_jax.data.loader import BatchSource
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair, make_tokenizers, special_ids
@@ -33,7 +33,7 @@ class TrainingData:
     """Tokenised corpus with its plan, and the validation pairs."""
 
     tokenizers: TokenizerPair
-    segmentations: Segmentations
+    epochs: Epochs
     padding: float  # share of all positions, 0 .. 1
     validation: list[tuple[str, str]]
     initial_params: Any = None  # of train.init_from; None: fresh ones, or those of a checkpoint
@@ -42,13 +42,13 @@ class TrainingData:
         """The batches of the run; arguments as of `BatchSource`."""
         ids = special_ids(self.tokenizers, config.model)
         return BatchSource(
-            self.segmentations, ids, config.train.num_steps, row_multiple, local_rows
+            self.epochs, ids, config.train.num_steps, row_multiple, local_rows
         )
 
     @property
     def shapes(self) -> list[BatchShape]:
         """Every shape of a batch, the one that costs most first."""
-        return self.segmentations.first.plan.shapes
+        return self.epochs.first.plan.shapes
 
     def padded_shapes(self, row_multiple: int) -> list[BatchShape]:
         """The same with empty rows, as devices and accumulated parts compute them."""
@@ -106,8 +106,8 @@ def prepare(
         tokenizers = _made_before(workdir, config, corpora) or make_tokenizers(config.data, corpora)
     config = resolve(config, tokenizers)
     workdir_lib.check_resumable(workdir, config)
-    segmentations, selection = segment(corpora, tokenizers, config)
-    plan = segmentations.first.plan
+    epochs, selection = prepare_epochs(corpora, tokenizers, config)
+    plan = epochs.first.plan
     row_multiple = partition.num_row_parts(config) * config.train.accumulate_steps
     padding = batch_plan.padding_report(plan, selection, row_multiple)
     fingerprints = {"corpus": _fingerprint(corpora), "tokenizer": tokenizers.fingerprint}
@@ -120,7 +120,7 @@ def prepare(
         workdir_lib.write_config(workdir, config)
     _describe(config, corpora, tokenizers, selection, plan, padding, row_multiple, say)
     _report_lost_references([target for _, target in validation], tokenizers.target, say)
-    return config, TrainingData(tokenizers, segmentations, padding, validation, initial_params)
+    return config, TrainingData(tokenizers, epochs, padding, validation, initial_params)
 
 
 def _tokenizer_settings(config: Config) -> dict[str, Any]:
