@@ -1,7 +1,7 @@
-"""Hooks of mkdocs: pages of the guide are run, and what stands beside `docs/` becomes pages too.
+"""Hooks of mkdocs: run the guide's pages, and add the documents of the repository's root.
 
-The guide's pages are jupytext notebooks. They are run here and given to mkdocs as Markdown, so that
-they look, and are searched, as all other pages; an exception in one ends the build.
+The guide's pages are jupytext notebooks. They are run here and passed to mkdocs as Markdown, so they
+look like all other pages and can be searched. An exception in one ends the build.
 """
 
 import re
@@ -15,32 +15,45 @@ import traitlets.config
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
-BESIDE = {"README.md": "index.md", "CONTRIBUTING.md": None, "CHANGELOG.md": None}
+PAGES = {"README.md": "about.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 log = get_plugin_logger("guide")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages."""
-    for name, page in BESIDE.items():
-        # From there, links lead through docs/, which is the root here.
-        text = (ROOT / name).read_text().replace("](docs/", "](").replace('src="docs/', 'src="')
-        files.append(File.generated(config, page or name, content=text))
+    """Adds the pages that are not Markdown files in `docs/`."""
+    for name, page in PAGES.items():
+        content = _from_docs((ROOT / name).read_text())
+        files.append(File.generated(config, page, content=content))
     for path in sorted((ROOT / "docs" / "guide").glob("*.py")):
         for name, content in run(path):
             files.append(File.generated(config, f"guide/{name}", content=content))
     return files
 
 
-def on_page_markdown(markdown: str, **_: object) -> str:
-    """Links to the guide's programs lead to their pages; those out of docs/ become plain text."""
-    markdown = re.sub(r"\]\((guide/\d_\w+)\.py\)", r"](\1.md)", markdown)
-    return re.sub(r"\[([^\]]+)\]\(\.\./[^)]+\)", r"\1", markdown)
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Markdown whose links lead to pages of the site; links to other files become plain text."""
+    to_docs = "../" * page.file.src_uri.count("/")
+
+    def replace(link: re.Match[str]) -> str:
+        label, target, anchor = link.groups(default="")
+        if target in PAGES:
+            return f"[{label}]({to_docs}{PAGES[target]}{anchor})"
+        return label
+
+    out_of_docs = re.compile(rf"\[([^\]]+)\]\({re.escape(to_docs)}\.\./([^)#]+)(#[^)]+)?\)")
+    return re.sub(r"\]\((guide/\d_\w+)\.py\)", r"](\1.md)", out_of_docs.sub(replace, markdown))
+
+
+def _from_docs(markdown: str) -> str:
+    """The text of a file in the repository's root, its links changed as if it were in `docs/`."""
+    return re.sub(r"\]\((?!https?:|#)(docs/)?", lambda m: "](" if m[1] else "](../", markdown)
 
 
 def run(path: Path) -> Iterator[tuple[str, str | bytes]]:
-    """Runs a page; yields its Markdown and its pictures, with their names."""
+    """Yields the names and contents of a page's Markdown and of its pictures, after running it."""
     log.info(f"running {path.name}")
     notebook = jupytext.read(path)
     nbclient.NotebookClient(
@@ -50,7 +63,7 @@ def run(path: Path) -> Iterator[tuple[str, str | bytes]]:
         resources={"metadata": {"path": str(ROOT)}},
         config=traitlets.config.Config(KernelManager={"transport": "ipc"}),
     ).execute()
-    # Bars and warnings are for who runs it.
+    # Progress bars and warnings are not part of the page.
     for cell in notebook.cells:
         outputs = cell.get("outputs", [])
         cell["outputs"] = [out for out in outputs if out.get("name") != "stderr"]
