@@ -1,7 +1,7 @@
 """Hooks of mkdocs: run the guide's pages, and add the documents of the repository's root.
 
-The guide's pages are jupytext notebooks. They are run here and passed to mkdocs as Markdown, so they
-look like all other pages and can be searched. An exception in one ends the build.
+The guide's pages are jupytext notebooks. They are run here and passed to mkdocs as Markdown.
+So they look like all other pages and can be searched. An exception in one ends the build.
 """
 
 import re
@@ -18,7 +18,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
-PAGES = {"README.md": "about.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+PAGES = {
+    "README.md": "about.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 log = get_plugin_logger("guide")
 
 
