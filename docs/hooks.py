@@ -4,6 +4,7 @@ The guide's pages are jupytext notebooks. They are run here and passed to mkdocs
 So they look like all other pages and can be searched. An exception in one ends the build.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, page in PAGES.items():
         content = _from_docs((ROOT / name).read_text())
         files.append(File.generated(config, page, content=content))
-    for path in sorted((ROOT / "docs" / "guide").glob("*.py")):
+    for path in sorted((ROOT / "docs" / "guide").glob("[0-9]*.py")):
         for name, content in run(path):
             files.append(File.generated(config, f"guide/{name}", content=content))
     return files
@@ -66,7 +67,7 @@ def run(path: Path) -> Iterator[tuple[str, str | bytes]]:
         coalesce_streams=True,
         resources={"metadata": {"path": str(ROOT)}},
         config=traitlets.config.Config(KernelManager={"transport": "ipc"}),
-    ).execute()
+    ).execute(env={**os.environ, "PYTHONPATH": str(path.parent)})  # for its `similarities`
     # Progress bars and warnings are not part of the page.
     for cell in notebook.cells:
         outputs = cell.get("outputs", [])

@@ -9,16 +9,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from similarities import additive, dot, general, scaled_dot, soft_lookup
 
 from transformer_jax import plotting
-from transformer_jax.ops.attention import (
-    additive,
-    dot,
-    dot_product_attention,
-    general,
-    scaled_dot,
-    soft_lookup,
-)
+from transformer_jax.ops.attention import dot_product_attention
 
 # %% [markdown]
 # ## Exact look-up first

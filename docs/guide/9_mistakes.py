@@ -17,18 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU
+from similarities import additive, scaled_dot, soft_lookup
 
 from transformer_jax import plotting
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.layers import DecoderLayer, FeedForward, LayerNorm
 from transformer_jax.model.transformer import Transformer, init_params
-from transformer_jax.ops.attention import (
-    additive,
-    attention_weights,
-    dot_product_attention,
-    scaled_dot,
-    soft_lookup,
-)
+from transformer_jax.ops.attention import attention_weights, dot_product_attention
 from transformer_jax.ops.losses import cross_entropy
 from transformer_jax.ops.masks import make_causal_mask
 from transformer_jax.ops.positional import sinusoids

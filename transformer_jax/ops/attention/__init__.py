@@ -9,22 +9,10 @@ from transformer_jax.ops.attention.dispatch import (
     dot_product_attention,
 )
 from transformer_jax.ops.attention.formula import attention_weights
-from transformer_jax.ops.attention.similarity import (
-    additive,
-    dot,
-    general,
-    scaled_dot,
-    soft_lookup,
-)
 
 __all__ = [
     "IMPLEMENTATIONS",
     "UnsupportedAttentionError",
-    "additive",
     "attention_weights",
-    "dot",
     "dot_product_attention",
-    "general",
-    "scaled_dot",
-    "soft_lookup",
 ]

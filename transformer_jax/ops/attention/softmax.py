@@ -43,9 +43,3 @@ def exponentials(
     if added is not None and may_be_empty:
         total = jnp.where(hides_all(added), jnp.inf, total)
     return exps, total
-
-
-def masked_softmax(scores: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Softmax over the last axis where `mask` allows; zeros where it allows nothing."""
-    exps, total = exponentials(scores, hiding(mask))
-    return exps / total
