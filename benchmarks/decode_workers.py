@@ -50,7 +50,7 @@ class Ours:
 
     def _texts(self, task: Task) -> list[str]:
         tokenizer = self._translator.tokenizers.source
-        return [tokenizer.decode([tokenizer.piece_id(p) for p in s]) for s in task.sentences]
+        return [tokenizer.decode([tokenizer.token_id(p) for p in s]) for s in task.sentences]
 
     def translate(self, task: Task, setting: int = 1) -> list[list[str]]:
         settings = self._settings(task)

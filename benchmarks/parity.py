@@ -142,7 +142,7 @@ class CTranslate2:
         )  # fmt: skip
         forced = self._translator.score_batch(tokens, [r.hypotheses[0] for r in results])
         for result, scored in zip(results, forced, strict=True):
-            ids = [self._tokenizers.target.piece_id(p) for p in result.hypotheses[0]]
+            ids = [self._tokenizers.target.token_id(p) for p in result.hypotheses[0]]
             # An output that is cut at the limit has no end to be scored.
             log_prob = sum(scored.log_probs) if len(ids) < max_decode_len else None
             yield Found(tuple(ids), result.scores[0], log_prob)

@@ -184,13 +184,13 @@ def test_the_name_of_a_special_piece_in_a_text_is_text(with_special_tokens, name
         assert tokenizer.pad_id not in ids
         assert tokenizer.bos_id not in ids
         assert tokenizer.eos_id not in ids
-        assert tokenizer.piece_id(name) not in set(ids) - {tokenizer.unk_id}
+        assert tokenizer.token_id(name) not in set(ids) - {tokenizer.unk_id}
         assert tokenizer.decode(ids) == text
 
 
 def test_marians_language_is_named_at_the_start_of_a_text_only(with_special_tokens):
     foreign = with_special_tokens[-1]
-    assert foreign.encode(">>de<< one")[0] == foreign.piece_id(">>de<<")
+    assert foreign.encode(">>de<< one")[0] == foreign.token_id(">>de<<")
     assert foreign.decode(foreign.encode(">> one << two")) == ">> one << two"
 
 

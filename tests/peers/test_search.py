@@ -191,7 +191,7 @@ def test_options_are_those_of_ctranslate2(ours, translator_there, settings, thei
         **({"min_decoding_length": 0} | theirs),
     )  # fmt: skip
     target = ours.tokenizers.target
-    want = [tuple(target.piece_id(p) for p in r.hypotheses[0]) for r in results]
+    want = [tuple(target.token_id(p) for p in r.hypotheses[0]) for r in results]
     same = sum(a == b for a, b in zip(outputs(ours, beam_size, **settings), want, strict=True))
     assert same == len(SENTENCES)
 
@@ -207,7 +207,7 @@ def test_prefixes_are_those_of_ctranslate2(ours, translator_there):
     )  # fmt: skip
     requests = [Request(s, p) for s, p in zip(SENTENCES, prefixes, strict=False)]
     found = ours.translate(requests, beam_size=4, at_limit="cut", **BASE)
-    want = [tuple(target.piece_id(p) for p in r.hypotheses[0]) for r in results]
+    want = [tuple(target.token_id(p) for p in r.hypotheses[0]) for r in results]
     for one, ids in zip(found, want, strict=True):
         n = min(len(one.ids), len(ids))
         assert one.ids[:n] == ids[:n]

@@ -79,7 +79,7 @@ class VocabularyTokenizer(Tokenizer):
                   for code, text in zip(found, texts, strict=True)]  # fmt: skip
         split = self._processor.encode(bodies, out_type=str, num_threads=-1) if bodies else []
         return [
-            [self.piece_id(token)
+            [self.token_id(token)
              for token in (*([code.group()] if code else ()), *self._as_text(tokens))]
             for code, tokens in zip(found, split, strict=True)
         ]  # fmt: skip
@@ -105,7 +105,7 @@ class VocabularyTokenizer(Tokenizer):
     def tokens(self, ids: Iterable[int]) -> list[str]:
         return [self._pieces.get(int(i), self._special["unk"]) for i in ids]
 
-    def piece_id(self, token: str) -> int:
+    def token_id(self, token: str) -> int:
         return self._vocabulary.get(token, self.unk_id)
 
 
@@ -168,7 +168,7 @@ class JsonTokenizer(Tokenizer):
     def tokens(self, ids: Iterable[int]) -> list[str]:
         return [self._tokenizer.id_to_token(int(i)) or self._special["unk"] for i in ids]
 
-    def piece_id(self, token: str) -> int:
+    def token_id(self, token: str) -> int:
         found = self._tokenizer.token_to_id(token)
         return self.unk_id if found is None else found
 

@@ -78,7 +78,7 @@ class TokenizerPair:
 
     def _tag(self, tokenizer: Tokenizer, language: str) -> int:
         tag = self.tags.token(language)
-        found = tokenizer.piece_id(tag)
+        found = tokenizer.token_id(tag)
         if found == tokenizer.unk_id or not re.fullmatch(self.tags.pattern, language):
             raise UserError(
                 f"The tokenizer has no token {tag}: this model does not know {language!r}."

@@ -184,4 +184,4 @@ class CTranslate2Peer:
             suppress_sequences=self._suppressed,
         )
         target, before = self._tokenizers.target, len(self._prefix)
-        return [[target.piece_id(p) for p in r.hypotheses[0][before:]] for r in written]
+        return [[target.token_id(p) for p in r.hypotheses[0][before:]] for r in written]
