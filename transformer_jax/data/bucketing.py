@@ -1,8 +1,8 @@
-"""One sentence a row, in batches of one of a few shapes."""
+"""Bucketing: one sentence a row; sentences of similar length share a batch of one of few shapes."""
 
 import numpy as np
 
-from transformer_jax.data.batch_shapes import BatchLayout, BatchShape, even_rows
+from transformer_jax.data.batch_shapes import BatchLayout, BatchShape, even_rows, spread_evenly
 from transformer_jax.data.pair_selection import CorpusSelection, LengthClasses
 from transformer_jax.data.permutation import make_key, permute
 
@@ -13,16 +13,17 @@ _SENTENCES, _BATCHES = 1, 2
 class BucketPlan:
     """One sentence a row; rows of similar length share a batch of one of a few shapes.
 
-    The last batch of each bucket in an epoch may have a few empty rows.
+    Each epoch permutes the sentences within every bucket, and the order of all batches. The last
+    batch of a bucket may have a few empty rows.
 
     Args:
       selection: from `select_pairs`.
       batch_tokens: positions in a batch, of its longer side.
-      num_buckets: shapes at most.
+      num_buckets: the largest number of shapes.
       seed: of the permutations.
-      batch_sentences: rows in a batch instead; 0: by batch_tokens.
-      version: `config.data.plan_version`; 1 counts target positions alone, and takes any number of
-        rows.
+      batch_sentences: rows in a batch; 0: as many as `batch_tokens` allows.
+      version: `config.data.plan_version`; 1 counts target positions only, and may choose any number
+        of rows.
     """
 
     def __init__(
@@ -39,29 +40,27 @@ class BucketPlan:
         buckets = split_classes(classes.source_len, classes.target_len, classes.sizes, num_buckets)
         # Batches are numbered in this order.
         buckets.sort(key=lambda b: (-classes.target_len[b].max(), -classes.source_len[b].max()))
-        self._shapes, self._members = [], []
+        self._shapes: list[BatchShape] = []
+        self._members: list[np.ndarray] = []  # of each bucket: indices into the selection
         for bucket in buckets:
             source_len = int(classes.source_len[bucket].max())
             target_len = int(classes.target_len[bucket].max())
             longer = target_len if version == 1 else max(source_len, target_len)
-            most = batch_sentences or batch_tokens // longer
+            max_rows = batch_sentences or batch_tokens // longer
             size = int(classes.sizes[bucket].sum())
-            if version > 1 and not batch_sentences:
-                rows = even_rows(size, most)
-            else:  # as many batches as full ones would be, equally full
-                rows = -(-size // -(-size // most))
-            self._shapes.append(BatchShape(rows, source_len, target_len))
+            choose_rows = even_rows if version > 1 and not batch_sentences else spread_evenly
+            self._shapes.append(BatchShape(choose_rows(size, max_rows), source_len, target_len))
             spans = [
                 classes.order[classes.starts[c] : classes.starts[c] + classes.sizes[c]]
                 for c in bucket
             ]
             self._members.append(np.concatenate(spans))
         batches = [-(-len(m) // s.rows) for m, s in zip(self._members, self._shapes, strict=True)]
-        self._first_batch = np.concatenate([[0], np.cumsum(batches)])
+        self._first_batch = np.concatenate([[0], np.cumsum(batches)])  # [buckets + 1]
 
     @property
     def shapes(self) -> list[BatchShape]:
-        # The trainer compiles in this order, so that lack of memory shows at once.
+        # The trainer compiles in this order, so that it runs out of memory first, if at all.
         return sorted(self._shapes, key=lambda shape: -shape.cost)
 
     @property
@@ -98,14 +97,18 @@ class BucketPlan:
 def split_classes(
     source_len: np.ndarray, target_len: np.ndarray, sizes: np.ndarray, num_buckets: int
 ) -> list[np.ndarray]:
-    """Parts the (source, target) length plane into rectangles, at most `num_buckets`.
+    """Splits the (source, target) length plane into rectangles, at most `num_buckets`.
 
-    The rectangle that gains most positions by it is cut next, where it gains most.
+    Cuts repeatedly: always the rectangle, axis and length that save the most positions.
+
+    Args:
+      source_len, target_len, sizes: `[classes]`, as in `LengthClasses`.
+      num_buckets: the largest number of rectangles.
 
     Returns:
       For each bucket, the indices of its classes.
     """
-    lens = np.stack([source_len, target_len])
+    lens = np.stack([source_len, target_len])  # [2, classes]
     buckets = [np.arange(len(sizes))]
     cuts = [_best_cut(lens, sizes)]
     while len(buckets) < num_buckets:
@@ -116,19 +119,25 @@ def split_classes(
             buckets.append(bucket)
             break
         low = lens[axis, bucket] <= limit
-        for part in (bucket[low], bucket[~low]):
-            buckets.append(part)
-            cuts.append(_best_cut(lens[:, part], sizes[part]))
+        for half in (bucket[low], bucket[~low]):
+            buckets.append(half)
+            cuts.append(_best_cut(lens[:, half], sizes[half]))
     return buckets
 
 
 def _best_cut(lens: np.ndarray, sizes: np.ndarray) -> tuple[int, int, int]:
-    """Positions saved, axis and limit of the best cut of one rectangle; (0, 0, 0) if none saves."""
+    """Positions saved, axis and length of a rectangle's best cut; (0, 0, 0) if none saves any.
+
+    Args:
+      lens: `[2, classes]` source and target lengths.
+      sizes: `[classes]` pairs of each class.
+    """
     best = (0, 0, 0)
-    whole = int(sizes.sum() * lens.max(axis=1).sum())
+    uncut_cost = int(sizes.sum() * lens.max(axis=1).sum())
     for axis in (0, 1):
         order = np.argsort(lens[axis], kind="stable")
         ordered, counts = lens[:, order], np.cumsum(sizes[order])
+        # Positions of a row if all classes up to (from) here share a shape.
         below = np.maximum.accumulate(ordered, axis=1).sum(axis=0)
         above = np.maximum.accumulate(ordered[:, ::-1], axis=1)[:, ::-1].sum(axis=0)
         cuts = np.flatnonzero(np.diff(ordered[axis]))
@@ -136,6 +145,6 @@ def _best_cut(lens: np.ndarray, sizes: np.ndarray) -> tuple[int, int, int]:
             continue
         cost = counts[cuts] * below[cuts] + (counts[-1] - counts[cuts]) * above[cuts + 1]
         i = int(np.argmin(cost))
-        if whole - int(cost[i]) > best[0]:
-            best = (whole - int(cost[i]), axis, int(ordered[axis, cuts[i]]))
+        if uncut_cost - int(cost[i]) > best[0]:
+            best = (uncut_cost - int(cost[i]), axis, int(ordered[axis, cuts[i]]))
     return best

@@ -10,7 +10,6 @@ that epoch; where it needs fewer, some rows are seen twice.
 """
 
 import dataclasses
-import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -75,12 +74,12 @@ class Epochs:
         """Removes all sampled epochs but the first from the token cache."""
         with self._lock:
             futures, self._futures = self._futures, {}
-        for epoch, future in futures.items():
-            future.add_done_callback(functools.partial(self._remove_loaded, epoch))
 
-    def _remove_loaded(self, epoch: int, future: Future[EpochData]) -> None:
-        del future
-        self._remove(epoch)
+        def remove_when_loaded(epoch: int) -> None:
+            futures[epoch].add_done_callback(lambda _: self._remove(epoch))
+
+        for epoch in futures:
+            remove_when_loaded(epoch)
 
     def _prepare(self, epoch: int, load: Callable[[int], EpochData]) -> Future[EpochData]:
         """Starts a thread that loads `epoch`, unless one was started, and drops an old epoch."""

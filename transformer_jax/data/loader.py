@@ -1,4 +1,8 @@
-"""Batches as arrays, loaded by Grain ahead of the device."""
+"""Training batches as arrays, loaded by Grain ahead of the device.
+
+In: `Epochs` and the number of a step. Out: a dict of arrays, `[B, S]` for the source and `[B, T]`
+for the target.
+"""
 
 import dataclasses
 import hashlib
@@ -18,84 +22,15 @@ NUM_THREADS = 2
 PREFETCH = 8
 
 
-def make_batch(corpus: TokenizedCorpus, layout: BatchLayout, ids: SpecialIds) -> Batch:
-    """Arrays of one training batch.
-
-    Returns:
-      `inputs` `[B, S]`, `targets` and `decoder_inputs` `[B, T]` token ids;
-      `{inputs,targets}_positions` that restart with each sentence; `{inputs,targets}_segment_ids`
-      from 1, 0 being padding; `loss_mask` `[B, T]`, True on targets that count. All are int32 but
-      the boolean mask.
-    """
-    shape = layout.shape
-    source = _lay_out(
-        corpus.source, layout, layout.source_starts, (shape.rows, shape.source_len),
-        ids.source_pad, ids.source_eos)  # fmt: skip
-    target = _lay_out(
-        corpus.target, layout, layout.target_starts, (shape.rows, shape.target_len),
-        ids.target_pad, ids.target_eos)  # fmt: skip
-    decoder_inputs = np.roll(target.tokens, 1, axis=1)
-    decoder_inputs[target.positions == 0] = ids.decoder_start
-    decoder_inputs[target.segments == 0] = ids.target_pad
-    return {
-        "inputs": source.tokens,
-        "inputs_positions": source.positions,
-        "inputs_segment_ids": source.segments,
-        "decoder_inputs": decoder_inputs,
-        "targets": target.tokens,
-        "targets_positions": target.positions,
-        "targets_segment_ids": target.segments,
-        "loss_mask": target.segments != 0,
-    }
-
-
-@dataclasses.dataclass(frozen=True)
-class _Side:
-    tokens: np.ndarray
-    positions: np.ndarray
-    segments: np.ndarray
-
-
-def _lay_out(
-    side: TokenizedSide,
-    layout: BatchLayout,
-    starts: np.ndarray,
-    shape: tuple[int, int],
-    pad_id: int,
-    eos_id: int,
-) -> _Side:
-    tokens = np.full(shape[0] * shape[1], pad_id, np.int32)
-    positions = np.zeros_like(tokens)
-    segments = np.zeros_like(tokens)
-    first = side.offsets[layout.pairs]
-    lengths = side.offsets[layout.pairs + 1] - first
-    within = _ranges(lengths)
-    begin = layout.rows * shape[1] + starts
-    where = np.repeat(begin, lengths) + within
-    tokens[where] = side.tokens[np.repeat(first, lengths) + within]
-    tokens[begin + lengths] = eos_id
-    within = _ranges(lengths + 1)
-    where = np.repeat(begin, lengths + 1) + within
-    positions[where] = within
-    segments[where] = np.repeat(layout.segments, lengths + 1)
-    return _Side(*(x.reshape(shape) for x in (tokens, positions, segments)))
-
-
-def _ranges(lengths: np.ndarray) -> np.ndarray:
-    """0 .. n-1 for each n of `lengths`, one after the other."""
-    ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
-
-
 class BatchSource:
-    """Random access to batch `t`, as Grain wants it: the rows of this process.
+    """Random access to batch `t`, in the interface that Grain expects.
 
     Args:
       epochs: corpus and batch plan of each step.
       ids: special ids.
       num_steps: of the run.
-      row_multiple: empty rows make the number of rows a multiple of it.
-      local_rows: maps that number to the numbers of the rows that are wanted; None: all.
+      row_multiple: batches get empty rows up to a multiple of this number.
+      local_rows: maps the number of rows of a batch to the rows that this process loads; None: all.
     """
 
     def __init__(
@@ -114,31 +49,30 @@ class BatchSource:
         return self._num_steps
 
     def __getitem__(self, t: int) -> Batch:
-        data, batch = self._epochs.at(int(t))
-        layout = data.plan.layout(batch)
-        shape = layout.shape.padded(self._row_multiple)
-        layout = dataclasses.replace(layout, shape=shape)
+        corpus, layout = self._corpus_and_layout(int(t))
+        layout = dataclasses.replace(layout, shape=layout.shape.padded(self._row_multiple))
         if self._local_rows is not None:
-            layout = layout.select_rows(self._local_rows(shape.rows))
-        return make_batch(data.corpus, layout, self._ids)
+            layout = layout.select_rows(self._local_rows(layout.shape.rows))
+        return make_batch(corpus, layout, self._ids)
 
     def __repr__(self) -> str:
         return f"BatchSource({self._num_steps} steps)"
 
     def pairs(self, t: int) -> np.ndarray:
-        """Numbers in the corpus of all pairs of batch `t`, row by row."""
-        data, batch = self._epochs.at(t)
-        return data.plan.layout(batch).pairs
+        """Indices into the corpus of all pairs of batch `t`, row by row."""
+        return self._corpus_and_layout(t)[1].pairs
 
     def digest(self, t: int) -> str:
         """A digest of batch `t` that does not depend on devices and processes."""
         digest = hashlib.blake2b(digest_size=8)
-        data, batch = self._epochs.at(t)
-        layout = data.plan.layout(batch)
-        for name, array in make_batch(data.corpus, layout, self._ids).items():
+        for name, array in make_batch(*self._corpus_and_layout(t), self._ids).items():
             digest.update(f"{name} {array.shape}".encode())
             digest.update(array.tobytes())
         return digest.hexdigest()
+
+    def _corpus_and_layout(self, t: int) -> tuple[TokenizedCorpus, BatchLayout]:
+        data, batch = self._epochs.at(t)
+        return data.corpus, data.plan.layout(batch)
 
 
 def load_batches(source: BatchSource, first_step: int) -> Iterator[Batch]:
@@ -148,3 +82,87 @@ def load_batches(source: BatchSource, first_step: int) -> Iterator[Batch]:
     if first_step:
         dataset = dataset[first_step:]
     return iter(dataset.to_iter_dataset(options))
+
+
+def make_batch(corpus: TokenizedCorpus, layout: BatchLayout, ids: SpecialIds) -> Batch:
+    """Writes the pairs of one batch into arrays.
+
+    Returns:
+      `inputs` `[B, S]`, `targets` and `decoder_inputs` `[B, T]`: token ids;
+      `{inputs,targets}_positions`: they restart with each sentence;
+      `{inputs,targets}_segment_ids`: from 1 in each row, segment id 0 is padding;
+      `loss_mask` `[B, T]`: True on targets that count.
+      All are int32, except the boolean mask.
+    """
+    inputs, inputs_positions, inputs_segment_ids = _fill_rows(
+        corpus.source,
+        layout,
+        layout.source_starts,
+        layout.shape.source_len,
+        ids.source_pad,
+        ids.source_eos,
+    )
+    targets, targets_positions, targets_segment_ids = _fill_rows(
+        corpus.target,
+        layout,
+        layout.target_starts,
+        layout.shape.target_len,
+        ids.target_pad,
+        ids.target_eos,
+    )
+    decoder_inputs = np.roll(targets, 1, axis=1)
+    decoder_inputs[targets_positions == 0] = ids.decoder_start
+    decoder_inputs[targets_segment_ids == 0] = ids.target_pad
+    return {
+        "inputs": inputs,
+        "inputs_positions": inputs_positions,
+        "inputs_segment_ids": inputs_segment_ids,
+        "decoder_inputs": decoder_inputs,
+        "targets": targets,
+        "targets_positions": targets_positions,
+        "targets_segment_ids": targets_segment_ids,
+        "loss_mask": targets_segment_ids != 0,
+    }
+
+
+def _fill_rows(
+    side: TokenizedSide,
+    layout: BatchLayout,
+    starts: np.ndarray,
+    row_len: int,
+    pad_id: int,
+    eos_id: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens, positions and segment ids of one side, int32 `[rows, row_len]` each.
+
+    Args:
+      side: the sentences.
+      layout: of the batch.
+      starts: `[pairs]` position in its row where each sentence starts.
+      row_len: positions of a row.
+      pad_id: of positions without a sentence.
+      eos_id: follows each sentence.
+    """
+    tokens = np.full(layout.shape.rows * row_len, pad_id, np.int32)
+    positions = np.zeros_like(tokens)
+    segment_ids = np.zeros_like(tokens)
+    first = side.offsets[layout.pairs]  # [pairs], indices into side.tokens
+    lengths = side.offsets[layout.pairs + 1] - first
+    begin = layout.rows * row_len + starts  # [pairs], indices into the flat batch
+
+    within = _ranges(lengths)
+    tokens[np.repeat(begin, lengths) + within] = side.tokens[np.repeat(first, lengths) + within]
+    tokens[begin + lengths] = eos_id
+
+    within = _ranges(lengths + 1)
+    index = np.repeat(begin, lengths + 1) + within
+    positions[index] = within
+    segment_ids[index] = np.repeat(layout.segments, lengths + 1)
+    shape = (layout.shape.rows, row_len)
+    return tokens.reshape(shape), positions.reshape(shape), segment_ids.reshape(shape)
+
+
+def _ranges(lengths: np.ndarray) -> np.ndarray:
+    """0 .. n-1 for each n of `lengths`, concatenated."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)

@@ -1,4 +1,7 @@
-"""Which sentence pairs are trained on, and their classes of equal lengths."""
+"""Selects the sentence pairs that are trained on, and groups them by their lengths.
+
+In: token counts `[pairs]` of both sides. Out: `CorpusSelection`, indices of the selected pairs.
+"""
 
 import dataclasses
 
@@ -9,12 +12,19 @@ from transformer_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class CorpusSelection:
-    """What is trained on, and what is left out and why."""
+    """The pairs of one epoch, and how many pairs were left out for which reason.
 
-    pairs: np.ndarray  # indices; one that a sampling weight repeats stands several times
-    source_lengths: np.ndarray  # positions of each, the end symbol included
+    Attributes:
+      pairs: `[selected]` indices into the corpus; sampling weights may repeat an index.
+      source_lengths, target_lengths: `[selected]` positions, the end symbol included.
+      num_pairs: pairs of the corpus.
+      num_empty, num_too_long, num_uneven: pairs that were left out.
+    """
+
+    pairs: np.ndarray
+    source_lengths: np.ndarray
     target_lengths: np.ndarray
-    num_pairs: int  # before anything was left out
+    num_pairs: int
     num_empty: int
     num_too_long: int
     num_uneven: int = 0
@@ -34,21 +44,18 @@ def select_pairs(
 ) -> CorpusSelection:
     """Leaves out empty, over-long and uneven pairs; repeats corpora according to `weights`.
 
-    With weights, the corpus that is rarest for its weight is seen once an epoch and the others the
-    more often, so that every pair is seen and the shares are those of the weights.
-
     Args:
       source_lengths, target_lengths: `[pairs]` tokens, end symbols not included.
       max_len: longest side in positions, its end symbol included.
       corpus_sizes: pairs of each corpus, in order.
-      weights: one a corpus, or none for shares by size.
-      max_ratio: a side longer than this many times the other, and `RATIO_SLACK` tokens, leaves the
-        pair out, as it is hardly a translation; 0: off.
+      weights: one for each corpus; none for shares by size.
+      max_ratio: leaves out pairs of which one side has more than `max_ratio` times the tokens of
+        the other plus `RATIO_SLACK`, as they are hardly translations; 0 turns this off.
 
     Raises:
-      UserError: where nothing is left.
+      UserError: where no pair is left.
     """
-    lengths = np.stack([source_lengths, target_lengths]).astype(np.int64) + 1
+    lengths = np.stack([source_lengths, target_lengths]).astype(np.int64) + 1  # [2, pairs]
     empty = (lengths == 1).any(axis=0)
     too_long = ~empty & (lengths > max_len).any(axis=0)
     longer, shorter = lengths.max(axis=0) - 1, lengths.min(axis=0) - 1
@@ -62,20 +69,7 @@ def select_pairs(
             f"{uneven.sum()} config.data.max_ratio={max_ratio:g}."
         )
     if weights:
-        corpus = np.repeat(np.arange(len(corpus_sizes)), corpus_sizes)[pairs]
-        counts = np.bincount(corpus, minlength=len(corpus_sizes))
-        if not counts.all():
-            raise UserError(
-                f"Corpus {int(np.argmin(counts)) + 1} of config.data.train has no usable pair."
-            )
-        factors = np.asarray(weights) / counts
-        factors = factors / factors.min()
-        parts = []
-        for i, factor in enumerate(factors):
-            own = pairs[corpus == i]
-            ends = np.floor(np.arange(len(own) + 1) * factor + 1e-9).astype(np.int64)
-            parts.append(np.repeat(own, np.diff(ends)))
-        pairs = np.concatenate(parts)
+        pairs = _repeat_corpora(pairs, corpus_sizes, weights)
     return CorpusSelection(
         pairs=pairs,
         source_lengths=lengths[0, pairs],
@@ -87,8 +81,38 @@ def select_pairs(
     )
 
 
+def _repeat_corpora(
+    pairs: np.ndarray, corpus_sizes: tuple[int, ...], weights: tuple[float, ...]
+) -> np.ndarray:
+    """Repeats pairs until the corpora's shares are those of `weights`; drops none.
+
+    The corpus with the fewest pairs for its weight is seen once an epoch, the others more often.
+    """
+    corpus = np.repeat(np.arange(len(corpus_sizes)), corpus_sizes)[pairs]
+    counts = np.bincount(corpus, minlength=len(corpus_sizes))
+    if not counts.all():
+        raise UserError(
+            f"Corpus {int(np.argmin(counts)) + 1} of config.data.train has no usable pair."
+        )
+    factors = np.asarray(weights) / counts
+    factors = factors / factors.min()
+    repeated = []
+    for i, factor in enumerate(factors):
+        of_corpus = pairs[corpus == i]
+        # A factor of 2.5 repeats pairs 2, 3, 2, 3, … times.
+        ends = np.floor(np.arange(len(of_corpus) + 1) * factor + 1e-9).astype(np.int64)
+        repeated.append(np.repeat(of_corpus, np.diff(ends)))
+    return np.concatenate(repeated)
+
+
 class LengthClasses:
-    """Pairs sorted by (source, target) length, equal lengths forming a class."""
+    """Selected pairs sorted by (source, target) length; equal lengths form a class.
+
+    Attributes:
+      order: `[selected]` indices into the selection, class by class.
+      starts, sizes: `[classes]` the part of `order` that a class takes.
+      source_len, target_len: `[classes]` lengths of the pairs of a class.
+    """
 
     def __init__(self, selection: CorpusSelection):
         source, target = selection.source_lengths, selection.target_lengths

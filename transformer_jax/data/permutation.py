@@ -24,11 +24,9 @@ def make_key(*parts: int | np.ndarray) -> np.ndarray:
 
 
 def permute(index: np.ndarray, size: np.ndarray | int, key: np.ndarray) -> np.ndarray:
-    """Image of `index` under the permutation of `0 .. size - 1` that `key` names.
+    """Image of `index` under the permutation of `0 .. size - 1` that `key` selects.
 
-    The swap-or-not shuffle (Hoang, Morris and Rogaway, 2012), whose every round is an involution on
-    a domain of any size. All three arguments broadcast, so each element may have a domain and a key
-    of its own.
+    All three arguments broadcast, so each element may have its own domain and key.
 
     Args:
       index: integers, each in `0 .. size - 1`.
@@ -37,11 +35,15 @@ def permute(index: np.ndarray, size: np.ndarray | int, key: np.ndarray) -> np.nd
 
     Returns:
       int64 array of the shape of `index`.
+
+    Source:
+      The swap-or-not shuffle (Hoang, Morris and Rogaway, 2012). Every round is an involution on a
+      domain of any size.
     """
     x = np.asarray(index, np.int64)
     size = np.asarray(size, np.int64)
-    for turn in range(ROUNDS):
-        round_key = mix(key + np.uint64(2 * turn + 1))
+    for number in range(ROUNDS):
+        round_key = mix(key + np.uint64(2 * number + 1))
         pivot = (round_key % size.astype(np.uint64)).astype(np.int64)
         partner = pivot - x
         partner = np.where(partner < 0, partner + size, partner)
