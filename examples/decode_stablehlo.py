@@ -1,9 +1,7 @@
-"""Translates standard input with an exported model: jax, numpy and sentencepiece, nothing else.
+"""Translates standard input with an exported model; needs jax, flatbuffers, numpy, sentencepiece.
 
     python export.py --workdir=runs/quickstart --format=stablehlo --output=exported
     echo thirty-four | python examples/decode_stablehlo.py exported
-
-(JAX itself reads exported functions with flatbuffers.)
 """
 
 import json
@@ -28,10 +26,10 @@ source_ids, target_ids = (  # Marian numbers tokens by a vocabulary of its own
 )
 lines = [line.lower() if m["lowercase"] else line for line in sys.stdin.read().splitlines()]
 if not lines:
-    sys.exit("There is no line to translate on standard input.")
+    sys.exit("Standard input has no line to translate.")
 code = re.compile(r">>.*?<<" if m["language_codes"] else "^$")
 rows = []
-for line in lines:  # a language code at the beginning is one token
+for line in lines:  # a language code at the start is one token
     tag = code.match(line)
     names = [tag[0]] if tag else []
     names += source.encode(line[tag.end() :] if tag else line, out_type=str)

@@ -1,0 +1,72 @@
+"""Each example, run as a script on a small corpus."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+from tests.conftest import digit_pairs, write_pairs
+from transformer_jax import Translator
+from transformer_jax.interop.huggingface import writing
+from transformer_jax.interop.pretrained import load
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+MAX_LINES = 60
+
+
+@pytest.fixture
+def run_example(monkeypatch, capsys):
+    """Runs an example with some arguments; returns what it printed."""
+
+    def run(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [f"examples/{name}.py", *map(str, arguments)])
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """Arguments of the examples that train."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return (
+        f"--train={write_pairs(tmp_path, 'train', digit_pairs(300))}",
+        f"--validation={write_pairs(tmp_path, 'dev', digit_pairs(6, seed=1))}",
+        f"--workdir={tmp_path / 'run'}",
+    )
+
+
+def test_examples_have_at_most_60_lines():
+    lengths = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
+    assert len(lengths) >= 5
+    assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
+
+
+@pytest.mark.slow
+def test_own_corpus_example_trains_and_translates(run_example, corpus, tmp_path):
+    printed = run_example(
+        "own_corpus", *corpus, "--vocab_size=295", "--num_layers=1", "--num_steps=4"
+    )
+    sources = (tmp_path / "dev.en").read_text().splitlines()
+    for source in sources[:3]:
+        assert f"\n{source}  ->  " in printed
+    assert Translator.load(tmp_path / "run", checkpoint="latest").checkpoint_step == 4
+
+
+def test_fine_tune_example_scores_the_model_before_and_after(
+    run_example, corpus, tiny_run, tmp_path
+):
+    published = load(tiny_run[1])
+    plan = writing.plan_export(published.config, published.tokenizers, published.params)
+    folder = tmp_path / "published"
+    writing.write_directory(
+        epath.Path(folder), published.config, published.tokenizers, published.params, plan
+    )
+    printed = run_example("fine_tune", f"--model={folder}", *corpus, "--num_steps=2")
+    before, after = printed.splitlines()[-2:]
+    assert before.startswith(f"{folder}: BLEU ")
+    assert after.startswith(f"{tmp_path / 'run'}: BLEU ")
+    assert Translator.load(tmp_path / "run").checkpoint_step == 2
