@@ -105,4 +105,4 @@ def test_the_version_is_the_same_everywhere():
     version = done.stdout.split()[1]
     assert f"\nversion: {version}\n" in (root / "CITATION.cff").read_text()
     newest = (root / "CHANGELOG.md").read_text().split("\n## ")[1]
-    assert newest.split()[0] == version.split(".dev")[0]
+    assert newest.startswith(f"[{version.split('.dev')[0]}] - ")
