@@ -68,7 +68,7 @@ def test_a_damaged_cache_is_made_anew_and_it_is_said_once(
     np.testing.assert_array_equal(again.target.tokens, want[1])
     (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert name in said
-    assert "made anew" in said
+    assert "writing it again" in said
     caplog.clear()
     token_cache.tokenize_corpora(corpora, tokenizers, config)
     assert not caplog.records
@@ -79,13 +79,13 @@ def test_a_disk_that_spoils_or_is_full_is_said(small_corpus, tokenizers, monkeyp
     config, corpora, _ = small_corpus
 
     def spoiled(folder):
-        raise cache_manifest.DamageError("source_tokens.npy does not hold what was written")
+        raise cache_manifest.DamageError("source_tokens.npy has changed since it was written")
 
     def full(path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(cache_manifest, "check", spoiled)
-    with pytest.raises(UserError, match=r"made 3 times .*\(source_tokens.npy .* another disk"):
+    with pytest.raises(UserError, match=r"written 3 times .*\(source_tokens.npy .* another disk"):
         token_cache.tokenize_corpora(corpora, tokenizers, config)
     monkeypatch.setattr(cache_manifest, "_sync", full)
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)"):

@@ -1,4 +1,4 @@
-"""Sizes and digests of the files in a cache folder: what is read is what was written."""
+"""Sizes and digests of the files in a cache folder, so that damage is noticed before reading."""
 
 import hashlib
 import json
@@ -9,11 +9,11 @@ NAME = "manifest.json"
 
 
 class DamageError(Exception):
-    """Says in a few words what in a cache folder is not as it was written."""
+    """A file of a cache folder is missing or has changed; the message names it."""
 
 
 def write(folder: Path) -> None:
-    """Writes `manifest.json` for the files in `folder`, and waits until all are on the disk."""
+    """Writes `manifest.json` for the files in `folder`, and syncs all of them to the disk."""
     names = sorted(path.name for path in folder.iterdir())
     recorded = {
         name: {"size": (folder / name).stat().st_size, "blake2b": _digest(folder / name)}
@@ -29,20 +29,20 @@ def check(folder: Path) -> None:
     """Compares the files in `folder` with its manifest.
 
     Raises:
-      FileNotFoundError: there is no such folder.
-      DamageError: a file is missing or does not hold what was written.
+      FileNotFoundError: `folder` does not exist.
+      DamageError: a file is missing or has changed.
     """
     if not folder.exists():
         raise FileNotFoundError(folder)
     name = NAME
     try:
         recorded = json.loads((folder / NAME).read_text())
-        for name, was in recorded.items():
+        for name, expected in recorded.items():
             size = (folder / name).stat().st_size
-            if size != was["size"]:
-                raise DamageError(f"{name} has {size} bytes instead of {was['size']}")
-            if _digest(folder / name) != was["blake2b"]:
-                raise DamageError(f"{name} does not hold what was written")
+            if size != expected["size"]:
+                raise DamageError(f"{name} has {size} bytes instead of {expected['size']}")
+            if _digest(folder / name) != expected["blake2b"]:
+                raise DamageError(f"{name} has changed since it was written")
     except FileNotFoundError:
         if not folder.exists():  # removed by another process
             raise
@@ -50,7 +50,7 @@ def check(folder: Path) -> None:
     except OSError as error:
         raise DamageError(f"{name} cannot be read ({error})") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DamageError(f"{NAME} is not as it was written ({error})") from error
+        raise DamageError(f"{NAME} is not a manifest ({error})") from error
 
 
 def sync_folder_of(path: Path) -> None:

@@ -1,7 +1,7 @@
 """Copies of tokenised corpora in an object store, for machines that share no disk.
 
-The arrays of a tokenised corpus are mapped into memory, so each machine works with a local copy.
-With a remote `data.cache_dir` the first machine uploads what it has made, and others download it.
+Arrays of a tokenised corpus are memory-mapped, so each machine needs a local copy. With a remote
+`data.cache_dir` the first machine uploads its cache, and others download it.
 """
 
 import json
@@ -21,61 +21,64 @@ _CHUNK = 8 << 20  # bytes
 
 
 def fetch(cache_dir: str, folder: Path) -> None:
-    """Makes the local `folder` from its copy in `cache_dir`, where that is there and intact.
+    """Downloads `folder` from its copy in `cache_dir`, if there is an intact one.
 
-    Removes a damaged copy, so that `publish` replaces it.
+    Invalidates a damaged copy, so that `publish` replaces it.
     """
-    remote = _copy_of(cache_dir, folder)
+    remote = _remote_folder(cache_dir, folder)
     if folder.exists() or not (remote / MANIFEST).exists():
         return
-    aside = folder.with_name(f"incomplete.{uuid.uuid4().hex}")
-    aside.mkdir(parents=True)
+    temporary = folder.with_name(f"incomplete.{uuid.uuid4().hex}")
+    temporary.mkdir(parents=True)
     try:
         try:
             with paths.store_errors():
                 for name in (*_names((remote / MANIFEST).read_text()), MANIFEST):
-                    _copy(remote / name, epath.Path(aside / name))
-            cache_manifest.check(aside)
+                    _copy(remote / name, epath.Path(temporary / name))
+            cache_manifest.check(temporary)
         except (FileNotFoundError, ValueError, cache_manifest.DamageError) as error:
-            logging.warning("the token cache %s is damaged (%s); made anew", remote, error)
+            logging.warning("the token cache %s is damaged (%s); writing it again", remote, error)
             (remote / MANIFEST).unlink(missing_ok=True)
             return
         try:
-            os.rename(aside, folder)
+            os.rename(temporary, folder)
         except OSError:
             if not folder.exists():
                 raise
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def publish(cache_dir: str, folder: Path) -> None:
-    """Copies the local `folder` to `cache_dir`, where it is not yet or not completely."""
-    remote = _copy_of(cache_dir, folder)
+    """Uploads the local `folder` to `cache_dir`, unless a complete copy is there."""
+    remote = _remote_folder(cache_dir, folder)
     with paths.store_errors():
         manifest = (folder / MANIFEST).read_text()
         if (remote / MANIFEST).exists() and (remote / MANIFEST).read_text() == manifest:
             return
-        for name in (*_names(manifest), MANIFEST):  # the manifest last
+        for name in (
+            *_names(manifest),
+            MANIFEST,
+        ):  # the manifest last: it marks the copy as complete
             _copy(epath.Path(folder / name), remote / name)
 
 
 def _names(manifest: str) -> list[str]:
-    """The files that a manifest lists.
+    """Names of the files that a manifest lists.
 
     Raises:
-      ValueError: it is no manifest, or names a file in another folder.
+      ValueError: the text is not a manifest, or names a file in another folder.
     """
     recorded = json.loads(manifest)
     if not isinstance(recorded, dict) or any(Path(name).name != name for name in recorded):
-        raise ValueError(f"{MANIFEST} is not as it was written")
+        raise ValueError(f"{MANIFEST} is not a manifest")
     return list(recorded)
 
 
-def _copy_of(cache_dir: str, folder: Path) -> epath.Path:
+def _remote_folder(cache_dir: str, folder: Path) -> epath.Path:
     return epath.Path(cache_dir) / folder.parent.name / folder.name
 
 
 def _copy(source: epath.Path, target: epath.Path) -> None:
-    with source.open("rb") as read, target.open("wb") as written:
-        shutil.copyfileobj(read, written, _CHUNK)
+    with source.open("rb") as reader, target.open("wb") as writer:
+        shutil.copyfileobj(reader, writer, _CHUNK)

@@ -1,6 +1,7 @@
-"""A corpus as token ids in flat memory-mapped arrays, made once for each corpus and tokenizer.
+"""A corpus as token ids in flat memory-mapped arrays, cached on disk.
 
-With subword sampling, once for each seed too.
+In: `Corpus` objects and a `TokenizerPair`. Out: `TokenizedCorpus`. The cache has one folder for
+each set of corpora and tokenizers, and with subword sampling for each seed.
 """
 
 import contextlib
@@ -27,10 +28,10 @@ from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 
 CHUNK = 20_000  # sentence pairs tokenised at once
-ATTEMPTS = 3  # to make a cache that is intact
+ATTEMPTS = 3  # to write an intact cache
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR)
-ABANDONED = 7 * 24 * 3600  # seconds without a write: nobody is at it any more
-FORMAT = "2"  # part of the key: change it when the files' meaning changes
+ABANDONED = 7 * 24 * 3600  # seconds without a write after which no process is writing any more
+FORMAT = "2"  # part of the cache key: change it when the files' meaning changes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +47,13 @@ class TokenizedSide:
         return np.diff(self.offsets)
 
     def __getitem__(self, i: int) -> np.ndarray:
+        """Token ids of sentence `i`, int32 `[tokens]`."""
         return np.asarray(self.tokens[self.offsets[i] : self.offsets[i + 1]], np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenizedCorpus:
-    """Both sides of one or several corpora, pair `i` of one being pair `i` of the other."""
+    """Source and target sides of one or several corpora; pair `i` is sentence `i` of each side."""
 
     source: TokenizedSide
     target: TokenizedSide
@@ -62,122 +64,164 @@ class TokenizedCorpus:
         return len(self.source.offsets) - 1
 
 
+@dataclasses.dataclass(frozen=True)
+class _Inputs:
+    """Everything that token ids depend on."""
+
+    corpora: Sequence[Corpus]
+    tokenizers: TokenizerPair
+    config: DataConfig
+    seed: int | None
+
+    @property
+    def folder(self) -> Path:
+        """The local folder of the cache; its name is a digest of the inputs."""
+        digest = hashlib.blake2b(digest_size=16)
+        for text in (FORMAT, self.tokenizers.fingerprint, str(self.config.target_language_tags)):
+            digest.update(text.encode())
+        if self.seed is not None:
+            sampling = f"{self.config.subword_sampling} {self.config.max_len} {self.seed}"
+            digest.update(sampling.encode())
+        for c in self.corpora:
+            digest.update(f"{c.fingerprint} {c.source_lang} {c.target_lang}".encode())
+        is_local = self.config.cache_dir and not paths.is_remote(self.config.cache_dir)
+        root = Path(self.config.cache_dir if is_local else cache_folder())
+        return root / "tokens" / digest.hexdigest()
+
+    def encode(
+        self, texts: Sequence[str], side: int, chunk_number: int, prefix: list[int]
+    ) -> list[list[int]]:
+        """Token ids of the texts of a chunk; `side` is 0 for the source, 1 for the target."""
+        tokenizer = (self.tokenizers.source, self.tokenizers.target)[side]
+        if self.seed is None:
+            ids = tokenizer.encode_batch(texts)
+        else:
+            chunk_seed = int(make_key(self.seed, chunk_number, side) >> np.uint64(32))
+            ids = tokenizer.sample_batch(texts, self.config.subword_sampling, chunk_seed)
+            max_tokens = self.config.max_len - 1 - len(prefix)
+            ids = [
+                sampled if len(sampled) <= max_tokens else tokenizer.encode(text)
+                for sampled, text in zip(ids, texts, strict=True)
+            ]
+        # An empty sentence gets no prefix: with one it would look like a sentence with content.
+        return [prefix + i if i else i for i in ids]
+
+
 def tokenize_corpora(
     corpora: Sequence[Corpus],
     tokenizers: TokenizerPair,
     config: DataConfig,
     seed: int | None = None,
 ) -> TokenizedCorpus:
-    """The corpora as token ids, from the cache if the same was tokenised before and is intact.
+    """Returns the corpora as token ids, from the cache if it has them and is intact.
 
     Args:
       corpora: what to tokenise.
       tokenizers: of both sides.
-      config: where the cache is, and whether languages are tagged.
-      seed: of subword sampling; None: each word as the tokenizer cuts it best. A sentence that
-        sampling makes longer than `config.max_len` stays as that would be.
+      config: where the cache is, whether languages are tagged, and the rate of subword sampling.
+      seed: of subword sampling; None: each word in its best segmentation. A sentence that sampling
+        makes longer than `config.max_len` gets its best segmentation too.
 
     Raises:
       UserError: where the cache cannot be written, or is damaged each time.
     """
-    folder = _folder(corpora, tokenizers, config, seed)
-    # What is sampled serves one epoch only.
-    shared = seed is None and paths.is_remote(config.cache_dir)
-    if shared:
-        remote_cache.fetch(config.cache_dir, folder)
-    found = _read_or_make(folder, corpora, tokenizers, config, seed)
-    if shared:
-        remote_cache.publish(config.cache_dir, folder)
-    return found
+    inputs = _Inputs(corpora, tokenizers, config, seed)
+    # Sampled tokens serve one epoch only, so they are not shared between machines.
+    is_shared = seed is None and paths.is_remote(config.cache_dir)
+    if is_shared:
+        remote_cache.fetch(config.cache_dir, inputs.folder)
+    corpus = _read_or_create(inputs)
+    if is_shared:
+        remote_cache.publish(config.cache_dir, inputs.folder)
+    return corpus
 
 
-def _read_or_make(
-    folder: Path,
-    corpora: Sequence[Corpus],
-    tokenizers: TokenizerPair,
-    config: DataConfig,
-    seed: int | None,
-) -> TokenizedCorpus:
-    damage = ""
+def remove(
+    corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: DataConfig, seed: int
+) -> None:
+    """Removes the tokens that were sampled with `seed`; open memory maps stay readable."""
+    _remove_folder(_Inputs(corpora, tokenizers, config, seed).folder)
+
+
+def _read_or_create(inputs: _Inputs) -> TokenizedCorpus:
+    folder, damage = inputs.folder, ""
     for attempts_left in reversed(range(ATTEMPTS + 1)):
         try:
             return _read(folder)
         except FileNotFoundError:
-            pass  # not made yet, or just forgotten by another run
+            pass  # not written yet, or just removed by another run
         except cache_manifest.DamageError as error:
             damage = f" ({error})"
-            logging.warning("the token cache %s is damaged%s; made anew", folder, damage)
+            logging.warning("the token cache %s is damaged%s; writing it again", folder, damage)
         if attempts_left:
             with _write_errors(folder.parent):
                 if damage:
-                    _discard(folder)
-                _make(folder, corpora, tokenizers, config, seed)
+                    _remove_folder(folder)
+                _create(folder, inputs)
     raise UserError(
-        f"The token cache {folder} was made {ATTEMPTS} times and is damaged again{damage}: set "
-        "config.data.cache_dir to a folder on another disk."
+        f"The token cache {folder} was written {ATTEMPTS} times and is damaged each time{damage}: "
+        "set config.data.cache_dir to a folder on another disk."
     )
 
 
-def _make(
-    folder: Path,
-    corpora: Sequence[Corpus],
-    tokenizers: TokenizerPair,
-    config: DataConfig,
-    seed: int | None,
-) -> None:
-    """Makes a cache aside, then renames it: one half-written or concurrent is never read."""
+def _read(folder: Path) -> TokenizedCorpus:
+    cache_manifest.check(folder)
+
+    def side(name: str) -> TokenizedSide:
+        tokens = np.load(folder / f"{name}_tokens.npy", mmap_mode="r")
+        return TokenizedSide(tokens, np.load(folder / f"{name}_offsets.npy"))
+
+    sizes = np.load(folder / "corpus_sizes.npy")
+    return TokenizedCorpus(side("source"), side("target"), tuple(map(int, sizes)), folder.name)
+
+
+def _create(folder: Path, inputs: _Inputs) -> None:
+    """Writes to a temporary folder and renames it, so that no process reads an incomplete cache."""
     _remove_abandoned(folder.parent)
-    aside = _aside(folder)
-    aside.mkdir(parents=True)
+    temporary = _temporary(folder)
+    temporary.mkdir(parents=True)
     try:
-        _write(aside, corpora, tokenizers, config, seed)
-        cache_manifest.write(aside)
+        _write(temporary, inputs)
+        cache_manifest.write(temporary)
         try:
-            os.rename(aside, folder)
+            os.rename(temporary, folder)
         except OSError:
             if not folder.exists():
                 raise
         cache_manifest.sync_folder_of(folder)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _write_errors(root: Path) -> Iterator[None]:
-    """Turns what keeps a cache from being written into one sentence."""
+    """Turns errors of a disk that is full or read-only into a message to the user."""
     try:
         yield
     except OSError as error:
         if error.errno not in CANNOT_WRITE:
             raise
         raise UserError(
-            f"The token cache {root} cannot be written ({error.strerror}): make room, or set "
+            f"The token cache {root} cannot be written ({error.strerror}): free some space, or set "
             "config.data.cache_dir to another folder."
         ) from error
 
 
-def remove(
-    corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: DataConfig, seed: int
-) -> None:
-    """Removes what sampling with `seed` gave from the cache; who reads it now can go on."""
-    _discard(_folder(corpora, tokenizers, config, seed))
-
-
-def _discard(folder: Path) -> None:
-    aside = _aside(folder)
+def _remove_folder(folder: Path) -> None:
+    temporary = _temporary(folder)
     try:
-        os.rename(folder, aside)  # so that no part of it is found
+        os.rename(folder, temporary)  # at once, so that no process reads a part of it
     except FileNotFoundError:
         return
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _aside(folder: Path) -> Path:
+def _temporary(folder: Path) -> Path:
     return folder.with_name(f"incomplete.{uuid.uuid4().hex}")
 
 
 def _remove_abandoned(root: Path) -> None:
-    """Removes what processes that were killed have left behind."""
+    """Removes temporary folders of processes that were killed."""
     for path in root.glob("incomplete.*"):
         try:
             written = max(p.stat().st_mtime for p in (path, *path.iterdir()))
@@ -187,71 +231,29 @@ def _remove_abandoned(root: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _read(folder: Path) -> TokenizedCorpus:
-    cache_manifest.check(folder)
-    sizes = np.load(folder / "corpus_sizes.npy")
-    sides = [
-        TokenizedSide(_map(folder / f"{side}_tokens.npy"), np.load(folder / f"{side}_offsets.npy"))
-        for side in ("source", "target")
-    ]
-    return TokenizedCorpus(sides[0], sides[1], tuple(int(n) for n in sizes), folder.name)
-
-
-def _folder(
-    corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: DataConfig, seed: int | None
-) -> Path:
-    digest = hashlib.blake2b(digest_size=16)
-    for part in (FORMAT, tokenizers.fingerprint, str(config.target_language_tags)):
-        digest.update(part.encode())
-    if seed is not None:
-        digest.update(f"{config.subword_sampling} {config.max_len} {seed}".encode())
-    for corpus in corpora:
-        digest.update(f"{corpus.fingerprint} {corpus.source_lang} {corpus.target_lang}".encode())
-    is_local = config.cache_dir and not paths.is_remote(config.cache_dir)
-    root = Path(config.cache_dir if is_local else cache_folder())
-    return root / "tokens" / digest.hexdigest()
-
-
-def _map(path: Path) -> np.ndarray:
-    return np.load(path, mmap_mode="r")
-
-
-def _write(
-    folder: Path,
-    corpora: Sequence[Corpus],
-    tokenizers: TokenizerPair,
-    config: DataConfig,
-    seed: int | None,
-) -> None:
-    writers = [_SideWriter(folder, "source", tokenizers.source.vocab_size),
-               _SideWriter(folder, "target", tokenizers.target.vocab_size)]  # fmt: skip
-    sizes = []
-    chunks_seen = itertools.count()
-    for corpus in corpora:
+def _write(folder: Path, inputs: _Inputs) -> None:
+    """Tokenises the corpora chunk by chunk and writes the arrays."""
+    writers = (
+        _SideWriter(folder, "source", inputs.tokenizers.source.vocab_size),
+        _SideWriter(folder, "target", inputs.tokenizers.target.vocab_size),
+    )
+    corpus_sizes = []
+    chunk_number = 0
+    for corpus in inputs.corpora:
         logging.info("tokenising %s", corpus.name)
-        before: tuple[list[int], list[int]] = ([], [])
-        if config.target_language_tags:
-            before = tokenizers.prefixes(corpus.source_lang, corpus.target_lang)
-        count = 0
+        prefixes: tuple[list[int], list[int]] = ([], [])
+        if inputs.config.target_language_tags:
+            prefixes = inputs.tokenizers.prefixes(corpus.source_lang, corpus.target_lang)
+        size = 0
         for chunk in _chunks(corpus.read()):
-            number = next(chunks_seen)
             for side, texts in enumerate(zip(*chunk, strict=True)):
-                tokenizer = (tokenizers.source, tokenizers.target)[side]
-                if seed is None:
-                    ids = tokenizer.encode_batch(texts)
-                else:
-                    own_seed = int(make_key(seed, number, side) >> np.uint64(32))
-                    ids = tokenizer.sample_batch(texts, config.subword_sampling, own_seed)
-                    longest = config.max_len - 1 - len(before[side])
-                    ids = [i if len(i) <= longest else tokenizer.encode(text)
-                           for i, text in zip(ids, texts, strict=True)]  # fmt: skip
-                # A tag alone would make an empty sentence look like one with content.
-                writers[side].add([before[side] + i if i else i for i in ids])
-            count += len(chunk)
-        sizes.append(count)
+                writers[side].add(inputs.encode(texts, side, chunk_number, prefixes[side]))
+            chunk_number += 1
+            size += len(chunk)
+        corpus_sizes.append(size)
     for writer in writers:
         writer.close()
-    np.save(folder / "corpus_sizes.npy", np.asarray(sizes, np.int64))
+    np.save(folder / "corpus_sizes.npy", np.asarray(corpus_sizes, np.int64))
 
 
 def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
@@ -260,12 +262,13 @@ def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]
 
 
 class _SideWriter:
-    """Appends sentences to a raw file, then gives it the header of a `.npy`."""
+    """Writes the sentences of one side; their number is known only at the end."""
 
     def __init__(self, folder: Path, side: str, vocab_size: int):
         self._dtype = np.uint16 if vocab_size <= 2**16 else np.int32
         self._folder, self._side = folder, side
-        self._raw = (folder / f"{side}.raw").open("wb")
+        self._raw_path = folder / f"{side}.raw"
+        self._raw = self._raw_path.open("wb")
         self._lengths: list[np.ndarray] = []
 
     def add(self, sentences: list[list[int]]) -> None:
@@ -274,14 +277,13 @@ class _SideWriter:
         self._raw.write(flat.tobytes())
 
     def close(self) -> None:
+        """Writes offsets and tokens as `.npy` files."""
         self._raw.close()
         offsets = np.concatenate([[0], np.cumsum(np.concatenate(self._lengths))])
         np.save(self._folder / f"{self._side}_offsets.npy", offsets.astype(np.int64))
-        raw = self._folder / f"{self._side}.raw"
-        with (self._folder / f"{self._side}_tokens.npy").open("wb") as out:
-            header = {"descr": np.lib.format.dtype_to_descr(np.dtype(self._dtype)),
-                      "fortran_order": False, "shape": (int(offsets[-1]),)}  # fmt: skip
-            np.lib.format.write_array_header_1_0(out, header)
-            with raw.open("rb") as body:
-                shutil.copyfileobj(body, out)
-        raw.unlink()
+        # A memory map, so that a large corpus is copied without being read into memory.
+        tokens = np.empty(0, self._dtype)
+        if offsets[-1]:
+            tokens = np.memmap(self._raw_path, self._dtype, "r")
+        np.save(self._folder / f"{self._side}_tokens.npy", tokens)
+        self._raw_path.unlink()
