@@ -93,7 +93,7 @@ DAMAGE = {
     "no vocabulary": (remove("vocab.json"), ["has no vocab.json"]),
     "header cut": (truncate("model.safetensors", 0.01), ["model.safetensors is damaged"]),
     "tensors cut": (truncate("model.safetensors", 0.9), ["model.safetensors is damaged"]),
-    "no token model": (truncate("target.spm", 0.5), ["no SentencePiece model"]),
+    "no token model": (truncate("target.spm", 0.5), ["not a SentencePiece model"]),
     "config cut": (truncate("config.json", 0.5), ["config.json is not JSON"]),
     "another shape": (
         edit_tensors(lambda t: t.update({QUERY: t[QUERY][:, :8].copy()})),

@@ -15,7 +15,8 @@ from transformer_jax.config import DataConfig
 from transformer_jax.data import sources
 from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
 from transformer_jax.data.tokenizer import Tokenizer
-from transformer_jax.data.tokenizer_pair import TokenizerPair, make_tokenizers
+from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.data.tokenizer_training import make_tokenizers
 from transformer_jax.errors import UserError
 
 
@@ -210,7 +211,7 @@ def test_language_tags_are_pieces_of_their_own(corpus_config):
         ({"tokenizer_model": "nowhere.model"}, ["nowhere.model"]),
         ({"tokenizer_model": "a,b"}, ["2 files", "must name 1"]),
         ({"tokenizer_model": "a", "shared_vocab": False}, ["SOURCE,TARGET"]),
-        ({"tokenizer_model": __file__}, ["no SentencePiece model"]),
+        ({"tokenizer_model": __file__}, ["not a SentencePiece model"]),
     ],
 )
 def test_what_cannot_be_a_tokenizer_is_said(corpus_config, fields, words):

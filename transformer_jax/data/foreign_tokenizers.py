@@ -1,34 +1,43 @@
-"""Tokenizers as other tools keep them: Marian's and M2M-100's, and `tokenizer.json` (NLLB)."""
+"""Tokenizers of published models: Marian's and M2M-100's files, and `tokenizer.json` (NLLB)."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer import Tokenizer, TokenizerState
 from transformer_jax.errors import UserError
 
-# A language at the start of a text, as Marian takes it.
+# A language at the start of a text, in Marian's form.
 CODE = re.compile(r">>[^\s<>]+<<")
 # Hugging Face's clean_up_tokenization_spaces, in its order.
-CLEAN_UP = ((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"),
-            (" 'm", "'m"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"))  # fmt: skip
+CLEAN_UP = (
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+)
 
 
 class VocabularyTokenizer(Tokenizer):
-    """SentencePiece tokens under the ids of a vocabulary file, not those of the model.
+    """SentencePiece tokens with the ids of a vocabulary file instead of the model's.
 
-    Decoded text is without special tokens, unknown ones included, as Hugging Face's
-    `decode(..., skip_special_tokens=True)` gives it.
+    Decoding leaves out special tokens and unknown tokens, as Hugging Face's
+    `decode(..., skip_special_tokens=True)` does.
 
     Args:
-      model: SentencePiece model that cuts text into tokens.
+      model: SentencePiece model that splits text into tokens.
       vocabulary: id of each token.
-      special: names of the tokens `pad`, `eos`, `unk`; `bos` where there is one.
-      vocab_size: of the model, which may have rows without a token.
-      language_codes: `>>xx<<` at the start of a text is one token (Marian); anywhere else it is
-        text, as the names of special tokens are.
-      dropped: further tokens that are no text, such as language tags.
-      clean_up: take out spaces before punctuation when decoding.
+      special: the tokens named `pad`, `eos` and `unk`, and `bos` if there is one.
+      vocab_size: of the model, whose embedding may have rows without a token.
+      language_codes: `>>xx<<` at the start of a text is one token (Marian). Anywhere else it is
+        text, like the names of special tokens.
+      dropped: further tokens that are not text, such as language tags.
+      clean_up: remove spaces before punctuation when decoding.
     """
 
     def __init__(
@@ -46,7 +55,7 @@ class VocabularyTokenizer(Tokenizer):
         self._language_codes, self._dropped = language_codes, list(dropped)
         self._clean_up = clean_up
         self.vocab_size = vocab_size
-        self._pieces = {i: token for token, i in self._vocabulary.items()}
+        self._token_of = {token_id: token for token, token_id in self._vocabulary.items()}
         for name in ("pad", "eos", "unk"):
             if self._special.get(name) not in self._vocabulary:
                 raise UserError(
@@ -56,13 +65,13 @@ class VocabularyTokenizer(Tokenizer):
         self.eos_id = self._vocabulary[self._special["eos"]]
         self.unk_id = self._vocabulary[self._special["unk"]]
         self.bos_id = self._vocabulary.get(self._special.get("bos", ""), -1)
-        no_text = (*self._special.values(), *self._dropped)
-        self._no_text = {self._vocabulary[p] for p in no_text if p in self._vocabulary}
+        markers = (*self._special.values(), *self._dropped)
+        self._marker_ids = {self._vocabulary[m] for m in markers if m in self._vocabulary}
         codes = filter(CODE.fullmatch, self._vocabulary) if language_codes else ()
-        self._reserved = {*no_text, *codes} - {""}
+        self._reserved = {*markers, *codes} - {""}
 
     @property
-    def state(self) -> dict[str, Any]:
+    def state(self) -> TokenizerState:
         return {
             "kind": "vocabulary",
             "vocabulary": self._vocabulary,
@@ -74,18 +83,21 @@ class VocabularyTokenizer(Tokenizer):
         }
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        found = [CODE.match(text) if self._language_codes else None for text in texts]
-        bodies = [text[code.end() :] if code else text
-                  for code, text in zip(found, texts, strict=True)]  # fmt: skip
-        split = self._processor.encode(bodies, out_type=str, num_threads=-1) if bodies else []
+        if not texts:
+            return []
+        codes, bodies = [], []
+        for text in texts:
+            code = CODE.match(text) if self._language_codes else None
+            codes.append([code.group()] if code else [])
+            bodies.append(text[code.end() :] if code else text)
+        encoded = self._processor.encode(bodies, out_type=str, num_threads=-1)
         return [
-            [self.token_id(token)
-             for token in (*([code.group()] if code else ()), *self._as_text(tokens))]
-            for code, tokens in zip(found, split, strict=True)
-        ]  # fmt: skip
+            [self.token_id(token) for token in (*code, *self._split_reserved(tokens))]
+            for code, tokens in zip(codes, encoded, strict=True)
+        ]
 
-    def _as_text(self, tokens: Sequence[str]) -> Iterable[str]:
-        """Tokens of a text; one that has the name of a special token is cut into two."""
+    def _split_reserved(self, tokens: Sequence[str]) -> Iterable[str]:
+        """Splits each token that has the name of a special token, as in a text it is only text."""
         for token in tokens:
             if token not in self._reserved:
                 yield token
@@ -96,27 +108,27 @@ class VocabularyTokenizer(Tokenizer):
                 yield from filter(None, (first.removeprefix("▁"), *others))
 
     def decode(self, ids: Iterable[int]) -> str:
-        tokens = self.tokens(i for i in ids if int(i) not in self._no_text)
+        tokens = self.tokens(i for i in ids if int(i) not in self._marker_ids)
         text = self._processor.decode_pieces(tokens).replace("▁", " ").strip()
         for spaced, joined in CLEAN_UP if self._clean_up else ():
             text = text.replace(spaced, joined)
         return text
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        return [self._pieces.get(int(i), self._special["unk"]) for i in ids]
+        return [self._token_of.get(int(i), self._special["unk"]) for i in ids]
 
     def token_id(self, token: str) -> int:
         return self._vocabulary.get(token, self.unk_id)
 
 
 class JsonTokenizer(Tokenizer):
-    """A `tokenizer.json` of Hugging Face's `tokenizers`, which it needs; no torch.
+    """A `tokenizer.json`, read by Hugging Face's package `tokenizers` (which needs no torch).
 
-    Unlike there, `</s>` or a language tag in a text is text.
+    Unlike in Hugging Face's tokenizers, `</s>` or a language tag in a text is only text.
 
     Args:
       model: the file's bytes.
-      special: names of the tokens `pad`, `bos`, `eos`, `unk`.
+      special: the tokens named `pad`, `bos`, `eos` and `unk`.
       vocab_size: of the model.
     """
 
@@ -127,7 +139,7 @@ class JsonTokenizer(Tokenizer):
             import tokenizers
         except ImportError as error:
             raise UserError(
-                "A tokenizer.json is read by the package tokenizers; install it: "
+                "Reading a tokenizer.json needs the package tokenizers: "
                 "pip install 'transformer-jax[interop]'."
             ) from error
         self.model = model
@@ -135,7 +147,7 @@ class JsonTokenizer(Tokenizer):
         self.vocab_size = vocab_size
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(model.decode())
-        except Exception as error:  # the package raises nothing more special
+        except Exception as error:  # the package raises plain Exceptions
             raise UserError(f"tokenizer.json is damaged ({error}); copy it again.") from error
         self._tokenizer.encode_special_tokens = True  # names of special tokens in a text are text
         self._tokenizer.no_padding()
@@ -155,12 +167,12 @@ class JsonTokenizer(Tokenizer):
         self.eos_id, self.unk_id = ids["eos"], ids["unk"]
 
     @property
-    def state(self) -> dict[str, Any]:
+    def state(self) -> TokenizerState:
         return {"kind": "tokenizers", "special": self._special, "vocab_size": self.vocab_size}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
@@ -169,8 +181,8 @@ class JsonTokenizer(Tokenizer):
         return [self._tokenizer.id_to_token(int(i)) or self._special["unk"] for i in ids]
 
     def token_id(self, token: str) -> int:
-        found = self._tokenizer.token_to_id(token)
-        return self.unk_id if found is None else found
+        token_id = self._tokenizer.token_to_id(token)
+        return self.unk_id if token_id is None else token_id
 
     def normalize(self, text: str) -> str:
         normalizer = self._tokenizer.normalizer

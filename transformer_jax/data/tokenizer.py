@@ -1,7 +1,8 @@
-"""Text as the token ids of a SentencePiece model, and back.
+"""Encodes text as token ids of a SentencePiece model, and decodes ids to text.
 
-What decoding gives back is the text as the model normalises it, lower-cased first where
-`lowercase` says so. The rule `identity`, the default, keeps all but spaces at the ends and in runs.
+Decoding returns the text as the model normalises it, in lower case if `lowercase` is set. The
+default normalization rule, `identity`, changes nothing except leading, trailing and repeated
+spaces.
 """
 
 import threading
@@ -13,14 +14,20 @@ import sentencepiece
 
 from transformer_jax.errors import UserError
 
+TokenizerState = dict[str, Any]  # an object of JSON
+
 _SAMPLING = threading.Lock()
 
 
 class Tokenizer:
     """Text to token ids and back.
 
-    `pad_id`, `bos_id`, `eos_id` and `unk_id` are four different ids; those that the model file does
-    not define are added behind its tokens.
+    `pad_id`, `bos_id`, `eos_id` and `unk_id` are four different ids. Those that the model file does
+    not define are added after its tokens.
+
+    Args:
+      model: content of a SentencePiece model file.
+      lowercase: whether text is lower-cased before encoding.
     """
 
     def __init__(self, model: bytes, lowercase: bool = False):
@@ -30,14 +37,14 @@ class Tokenizer:
         try:
             self._processor.LoadFromSerializedProto(model)
         except RuntimeError as error:
-            raise UserError(f"The tokenizer is no SentencePiece model ({error}).") from error
+            raise UserError(f"The tokenizer is not a SentencePiece model ({error}).") from error
         self.vocab_size = self._processor.get_piece_size()
         self.unk_id = self._processor.unk_id()
-        self.pad_id = self._defined(self._processor.pad_id())
-        self.bos_id = self._defined(self._processor.bos_id())
-        self.eos_id = self._defined(self._processor.eos_id())
+        self.pad_id = self._id_or_new(self._processor.pad_id())
+        self.bos_id = self._id_or_new(self._processor.bos_id())
+        self.eos_id = self._id_or_new(self._processor.eos_id())
 
-    def _defined(self, special_id: int) -> int:
+    def _id_or_new(self, special_id: int) -> int:
         if special_id >= 0:
             return special_id
         self.vocab_size += 1
@@ -48,8 +55,8 @@ class Tokenizer:
         return self.pad_id, self.bos_id, self.eos_id, self.unk_id
 
     @property
-    def state(self) -> dict[str, Any]:
-        """What makes this tokenizer besides its model, as JSON."""
+    def state(self) -> TokenizerState:
+        """Everything except the model that is needed to create this tokenizer again."""
         return {"kind": "sentencepiece", "lowercase": self.lowercase}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -59,31 +66,34 @@ class Tokenizer:
         return self._processor.encode(list(texts), num_threads=-1) if texts else []
 
     def sample_batch(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
-        """As `encode_batch`, but each text cut in one of its ways, drawn at random.
+        """Token ids of each text in a segmentation that is drawn at random.
 
-        Of a BPE model each merge is left out with probability `rate` (BPE-dropout, Provilkov et al.
-        2020); of a unigram model a segmentation is drawn with its probability to the power `rate`
-        (Kudo 2018).
+        A BPE model skips each merge with probability `rate` (BPE-dropout, Provilkov et al. 2020). A
+        unigram model draws a segmentation with its probability to the power `rate` (Kudo 2018).
 
         Args:
-          texts: what to cut.
+          texts: to be encoded.
           rate: in 0 .. 1.
           seed: 0 .. 2^32 - 1; the same texts, rate and seed give the same tokens.
 
         Raises:
-          UserError: tokens of this kind are cut in one way only.
+          UserError: a model of this kind has only one segmentation of a text.
         """
         if self.lowercase:
             texts = [text.lower() for text in texts]
-        # Each thread has a generator of its own, seeded from a global when first used.
+        # SentencePiece has one generator per thread, seeded when the thread first samples.
         with _SAMPLING, ThreadPoolExecutor(1) as thread:
             sentencepiece.set_random_generator_seed(seed)
-            drawn = thread.submit(
-                self._processor.encode, list(texts), enable_sampling=True, alpha=rate,
-                nbest_size=-1, num_threads=1,
-            )  # fmt: skip
+            ids = thread.submit(
+                self._processor.encode,
+                list(texts),
+                enable_sampling=True,
+                alpha=rate,
+                nbest_size=-1,
+                num_threads=1,
+            )
             try:
-                return drawn.result()
+                return ids.result()
             except RuntimeError as error:
                 raise UserError(
                     "config.data.subword_sampling needs a tokenizer of kind bpe or unigram; this "
@@ -94,7 +104,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of token ids; start, end and padding symbols are left out."""
+        """Text of token ids, without start, end and padding symbols."""
         dropped = (self.pad_id, self.bos_id, self.eos_id)
         return self._processor.decode([int(i) for i in ids if i not in dropped])
 
@@ -109,10 +119,10 @@ class Tokenizer:
         return self._processor.piece_to_id(token)
 
     def normalize(self, text: str) -> str:
-        """The text that `decode(encode(text))` gives back where no token is unknown."""
+        """The text that `decode(encode(text))` returns if no token is unknown."""
         return self._processor.normalize(text.lower() if self.lowercase else text)
 
     def lost_texts(self, texts: Sequence[str]) -> list[tuple[str, str]]:
-        """Those of `texts` that do not survive encoding and decoding, each with what comes back."""
+        """The texts that encoding and decoding change, each with the decoded text."""
         decoded = (self.decode(ids) for ids in self.encode_batch(texts))
         return [pair for pair in zip(texts, decoded, strict=True) if pair[0] != pair[1]]

@@ -1,30 +1,26 @@
-"""A model's two tokenizers: trained on the corpus or given, kept in the work directory."""
+"""A model's two tokenizers: text of each side to token ids, and back.
+
+The work directory keeps them in `tokenizer/`: `tokenizer.json` and one or two model files.
+"""
 
 import dataclasses
 import hashlib
-import io
 import json
-import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import sentencepiece
 from etils import epath
 
 from transformer_jax import paths
-from transformer_jax.config import DataConfig, ModelConfig
+from transformer_jax.config import ModelConfig
 from transformer_jax.data.foreign_tokenizers import JsonTokenizer, VocabularyTokenizer
-from transformer_jax.data.sources import Corpus
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer import Tokenizer, TokenizerState
 from transformer_jax.errors import UserError
-
-MAX_TRAINING_SENTENCES = 4_000_000  # beyond, SentencePiece samples
 
 
 @dataclasses.dataclass(frozen=True)
 class SpecialIds:
-    """Ids that surround sentences in a batch."""
+    """Ids of the tokens that surround sentences in a batch."""
 
     source_pad: int
     source_eos: int
@@ -35,11 +31,18 @@ class SpecialIds:
 
 @dataclasses.dataclass(frozen=True)
 class LanguageTags:
-    """How a multilingual model is told its languages: a token before the text."""
+    """The tokens that tell a multilingual model its languages; each precedes a text.
+
+    Attributes:
+      template: of a token; `{}` is the language.
+      both_sides: True: each text follows the tag of its own language. False: the source follows the
+        tag of the target language.
+      pattern: regular expression of a language.
+    """
 
     template: str = "<2{}>"
-    both_sides: bool = False  # each text after its own tag; else the target's before the source
-    pattern: str = ".+"  # what a language looks like
+    both_sides: bool = False
+    pattern: str = ".+"
 
     def token(self, language: str) -> str:
         return self.template.format(language)
@@ -59,6 +62,7 @@ class TokenizerPair:
 
     @property
     def fingerprint(self) -> str:
+        """Digest of both models and of all settings that change token ids."""
         digest = hashlib.blake2b(digest_size=16)
         for tokenizer in (self.source, self.target):
             digest.update(tokenizer.model + bytes([tokenizer.lowercase]))
@@ -67,28 +71,30 @@ class TokenizerPair:
         return digest.hexdigest()
 
     def prefixes(self, source_lang: str, target_lang: str) -> tuple[list[int], list[int]]:
-        """Ids that go before the source and before the target, to name the languages.
+        """Ids of the language tags before the source and before the target.
 
         Raises:
           UserError: where the tokenizer has no tag for a language.
         """
         if self.tags.both_sides:
-            return [self._tag(self.source, source_lang)], [self._tag(self.target, target_lang)]
-        return [self._tag(self.source, target_lang)], []
+            return [self._tag_id(self.source, source_lang)], [
+                self._tag_id(self.target, target_lang)
+            ]
+        return [self._tag_id(self.source, target_lang)], []
 
-    def _tag(self, tokenizer: Tokenizer, language: str) -> int:
+    def _tag_id(self, tokenizer: Tokenizer, language: str) -> int:
         tag = self.tags.token(language)
-        found = tokenizer.token_id(tag)
-        if found == tokenizer.unk_id or not re.fullmatch(self.tags.pattern, language):
+        tag_id = tokenizer.token_id(tag)
+        if tag_id == tokenizer.unk_id or not re.fullmatch(self.tags.pattern, language):
             raise UserError(
                 f"The tokenizer has no token {tag}: this model does not know {language!r}."
                 if language
                 else "This model serves several languages: name source_lang and target_lang."
             )
-        return found
+        return tag_id
 
     def begins_with_tag(self, ids: Sequence[int]) -> bool:
-        """Whether source ids begin with a language tag that stood in the text (`>>de<<`)."""
+        """Whether source ids begin with a language tag that the text contained (`>>de<<`)."""
         before, after = self.tags.template.split("{}")
         if self.tags.both_sides or not ids:
             return False
@@ -100,26 +106,27 @@ class TokenizerPair:
     def save(self, folder: epath.Path) -> None:
         """Writes `tokenizer.json` and one or two models."""
         folder.mkdir(parents=True, exist_ok=True)
-        # Written last and at once: it marks the folder as complete.
+        # Written last and atomically: it marks the folder as complete.
         description = folder / "tokenizer.json"
         description.unlink(missing_ok=True)
-        named = {"shared": self.source} if self.shared else {
-            "source": self.source, "target": self.target}  # fmt: skip
-        for name, tokenizer in named.items():
+        tokenizers = {"source": self.source, "target": self.target}
+        if self.shared:
+            tokenizers = {"shared": self.source}
+        for name, tokenizer in tokenizers.items():
             (folder / f"{name}.model").write_bytes(tokenizer.model)
         state = {
             "shared": self.shared,
             "tags": dataclasses.asdict(self.tags),
-            "tokenizers": [tokenizer.state for tokenizer in named.values()],
+            "tokenizers": [tokenizer.state for tokenizer in tokenizers.values()],
         }
         paths.write_atomically(description, json.dumps(state, ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, folder: epath.Path) -> "TokenizerPair":
-        """Inverse of `save`.
+        """Reads what `save` wrote.
 
         Raises:
-          UserError: where files are missing or no tokenizers.
+          UserError: where files are missing or are not tokenizers.
         """
         try:
             state = json.loads((folder / "tokenizer.json").read_text())
@@ -135,6 +142,15 @@ class TokenizerPair:
         return cls(tokenizers[0], tokenizers[-1], tags)
 
 
+def _from_state(model: bytes, state: TokenizerState) -> Tokenizer:
+    kinds: dict[str, Callable[..., Tokenizer]] = {
+        "sentencepiece": Tokenizer,
+        "vocabulary": VocabularyTokenizer,
+        "tokenizers": JsonTokenizer,
+    }
+    return kinds[state.pop("kind")](model, **state)
+
+
 def special_ids(tokenizers: TokenizerPair, model: ModelConfig) -> SpecialIds:
     """Ids that surround sentences, for this model."""
     return SpecialIds(
@@ -144,121 +160,3 @@ def special_ids(tokenizers: TokenizerPair, model: ModelConfig) -> SpecialIds:
         target_eos=tokenizers.target.eos_id,
         decoder_start=model.decoder_start_id,
     )
-
-
-def _from_state(model: bytes, state: dict[str, Any]) -> Tokenizer:
-    kinds: dict[str, Callable[..., Tokenizer]] = {
-        "sentencepiece": Tokenizer,
-        "vocabulary": VocabularyTokenizer,
-        "tokenizers": JsonTokenizer,
-    }
-    return kinds[state.pop("kind")](model, **state)
-
-
-def make_tokenizers(config: DataConfig, corpora: Sequence[Corpus]) -> TokenizerPair:
-    """Loads the models that `config.tokenizer_model` names, or trains on the training corpora."""
-    if config.tokenizer_model:
-        paths = [epath.Path(path.strip()) for path in config.tokenizer_model.split(",")]
-        if len(paths) != (1 if config.shared_vocab else 2):
-            raise UserError(
-                f"config.data.tokenizer_model names {len(paths)} files, but with "
-                f"config.data.shared_vocab={config.shared_vocab} it must name "
-                f"{1 if config.shared_vocab else '2, SOURCE,TARGET'}."
-            )
-        for path in paths:
-            if not path.exists():
-                raise UserError(f"There is no tokenizer file {path} (config.data.tokenizer_model).")
-        tokenizers = [Tokenizer(path.read_bytes(), config.lowercase) for path in paths]
-        return TokenizerPair(tokenizers[0], tokenizers[-1])
-    tags = sorted({LanguageTags().token(c.target_lang) for c in corpora}) if (
-        config.target_language_tags) else []  # fmt: skip
-    rules = normalization_rules(config)
-
-    def texts(*sides: int) -> Iterator[str]:
-        normalize = [_normalizer(rule) for rule in rules]
-        for corpus in corpora:
-            for pair in corpus.read():
-                for side in sides:
-                    text = pair[side].lower() if config.lowercase else pair[side]
-                    yield normalize[side](text)
-
-    if config.shared_vocab:
-        model = _train(config, texts(0, 1), tags)
-        models = [_with_rule(model, rule) for rule in rules]
-    else:
-        trained = _train(config, texts(0), tags), _train(config, texts(1), [])
-        models = [_with_rule(model, rule) for model, rule in zip(trained, rules, strict=True)]
-    source = Tokenizer(models[0], config.lowercase)
-    if config.shared_vocab and models[0] == models[1]:
-        return TokenizerPair(source, source)
-    return TokenizerPair(source, Tokenizer(models[1], config.lowercase))
-
-
-def normalization_rules(config: DataConfig) -> tuple[str, str]:
-    """SentencePiece's names of the rules for source and target."""
-    names = [name.strip() for name in config.normalization.split(",")]
-    return names[0], names[-1]
-
-
-def _normalizer(rule: str) -> Callable[[str], str]:
-    normalizer = sentencepiece.SentencePieceNormalizer(
-        rule_name=rule, add_dummy_prefix=False, escape_whitespaces=False
-    )
-    return normalizer.normalize
-
-
-def _with_rule(model: bytes, rule: str) -> bytes:
-    """The model, which keeps text as it is, with the rule that it applies to text first."""
-    from sentencepiece import sentencepiece_model_pb2  # transformers may bring one of its own
-
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-    proto.normalizer_spec.name = rule
-    spec = sentencepiece_model_pb2.NormalizerSpec.FromString(
-        sentencepiece.SentencePieceNormalizer(rule_name=rule).serialized_normalizer_spec()
-    )
-    proto.normalizer_spec.precompiled_charsmap = spec.precompiled_charsmap
-    return proto.SerializeToString(deterministic=True)
-
-
-def _train(config: DataConfig, texts: Iterator[str], tags: list[str]) -> bytes:
-    """A model of texts that are normalised already; its own rule is `identity`."""
-    logging.info("training a SentencePiece tokenizer of %d tokens", config.vocab_size)
-    model = io.BytesIO()
-    damage: list[UserError] = []
-
-    def sentences() -> Iterator[str]:
-        try:
-            yield from texts
-        except UserError as error:  # SentencePiece would wrap it in its own words
-            damage.append(error)
-
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sentences(),
-            model_writer=model,
-            model_type=config.tokenizer,
-            vocab_size=config.vocab_size,
-            character_coverage=config.character_coverage,
-            byte_fallback=config.byte_fallback,
-            normalization_rule_name="identity",
-            control_symbols=tags,  # which no text can spell
-            input_sentence_size=MAX_TRAINING_SENTENCES,
-            shuffle_input_sentence=True,
-            max_sentence_length=65_536,
-            pad_id=0,
-            bos_id=1,
-            eos_id=2,
-            unk_id=3,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        if damage:
-            raise damage[0] from error
-        reason = " ".join(str(error).split()).rpartition("] ")[2]
-        raise UserError(
-            f"A tokenizer of config.data.vocab_size={config.vocab_size} tokens cannot be trained "
-            f"on this corpus: {reason}"
-        ) from error
-    if damage:
-        raise damage[0]
-    return model.getvalue()

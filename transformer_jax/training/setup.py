@@ -16,7 +16,8 @@ from transformer_jax.data.batch_shapes import BatchShape
 from transformer_jax.data.epoch_data import Epochs, prepare_epochs
 from transformer_jax.data.loader import BatchSource
 from transformer_jax.data.tokenizer import Tokenizer
-from transformer_jax.data.tokenizer_pair import TokenizerPair, make_tokenizers, special_ids
+from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
+from transformer_jax.data.tokenizer_training import make_tokenizers
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import model_metrics
 from transformer_jax.interop import pretrained

@@ -1,0 +1,129 @@
+"""Trains the tokenizers of a run on its corpora, or loads the model files that the config names."""
+
+import io
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+import sentencepiece
+from etils import epath
+
+from transformer_jax.config import DataConfig
+from transformer_jax.data.sources import Corpus
+from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
+from transformer_jax.errors import UserError
+
+MAX_TRAINING_SENTENCES = 4_000_000  # of more, SentencePiece draws a sample
+
+
+def make_tokenizers(config: DataConfig, corpora: Sequence[Corpus]) -> TokenizerPair:
+    """Loads the models that `config.tokenizer_model` names, or trains on the training corpora.
+
+    Raises:
+      UserError: where a model file is missing, or the corpora do not allow such a vocabulary.
+    """
+    if config.tokenizer_model:
+        return _load_models(config)
+    # SentencePiece's names of the normalization rules for source and target.
+    rules = [name.strip() for name in config.normalization.split(",")]
+    rules = [rules[0], rules[-1]]
+    tags = []
+    if config.target_language_tags:
+        tags = sorted({LanguageTags().token(corpus.target_lang) for corpus in corpora})
+
+    def texts(*sides: int) -> Iterator[str]:
+        normalize = [_normalizer(rule) for rule in rules]
+        for corpus in corpora:
+            for pair in corpus.read():
+                for side in sides:
+                    text = pair[side].lower() if config.lowercase else pair[side]
+                    yield normalize[side](text)
+
+    if config.shared_vocab:
+        trained = [_train(config, texts(0, 1), tags)] * 2
+    else:
+        trained = [_train(config, texts(0), tags), _train(config, texts(1), [])]
+    models = [_with_rule(model, rule) for model, rule in zip(trained, rules, strict=True)]
+    source = Tokenizer(models[0], config.lowercase)
+    if config.shared_vocab and models[0] == models[1]:
+        return TokenizerPair(source, source)
+    return TokenizerPair(source, Tokenizer(models[1], config.lowercase))
+
+
+def _load_models(config: DataConfig) -> TokenizerPair:
+    files = [epath.Path(name.strip()) for name in config.tokenizer_model.split(",")]
+    if len(files) != (1 if config.shared_vocab else 2):
+        raise UserError(
+            f"config.data.tokenizer_model names {len(files)} files, but with "
+            f"config.data.shared_vocab={config.shared_vocab} it must name "
+            f"{1 if config.shared_vocab else '2, SOURCE,TARGET'}."
+        )
+    for file in files:
+        if not file.exists():
+            raise UserError(f"There is no tokenizer file {file} (config.data.tokenizer_model).")
+    tokenizers = [Tokenizer(file.read_bytes(), config.lowercase) for file in files]
+    return TokenizerPair(tokenizers[0], tokenizers[-1])
+
+
+def _normalizer(rule: str) -> Callable[[str], str]:
+    normalizer = sentencepiece.SentencePieceNormalizer(
+        rule_name=rule, add_dummy_prefix=False, escape_whitespaces=False
+    )
+    return normalizer.normalize
+
+
+def _with_rule(model: bytes, rule: str) -> bytes:
+    """Returns the model with a normalization rule, which it applies to text before encoding."""
+    from sentencepiece import sentencepiece_model_pb2  # transformers may install another one
+
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto.normalizer_spec.name = rule
+    spec = sentencepiece_model_pb2.NormalizerSpec.FromString(
+        sentencepiece.SentencePieceNormalizer(rule_name=rule).serialized_normalizer_spec()
+    )
+    proto.normalizer_spec.precompiled_charsmap = spec.precompiled_charsmap
+    return proto.SerializeToString(deterministic=True)
+
+
+def _train(config: DataConfig, texts: Iterator[str], tags: list[str]) -> bytes:
+    """Trains a SentencePiece model; its rule is `identity`, as `texts` are normalised already."""
+    logging.info("training a SentencePiece tokenizer of %d tokens", config.vocab_size)
+    model = io.BytesIO()
+    damage: list[UserError] = []
+
+    def sentences() -> Iterator[str]:
+        try:
+            yield from texts
+        except UserError as error:  # SentencePiece would wrap it in its own words
+            damage.append(error)
+
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=sentences(),
+            model_writer=model,
+            model_type=config.tokenizer,
+            vocab_size=config.vocab_size,
+            character_coverage=config.character_coverage,
+            byte_fallback=config.byte_fallback,
+            normalization_rule_name="identity",
+            control_symbols=tags,  # which no text can spell
+            input_sentence_size=MAX_TRAINING_SENTENCES,
+            shuffle_input_sentence=True,
+            max_sentence_length=65_536,
+            pad_id=0,
+            bos_id=1,
+            eos_id=2,
+            unk_id=3,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        if damage:
+            raise damage[0] from error
+        reason = " ".join(str(error).split()).rpartition("] ")[2]
+        raise UserError(
+            f"A tokenizer of config.data.vocab_size={config.vocab_size} tokens cannot be trained "
+            f"on this corpus: {reason}"
+        ) from error
+    if damage:
+        raise damage[0]
+    return model.getvalue()
