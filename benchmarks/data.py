@@ -16,6 +16,7 @@ import numpy as np
 from absl import app, flags
 
 from transformer_jax.config import Config, DataConfig
+from transformer_jax.config.fields import Batching
 from transformer_jax.data import batch_plan, loader
 from transformer_jax.data.epoch_data import EpochData, Epochs
 from transformer_jax.data.pair_selection import select_pairs
@@ -45,7 +46,7 @@ def synthetic_corpus(count: int) -> TokenizedCorpus:
     return TokenizedCorpus(sides[0], sides[1], (count,), "synthetic")
 
 
-def loading_rate(batching: str) -> float:
+def loading_rate(batching: Batching) -> float:
     """Target tokens a second through plan, arrays and Grain; median of `REPEATS`."""
     corpus = synthetic_corpus(100_000)
     config = Config(data=DataConfig(batching=batching, batch_tokens=4096))

@@ -21,6 +21,7 @@ from absl import app, flags, logging
 from etils import epath
 
 from transformer_jax.config import DecodeConfig
+from transformer_jax.config.fields import AtLimit, Stopping
 from transformer_jax.interop import ctranslate2, pretrained
 from transformer_jax.interop.huggingface import writing
 from transformer_jax.interop.parity import Reference
@@ -28,7 +29,11 @@ from transformer_jax.interop.pretrained import Pretrained
 
 ALPHAS = (0.0, 0.6, 1.0, 1.5)
 # Our stopping rules as transformers calls them; CTranslate2 with patience 1 has the first alone.
-EARLY_STOPPING = {"first_k": True, "hf_default": False, "exact": "never"}
+EARLY_STOPPING: dict[Stopping, bool | str] = {
+    "first_k": True,
+    "hf_default": False,
+    "exact": "never",
+}
 BATCH = 50
 
 
@@ -38,9 +43,9 @@ class Search:
 
     beam_size: int
     alpha: float
-    stopping: str
+    stopping: Stopping
 
-    def config(self, model: Pretrained, max_decode_len: int, at_limit: str) -> DecodeConfig:
+    def config(self, model: Pretrained, max_decode_len: int, at_limit: AtLimit) -> DecodeConfig:
         return dataclasses.replace(
             model.config.decode, beam_size=self.beam_size, length_penalty=self.alpha,
             length_penalty_kind="power", stopping=self.stopping, at_limit=at_limit,
@@ -172,7 +177,7 @@ def compare(
     max_decode_len = min(model.config.decode.max_decode_len, limit)
 
     @functools.cache
-    def ours(search: Search, at_limit: str) -> list[Found]:
+    def ours(search: Search, at_limit: AtLimit) -> list[Found]:
         decode = search.config(model, max_decode_len, at_limit)
         with jax.default_matmul_precision("highest"):
             found = list(reference.engine.translate(model.params, texts, decode))

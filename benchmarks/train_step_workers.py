@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from transformer_jax.config import Config, ModelConfig
+from transformer_jax.config.fields import Dtype
 
 RATE_SIZES = {"cpu": (2048, 2048, 2048), "gpu": (8192, 8192, 8192)}
 
@@ -25,7 +26,7 @@ class Task:
     rows: int
     source_len: int
     target_len: int
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
     label_smoothing: float = 0.1
     loading: bool = False  # ours: batches come through plan and loader
 

@@ -15,14 +15,14 @@ Result: 40.55 BLEU (tok:none), 65.66 chrF on test_2016_flickr with seed 0; 39.97
 """
 
 import dataclasses
-import runpy
-from pathlib import Path
+
+from transformer_jax.configs.multi30k import get_config as multi30k
 
 from transformer_jax.config import Config
 
 
 def get_config() -> Config:
-    config = runpy.run_path(str(Path(__file__).with_name("multi30k.py")))["get_config"]()
+    config = multi30k()
     data = dataclasses.replace(
         config.data,
         train="multi30k_tok/train",

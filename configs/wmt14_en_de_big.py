@@ -10,14 +10,14 @@ Result: not measured by this project yet; it takes an accelerator.
 """
 
 import dataclasses
-import runpy
-from pathlib import Path
+
+from transformer_jax.configs.wmt14_en_de_base import get_config as wmt14_en_de_base
 
 from transformer_jax.config import Config
 
 
 def get_config() -> Config:
-    base = runpy.run_path(str(Path(__file__).with_name("wmt14_en_de_base.py")))["get_config"]()
+    base = wmt14_en_de_base()
     return dataclasses.replace(
         base,
         model=dataclasses.replace(

@@ -10,14 +10,14 @@ Result: not measured by this project yet; it takes an accelerator.
 """
 
 import dataclasses
-import runpy
-from pathlib import Path
+
+from transformer_jax.configs.wmt14_en_de_big import get_config as wmt14_en_de_big
 
 from transformer_jax.config import Config
 
 
 def get_config() -> Config:
-    german = runpy.run_path(str(Path(__file__).with_name("wmt14_en_de_big.py")))["get_config"]()
+    german = wmt14_en_de_big()
     return dataclasses.replace(
         german,
         model=dataclasses.replace(german.model, dropout_rate=0.1),

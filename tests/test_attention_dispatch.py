@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from transformer_jax.config import ModelConfig, all_settings
 from transformer_jax.ops import attention
 from transformer_jax.ops.attention import dispatch
 from transformer_jax.ops.attention.call import Extras, Settings
-from transformer_jax.validation import CHOICES
 
 
 def shaped(batch=2, length=6, size=6, heads=4, groups=4, dim=64, dtype=jnp.float32):
@@ -34,7 +34,8 @@ def call(causal=False):
 
 
 def test_the_config_offers_every_implementation():
-    assert set(CHOICES["model.attention"]) == set(attention.IMPLEMENTATIONS)
+    (field,) = (s for s in all_settings(ModelConfig) if s.path == "attention")
+    assert set(field.choices) == set(attention.IMPLEMENTATIONS)
 
 
 def test_wrong_arguments_are_refused():

@@ -1,19 +1,29 @@
 import dataclasses
 import importlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
+from absl import flags
 
-from transformer_jax.config import Config, DataConfig, from_json, keep_former_defaults, to_json
-from transformer_jax.errors import UserError
-from transformer_jax.validation import validate
-
-RECIPES = sorted(
-    path.stem
-    for path in (Path(__file__).parent.parent / "configs").glob("*.py")
-    if path.stem != "__init__"
+from transformer_jax.commands import config_flags
+from transformer_jax.config import (
+    Config,
+    DataConfig,
+    Setting,
+    all_settings,
+    from_json,
+    keep_former_defaults,
+    to_json,
+    validate,
 )
+from transformer_jax.config.__main__ import page as settings_page
+from transformer_jax.config.setting import Rules
+from transformer_jax.errors import UserError
+
+ROOT = Path(__file__).parent.parent
+RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem != "__init__")
 
 
 def changed(**sections):
@@ -27,7 +37,7 @@ def changed(**sections):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_are_valid_and_survive_json(name):
-    config = importlib.import_module(f"configs.{name}").get_config()
+    config = importlib.import_module(f"transformer_jax.configs.{name}").get_config()
     assert from_json(to_json(validate(config))) == config
 
 
@@ -94,7 +104,7 @@ def test_json_keeps_tuples_and_none():
         ({"seed": 2**64}, ["config.seed=18446744073709551616", "below 9.22"]),
     ],
 )
-def test_what_cannot_work_is_told_in_one_sentence(sections, words):
+def test_invalid_config_is_refused_in_one_sentence(sections, words):
     with pytest.raises(UserError) as error:
         validate(changed(**sections))
     message = str(error.value)
@@ -114,22 +124,62 @@ def test_what_cannot_work_is_told_in_one_sentence(sections, words):
         ('{"model": 3}', ["model must be an object"]),
     ],
 )
-def test_damaged_json_is_named(text, words):
+def test_from_json_names_the_wrong_setting(text, words):
     with pytest.raises(UserError) as error:
         from_json(text, "run/config.json")
     for word in words:
         assert word in str(error.value)
 
 
-def test_a_file_of_0_1_0_means_what_it_meant():
+def test_config_json_of_0_1_0_keeps_its_meaning():
     text = json.dumps({"data": {"max_len": 16}})
     stored = from_json(text)
     assert (stored.data.max_ratio, stored.data.plan_version) == (0.0, 1)
-    assert from_json(to_json(Config())) == Config()  # a file of today says what it means
-    # The recipe of today goes on with it, unless it sets one of these itself.
+    assert from_json(to_json(Config())) == Config()  # a current file names every setting
+    # A current recipe resumes with the former values, unless it sets one of them itself.
     assert keep_former_defaults(Config(seed=3), stored).data == dataclasses.replace(
         DataConfig(), max_ratio=0.0, plan_version=1, normalization="nmt_nfkc"
     )
-    own = Config(data=DataConfig(max_ratio=5.0))
-    assert keep_former_defaults(own, stored).data.max_ratio == 5.0
-    assert keep_former_defaults(own, Config()) == own
+    chosen = Config(data=DataConfig(max_ratio=5.0))
+    assert keep_former_defaults(chosen, stored).data.max_ratio == 5.0
+    assert keep_former_defaults(chosen, Config()) == chosen
+
+
+def test_settings_page_is_current():
+    page = (ROOT / "docs" / "settings.md").read_text()
+    assert page == settings_page(), "run: python -m transformer_jax.config > docs/settings.md"
+
+
+def test_every_default_is_within_its_choices_and_range():
+    for setting in all_settings(Config):
+        assert not setting.choices or setting.default in setting.choices, setting.path
+        assert setting.default is None or setting.in_range(setting.default), setting.path
+
+
+def test_bounds_include_what_they_say():
+    for name, inside, outside in (
+        ("at_least", 1, 0.9), ("above", 1.1, 1), ("at_most", 1, 1.1), ("below", 0.9, 1)
+    ):  # fmt: skip
+        rules = Rules("", {name: 1}, False, dataclasses.MISSING)
+        setting = Setting("a", float, 0.0, rules, False)
+        assert setting.in_range(inside), name
+        assert not setting.in_range(outside), name
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("model.activation=silu", "silu"),
+        ("model.head_dim=4", 4),
+        ("data.train_weights=(1.0,2.5)", (1.0, 2.5)),
+        ("decode.suppressed_ids=(3,4)", (3, 4)),
+        ("data.lowercase", True),
+    ],
+)
+def test_config_flags_parse_every_kind_of_setting(flag, value, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["eval", f"--config.{flag}"])
+    values = flags.FlagValues()
+    config_flags.define_config(Config(), values)
+    values(sys.argv)
+    path = flag.partition("=")[0]
+    assert {s.path: s for s in all_settings(Config)}[path].value(values.config) == value

@@ -11,9 +11,9 @@ ROOT = Path(__file__).parent.parent / "transformer_jax"
 # Each imports only from those before it, or from the same line. A module that is named apart from
 # its room may be imported by rooms that the rest of it imports.
 ORDER = [
-    "errors", "config", "paths", "validation", "ops", "model", "data", "distributed", "runs",
+    "errors", "config", "paths", "ops", "model", "data", "distributed", "runs",
     "evaluation.bleu_tokenizers", "decoding", "evaluation", "interop", "training", "diagnostics",
-    "api", "plotting", "commands",
+    "api", "plotting", "configs", "commands",
 ]  # fmt: skip
 
 

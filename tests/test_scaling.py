@@ -14,7 +14,8 @@ import yaml
 from etils import epath
 
 from tests.conftest import tiny_config
-from transformer_jax.config import Config, DataConfig, ParallelConfig
+from transformer_jax.config import Config, DataConfig, ParallelConfig, all_settings, validate
+from transformer_jax.config.setting import section_rules
 from transformer_jax.data import loader
 from transformer_jax.data.batch_shapes import BatchShape
 from transformer_jax.data.epoch_data import EpochData, Epochs
@@ -23,9 +24,7 @@ from transformer_jax.data.pair_selection import select_pairs
 from transformer_jax.data.tokenizer_pair import SpecialIds
 from transformer_jax.diagnostics import dry_run, hlo
 from transformer_jax.errors import UserError
-from transformer_jax.runs.workdir import FREE_ON_RESUME
 from transformer_jax.training import partition, setup
-from transformer_jax.validation import validate
 
 ROOT = Path(__file__).parent.parent
 
@@ -256,7 +255,13 @@ def test_launch_files_are_well_formed():
 def test_the_document_lists_what_may_change_on_resume():
     text = (ROOT / "docs" / "long_runs.md").read_text()
     listed = set(re.findall(r"^\| `([\w.*]+)`", text, re.MULTILINE))
-    assert listed == {name + "*" if name.endswith(".") else name for name in FREE_ON_RESUME}
+    sections = {name: rules.resumable for name, rules in section_rules(Config).items()}
+    resumable = [setting.path for setting in all_settings(Config) if setting.resumable]
+    names = {
+        path if not sections[path.split(".")[0]] else path.split(".")[0] + ".*"
+        for path in resumable
+    }
+    assert listed == names
 
 
 def test_the_table_of_scaling_is_that_of_the_file():

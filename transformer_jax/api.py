@@ -8,7 +8,7 @@ from typing import Any
 from etils import epath
 
 from transformer_jax import paths
-from transformer_jax.config import Config, DecodeConfig
+from transformer_jax.config import Config, DecodeConfig, validate
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding.engine import WINDOW, Engine, PairScores
 from transformer_jax.decoding.job import AttentionChoice, Translation
@@ -16,7 +16,6 @@ from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
 from transformer_jax.interop import pretrained
 from transformer_jax.interop.pretrained import Pretrained
-from transformer_jax.validation import validate
 
 
 class Translator:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_jax.validation import validate
+from transformer_jax.config import validate
 
 
 def test_the_recipe_is_the_job():

@@ -4,8 +4,6 @@ The root scripts and the installed `transformer-jax COMMAND` both come here.
 """
 
 import contextlib
-import dataclasses
-import difflib
 import glob
 import importlib
 import logging
@@ -13,13 +11,12 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from absl import app, flags
 from absl import logging as absl_logging
 
 from transformer_jax import __version__, paths
-from transformer_jax.config import Config
+from transformer_jax.commands import config_flags
 from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
@@ -73,26 +70,9 @@ def run(command: str, argv: Sequence[str]) -> None:
                 _exit(0, at_once=True)
 
     with _one_sentence(module.LESS_MEMORY):
-        _check_overrides(argv)
+        config_flags.check_overrides(argv)
         arguments = module.define_flags(list(argv))
     app.run(call, argv=arguments)
-
-
-def _check_overrides(argv: Sequence[str]) -> None:
-    """Refuses `--config.a.b` for which there is no setting; absl would show its own frames."""
-    for argument in argv:
-        name = argument.lstrip("-").split("=")[0]
-        if not argument.startswith("-") or not name.startswith("config."):
-            continue
-        cls: Any = Config
-        for part in name.split(".")[1:]:
-            fields = {f.name: f.type for f in dataclasses.fields(cls)} if (
-                dataclasses.is_dataclass(cls)) else {}  # fmt: skip
-            if part not in fields:
-                close = difflib.get_close_matches(part, fields, 1)
-                hint = f"; did you mean {close[0]}?" if close else "."
-                raise UserError(f"There is no setting {name}{hint}")
-            cls = fields[part]
 
 
 def _expand_paths() -> None:

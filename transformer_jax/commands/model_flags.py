@@ -7,6 +7,7 @@ from absl import flags
 
 from transformer_jax import paths
 from transformer_jax.api import Translator
+from transformer_jax.commands import config_flags
 from transformer_jax.errors import UserError
 from transformer_jax.interop import pretrained
 
@@ -15,8 +16,6 @@ FLAGS = flags.FLAGS
 
 def define(argv: list[str]) -> None:
     """Defines them, and `--config.a.b` for each setting of the model that `argv` names."""
-    from ml_collections import config_flags
-
     flags.DEFINE_string(
         "workdir",
         None,
@@ -31,8 +30,7 @@ def define(argv: list[str]) -> None:
     if given:
         workdir = paths.expand(given[-1], "--workdir")
         paths.require(workdir, "--workdir")
-        config = pretrained.read_config(workdir)
-        config_flags.DEFINE_config_dataclass("config", config)
+        config_flags.define_config(pretrained.read_config(workdir))
 
 
 def load_translator(ensemble: Sequence[tuple[str, str]] = ()) -> Translator:

@@ -5,13 +5,11 @@ import importlib.util
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from absl import flags
 from etils import epath
 
-from transformer_jax import paths
-from transformer_jax.commands import process_flags
+from transformer_jax.commands import config_flags, process_flags
 from transformer_jax.commands.text_output import writing
 from transformer_jax.errors import UserError
 
@@ -23,53 +21,24 @@ LESS_MEMORY = (
 
 
 def define_flags(argv: list[str]) -> list[str]:
-    """Flags of the command; returns `argv` with `--config NAME` as the path of a recipe."""
-    from ml_collections import config_flags
-
-    config_flags.DEFINE_config_file("config", help_string="Recipe: a file, or a built-in name.")
-    flags.DEFINE_string("workdir", None, "Folder of the run; made, or gone on with.")
-    flags.DEFINE_integer(
-        "stop_after", None, "Save and stop behind this step; the run goes on later."
-    )
-    flags.DEFINE_bool("dry_run", False, "Compile the step and report memory, FLOPs, exchanges.")
+    """Flags of the command; returns `argv` with the recipe as the path of a file."""
+    flags.DEFINE_string("workdir", None, "Folder of the run, new or to resume.")
+    flags.DEFINE_integer("stop_after", None, "Save and stop after this step, to resume later.")
+    flags.DEFINE_bool("dry_run", False, "Compile the step; report memory, FLOPs, communication.")
     flags.DEFINE_string(
         "topology",
         "",
-        "Of a dry run: a TPU's such as v5e:2x4, cpu:N, gpu:N; what is here if empty.",
+        "Of a dry run: a TPU's such as v5e:2x4, cpu:N or gpu:N; empty: the local devices.",
     )
     flags.DEFINE_string("json", None, "Also write the report of a dry run to this file.")
-    flags.DEFINE_bool("verify_resume", False, "Check that a killed run goes on exactly.")
+    flags.DEFINE_bool("verify_resume", False, "Check that a killed run resumes exactly.")
     flags.DEFINE_integer("verify_steps", 20, "Steps of each run of --verify_resume.", 4)
-    flags.DEFINE_string("replay", None, "Look at a skipped step: a file of bad_batches/.")
+    flags.DEFINE_string("replay", None, "Examine a skipped step: a file of bad_batches/.")
     flags.DEFINE_bool(
         "report", True, "Write report.html at the end, where Matplotlib is installed."
     )
     process_flags.define()
-    flags.mark_flag_as_required("config")
-    joined: list[str] = []
-    for argument in argv:
-        if joined and joined[-1].lstrip("-") == "config" and joined[-1].startswith("-"):
-            joined[-1] = f"{joined[-1]}={argument}"
-        else:
-            joined.append(argument)
-    return [_resolve_recipe(argument) for argument in joined]
-
-
-def _resolve_recipe(argument: str) -> str:
-    """Turns `--config=NAME` into the path of a recipe that comes with the package."""
-    name = argument.lstrip("-")
-    if not argument.startswith("-") or not name.startswith("config="):
-        return argument
-    path = Path(paths.expand(name.removeprefix("config="), "--config"))
-    if path.is_file():
-        return f"--config={path}"
-    package = Path(__file__).parent.parent
-    folders = (package / "configs", package.parent / "configs")  # installed, or a checkout
-    built_in = {p.stem: p for f in folders for p in f.glob("*.py") if p.stem != "__init__"}
-    # NAME, or configs/NAME.py where there is no such folder; another path is meant as it is.
-    if path.parent in (Path("."), Path("configs")) and path.stem in built_in:
-        return f"--config={built_in[path.stem]}"
-    raise UserError(f"There is no recipe {path}; built in are {', '.join(sorted(built_in))}.")
+    return config_flags.define_recipe(argv)
 
 
 def run() -> None:

@@ -74,8 +74,9 @@ class Engine:
         self.ids = special_ids(tokenizers, config.model)
         devices, parallel = platforms.local_devices(), config.parallel
         # As whoever calls later may have another default device.
+        platform = platforms.of(devices[0])
         self.models = tuple(
-            dataclasses.replace(model, dtype=str(compute_dtype(model, platforms.of(devices[0]))))
+            dataclasses.replace(model, dtype=compute_dtype(model, platform).name)  # type: ignore[arg-type]
             for model in (config.model, *others)
         )
         self.max_len = min(model.max_len for model in self.models)

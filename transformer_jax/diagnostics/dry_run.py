@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.config import Config
+from transformer_jax.config import Config, validate
 from transformer_jax.data.batch_shapes import BatchShape, divisible_rows
 from transformer_jax.diagnostics import hlo
 from transformer_jax.errors import UserError
@@ -17,7 +17,6 @@ from transformer_jax.model.layers import compute_dtype
 from transformer_jax.ops import platforms
 from transformer_jax.training import partition
 from transformer_jax.training.runners import make_runner
-from transformer_jax.validation import validate
 
 GIB = 2**30
 # Memory of one device in bytes, by JAX's name of its kind.
@@ -145,7 +144,7 @@ def _filled_in(config: Config, platform: str) -> Config:
             source_vocab_size=model.source_vocab_size or config.data.vocab_size,
             target_vocab_size=model.target_vocab_size or config.data.vocab_size,
             decoder_start_id=max(model.decoder_start_id, 0),
-            dtype=str(compute_dtype(model, platform)),
+            dtype=compute_dtype(model, platform).name,  # type: ignore[arg-type]
         ),
     )  # fmt: skip
 

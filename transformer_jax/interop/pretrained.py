@@ -6,14 +6,13 @@ from typing import Any
 import jax
 from etils import epath
 
-from transformer_jax.config import Config
+from transformer_jax.config import Config, validate
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import hub, reading
 from transformer_jax.model.transformer import init_params
 from transformer_jax.runs import checkpoint as checkpoint_lib
 from transformer_jax.runs import workdir as workdir_lib
-from transformer_jax.validation import validate
 
 
 @dataclasses.dataclass(frozen=True)

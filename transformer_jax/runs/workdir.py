@@ -4,7 +4,6 @@ A work directory moves between machines and is all that evaluation, decoding and
 """
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import json
@@ -19,22 +18,13 @@ from typing import Any
 from etils import epath
 
 from transformer_jax import paths
-from transformer_jax.config import Config, from_json, to_json
+from transformer_jax.config import Config, all_settings, from_json, to_json
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 from transformer_jax.runs import bucket_lock
 
 # Orbax's: of a checkpoint that is not committed, on a disk; in one that is, in an object store.
 TMP_SUFFIX, COMMIT_FILE = ".orbax-checkpoint-tmp", "commit_success.txt"
-# What may differ when a run goes on; everything else would make it another run.
-FREE_ON_RESUME = (
-    "train.num_steps", "train.eval_every_steps", "train.checkpoint_every_steps",
-    "train.log_every_steps", "train.early_stopping_patience", "train.eval_beam_size",
-    "train.eval_sentences", "train.remat", "train.accumulate_steps", "parallel.", "decode.",
-    "checkpoint.", "data.data_dir", "data.cache_dir", "data.train", "data.validation", "data.test",
-    "data.tokenizer_model", "data.pretokenized", "data.bleu_tokenizer", "optimizer.learning_rate",
-    "train.allow_pickle",
-)  # fmt: skip
 
 
 def read_config(workdir: epath.PathLike) -> Config:
@@ -96,12 +86,11 @@ def check_resumable(workdir: epath.PathLike, config: Config) -> None:
     """
     if not has_checkpoints(workdir):
         return  # nothing would be lost
-    old = _flatten(dataclasses.asdict(read_config(workdir)))
-    new = _flatten(dataclasses.asdict(config))
+    stored = read_config(workdir)
     changed = [
-        f"config.{name} was {old[name]!r}, is {value!r}"
-        for name, value in new.items()
-        if old[name] != value and not _is_free(name)
+        f"config.{setting.path} was {setting.value(stored)!r}, is {setting.value(config)!r}"
+        for setting in all_settings(Config)
+        if not setting.resumable and setting.value(stored) != setting.value(config)
     ]
     if changed:
         raise UserError(
@@ -182,18 +171,3 @@ def lock(workdir: epath.PathLike) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {socket.gethostname()}, since {started}\n")
         file.flush()
         yield
-
-
-def _is_free(name: str) -> bool:
-    return any(name == free or (free.endswith(".") and name.startswith(free))
-               for free in FREE_ON_RESUME)  # fmt: skip
-
-
-def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            flat.update(_flatten(value, f"{prefix}{name}."))
-        else:
-            flat[prefix + name] = value
-    return flat

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from transformer_jax import distributed, paths
-from transformer_jax.config import Config
+from transformer_jax.config import Config, validate
 from transformer_jax.data.loader import BatchSource, load_batches
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.errors import UserError
@@ -26,7 +26,6 @@ from transformer_jax.training.partition import choose_devices
 from transformer_jax.training.reporting import Reporter, Window
 from transformer_jax.training.runners import Runner, make_runner
 from transformer_jax.training.step import TrainState
-from transformer_jax.validation import validate
 
 NUM_SAMPLES = 5
 

@@ -10,7 +10,7 @@ from typing import Any
 from etils import epath
 
 from transformer_jax import distributed
-from transformer_jax.config import Config, keep_former_defaults
+from transformer_jax.config import Config, keep_former_defaults, validate
 from transformer_jax.data import batch_plan, sources
 from transformer_jax.data.batch_shapes import BatchShape
 from transformer_jax.data.epoch_data import Epochs, prepare_epochs
@@ -23,7 +23,6 @@ from transformer_jax.evaluation import model_metrics
 from transformer_jax.interop import pretrained
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.training import partition
-from transformer_jax.validation import validate
 
 Say = Callable[[str], None]
 REPORTED_LOSS = 0.001  # share of references changed by the tokenizer from which it is reported
@@ -42,9 +41,7 @@ class TrainingData:
     def batches(self, config: Config, row_multiple: int = 1, local_rows=None) -> BatchSource:
         """The batches of the run; arguments as of `BatchSource`."""
         ids = special_ids(self.tokenizers, config.model)
-        return BatchSource(
-            self.epochs, ids, config.train.num_steps, row_multiple, local_rows
-        )
+        return BatchSource(self.epochs, ids, config.train.num_steps, row_multiple, local_rows)
 
     @property
     def shapes(self) -> list[BatchShape]:

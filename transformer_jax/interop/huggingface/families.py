@@ -7,6 +7,8 @@ Read from transformers 5.23.
 import dataclasses
 from typing import Any
 
+from transformer_jax.config.fields import Activation, NormPosition, Positional, Stopping
+
 NORM_EPSILON = 1e-5  # torch's default, which none of these classes lets a config change
 
 
@@ -16,8 +18,8 @@ class Family:
 
     model_type: str
     architecture: str
-    norm_position: str
-    positional: str  # layout of its own sinusoids
+    norm_position: NormPosition
+    positional: Positional  # layout of its own sinusoids
     counts_from_pad: bool  # the first position is the padding id plus one, not 0
     stores_positions: bool  # a table in the weights takes the place of its own sinusoids
     has_output_bias: bool
@@ -79,7 +81,7 @@ PEGASUS = Family(
 FAMILIES = {family.model_type: family for family in (MARIAN, M2M_100, PEGASUS)}
 
 # Hugging Face's name -> ours; of several, the first is written.
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
     "gelu": "gelu",
     "swish": "silu",
@@ -87,4 +89,9 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-EARLY_STOPPING = {False: "hf_default", None: "hf_default", True: "first_k", "never": "exact"}
+EARLY_STOPPING: dict[bool | str | None, Stopping] = {
+    False: "hf_default",
+    None: "hf_default",
+    True: "first_k",
+    "never": "exact",
+}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from transformer_jax.config import Config, DataConfig
+from transformer_jax.config import Config, DataConfig, validate
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 from transformer_jax.interop import layout
@@ -15,7 +15,6 @@ from transformer_jax.interop.huggingface import weights
 from transformer_jax.interop.huggingface.settings import Settings
 from transformer_jax.interop.huggingface.tensor_files import open_tensors
 from transformer_jax.interop.huggingface.tokenizers import Tokenization, read_tokenizers
-from transformer_jax.validation import validate
 
 MAX_TRAINING_LEN = 256  # of fine-tuning, where the model could read more
 

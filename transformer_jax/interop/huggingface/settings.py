@@ -6,6 +6,7 @@ from typing import Any
 from etils import epath
 
 from transformer_jax.config import DecodeConfig, ModelConfig
+from transformer_jax.config.fields import AtLimit, Positional, TieEmbeddings
 from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import families
 from transformer_jax.interop.huggingface.families import Family
@@ -117,7 +118,9 @@ class Settings:
         return bool(self.get("tie_word_embeddings", True))
 
 
-def model_config(settings: Settings, positional: str, tie_embeddings: str) -> ModelConfig:
+def model_config(
+    settings: Settings, positional: Positional, tie_embeddings: TieEmbeddings
+) -> ModelConfig:
     """The shape of the model.
 
     Args:
@@ -217,7 +220,7 @@ def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-def _at_limit(settings: Settings) -> str:
+def _at_limit(settings: Settings) -> AtLimit:
     forced = settings.generation.get("forced_eos_token_id")
     if forced is None and settings.forced_eos_by_class:
         forced = settings.family.defaults["forced_eos_token_id"]

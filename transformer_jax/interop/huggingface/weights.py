@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.config.fields import Positional, TieEmbeddings
 from transformer_jax.errors import UserError
 from transformer_jax.interop import layout
 from transformer_jax.interop.huggingface import names
@@ -101,7 +102,7 @@ def _embeddings(settings: Settings, tensors: Tensors, used: set[str]) -> dict[st
     return tables
 
 
-def _tying(settings: Settings, tables: dict[str, np.ndarray]) -> str:
+def _tying(settings: Settings, tables: dict[str, np.ndarray]) -> TieEmbeddings:
     if tables["target"] is not tables["output"]:
         return "none"
     return "all" if tables["source"] is tables["target"] else "decoder"
@@ -121,7 +122,7 @@ def _output_bias(settings: Settings, tensors: Tensors, used: set[str]) -> np.nda
 
 def _positions(
     settings: Settings, tensors: Tensors, used: set[str]
-) -> tuple[str, dict[str, np.ndarray], bool]:
+) -> tuple[Positional, dict[str, np.ndarray], bool]:
     """Our name for the positions, stored tables, and whether our export permuted the model.
 
     A stored table is used as it is, as Hugging Face does; one that holds the class's own sinusoids

@@ -1,126 +1,28 @@
-"""What settings may be, each alone and together; told in one sentence before anything runs."""
+"""What settings may be, alone and together. Each mistake is one sentence, before anything runs."""
 
 import dataclasses
 import difflib
+from collections.abc import Iterator
 from typing import Any
 
-from transformer_jax.config import (
-    FORMER_DEFAULTS,
-    Config,
-    DataConfig,
-    DecodeConfig,
-    ModelConfig,
-    typed,
-)  # fmt: skip
+from transformer_jax.config.fields import Config, DataConfig, DecodeConfig, ModelConfig
+from transformer_jax.config.json_format import typed
+from transformer_jax.config.setting import Setting, all_settings
 from transformer_jax.errors import UserError
 
-CHOICES = {
-    "model.norm_position": ("pre", "post"),
-    "model.activation": ("relu", "gelu", "gelu_tanh", "silu"),
-    "model.positional": ("interleaved", "halves", "tensor2tensor", "learned", "rotary", "none"),
-    "model.tie_embeddings": ("all", "decoder", "none"),
-    "model.dtype": ("auto", "float32", "bfloat16"),
-    "model.attention": ("auto", "reference", "xla", "blockwise", "cudnn", "pallas_tpu"),
-    "data.source": ("tfds", "files"),
-    "data.tokenizer": ("unigram", "bpe"),
-    "data.bleu_tokenizer": (
-        "auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "flores101", "flores200",
-        "none"),
-    "data.batching": ("pack", "bucket"),
-    "optimizer.name": ("adam", "adamw", "adafactor"),
-    "optimizer.weight_decay_on": ("matrices", "all"),
-    "optimizer.schedule": ("rsqrt", "linear", "cosine", "constant"),
-    "parallel.runner": ("jit", "pmap"),
-    "decode.method": ("beam", "sample", "mbr"),
-    "decode.mbr_metric": ("chrf", "bleu"),
-    "decode.length_penalty_kind": ("gnmt", "power"),
-    "decode.stopping": ("first_k", "hf_default", "exact"),
-    "decode.at_limit": ("end", "free_end", "cut"),
-    "checkpoint.best_metric": (
-        "eval_bleu", "eval_chrf", "eval_exact_match", "eval_token_accuracy", "eval_loss"),
-}  # fmt: skip
-
 NORMALIZATIONS = ("identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf")  # SentencePiece's
-
-# field -> (lowest allowed, whether the lowest itself is allowed, upper bound not reached)
-RANGES: dict[str, tuple[float, bool, float]] = {
-    "seed": (-(2**63), True, 2**63),
-    **{f"model.{name}": (1, True, float("inf")) for name in (
-        "num_encoder_layers", "num_decoder_layers", "d_model", "num_heads", "d_ff", "max_len")},
-    **{f"model.{name}": (0, True, 1) for name in (
-        "dropout_rate", "attention_dropout_rate", "activation_dropout_rate")},
-    "model.norm_epsilon": (0, False, 1),
-    "model.positional_base": (1, False, float("inf")),
-    "model.position_offset": (0, True, float("inf")),
-    "data.vocab_size": (8, True, float("inf")),
-    "data.max_len": (2, True, float("inf")),
-    "data.character_coverage": (0, False, 1.0000001),
-    "data.subword_sampling": (0, True, 1),
-    "data.max_ratio": (0, True, float("inf")),
-    "data.plan_version": (1, True, 3),
-    "data.num_buckets": (1, True, float("inf")),
-    "data.pack_len": (0, True, float("inf")),
-    "data.batch_sentences": (0, True, float("inf")),
-    "train.num_steps": (1, True, float("inf")),
-    "train.label_smoothing": (0, True, 1),
-    "train.eval_every_steps": (0, True, float("inf")),
-    "train.checkpoint_every_steps": (1, True, float("inf")),
-    "train.log_every_steps": (1, True, float("inf")),
-    "train.accumulate_steps": (1, True, float("inf")),
-    "train.early_stopping_patience": (0, True, float("inf")),
-    "train.ema_decay": (0, True, 1),
-    "train.skip_spikes": (0, True, float("inf")),
-    "train.eval_beam_size": (1, True, float("inf")),
-    "train.eval_sentences": (0, True, float("inf")),
-    "optimizer.learning_rate": (0, False, float("inf")),
-    "optimizer.warmup_steps": (1, True, float("inf")),
-    "optimizer.b1": (0, True, 1),
-    "optimizer.b2": (0, True, 1),
-    "optimizer.eps": (0, False, 1),
-    "optimizer.weight_decay": (0, True, float("inf")),
-    "optimizer.clip_norm": (0, True, float("inf")),
-    "decode.beam_size": (1, True, float("inf")),
-    "decode.length_penalty": (0, True, float("inf")),
-    "decode.max_decode_len": (1, True, float("inf")),
-    "decode.max_decode_ratio": (0, False, float("inf")),
-    "decode.min_decode_len": (0, True, float("inf")),
-    "decode.min_decode_ratio": (0, True, float("inf")),
-    "decode.coverage_penalty": (0, True, float("inf")),
-    "decode.no_repeat_ngram_size": (0, True, float("inf")),
-    "decode.repetition_penalty": (0, False, float("inf")),
-    "decode.beam_groups": (1, True, float("inf")),
-    "decode.diversity_penalty": (0, True, float("inf")),
-    "decode.temperature": (0, False, float("inf")),
-    "decode.top_k": (0, True, float("inf")),
-    "decode.top_p": (0, False, 1.0000001),
-    "decode.min_p": (0, True, 1.0000001),
-    "decode.seed": (0, True, 2**32),
-    "decode.mbr_samples": (2, True, float("inf")),
-    "decode.batch_tokens": (1, True, float("inf")),
-    "checkpoint.max_to_keep": (1, True, float("inf")),
-    "checkpoint.keep_best": (0, True, float("inf")),
-}  # fmt: skip
+SINUSOIDS = ("interleaved", "halves", "tensor2tensor")
 
 
 def validate(config: Config) -> Config:
     """Returns `config` if it can work.
 
     Raises:
-      UserError: naming the first field that cannot, its value and what it may be.
+      UserError: names the first setting that cannot, its value and what it may be.
     """
     _check_types(config, "config")
-    for path, choices in CHOICES.items():
-        value = _get(config, path)
-        if value not in choices:
-            close = difflib.get_close_matches(str(value), choices, 1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            raise UserError(f"config.{path}={value!r} must be one of {', '.join(choices)}{hint}.")
-    for path, (low, inclusive, high) in RANGES.items():
-        value = _get(config, path)
-        if not ((value >= low if inclusive else value > low) and value < high):
-            sign = ">=" if inclusive else ">"
-            limit = "" if high == float("inf") else f" and below {high:.10g}"
-            raise UserError(f"config.{path}={value} must be {sign} {low}{limit}.")
+    for setting in all_settings(Config):
+        _check_value(setting, setting.value(config))
     for message in _conflicts(config):
         raise UserError(message)
     return config
@@ -139,8 +41,20 @@ def _check_types(section: Any, name: str) -> None:
                 setattr(section, field.name, checked)
 
 
-def _conflicts(config: Config):
-    """Yields a sentence for each pair of fields that cannot stand together."""
+def _check_value(setting: Setting, value: Any) -> None:
+    """Checks one setting against its choices and its range."""
+    if setting.choices and value not in setting.choices:
+        close = difflib.get_close_matches(str(value), setting.choices, 1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise UserError(
+            f"config.{setting.path}={value!r} must be one of {', '.join(setting.choices)}{hint}."
+        )
+    if value is not None and not setting.in_range(value):
+        raise UserError(f"config.{setting.path}={value} must be {setting.range_text()}.")
+
+
+def _conflicts(config: Config) -> Iterator[str]:
+    """A sentence for each combination of settings that cannot work."""
     yield from _model_conflicts(config.model)
     yield from _batch_conflicts(config)
     yield from _corpus_conflicts(config.data)
@@ -148,7 +62,7 @@ def _conflicts(config: Config):
     yield from _search_conflicts(config.decode)
 
 
-def _model_conflicts(model: ModelConfig):
+def _model_conflicts(model: ModelConfig) -> Iterator[str]:
     decoder = model.for_decoder()
     for name, part in (("num_heads", model), ("num_decoder_heads", decoder)):
         if model.head_dim is None and model.d_model % part.num_heads:
@@ -160,24 +74,19 @@ def _model_conflicts(model: ModelConfig):
             yield (
                 f"config.model.head_dim={part.resolved_head_dim} must be even for rotary positions."
             )
-    for name in ("head_dim", "num_decoder_heads", "decoder_d_ff"):
-        value = getattr(model, name)
-        if value is not None and value < 1:
-            yield f"config.model.{name}={value} must be at least 1."
-    sinusoids = ("interleaved", "halves", "tensor2tensor")
-    if model.d_model % 2 and model.positional in sinusoids:
+    if model.d_model % 2 and model.positional in SINUSOIDS:
         yield (
             f"config.model.d_model={model.d_model} must be even for "
             f"config.model.positional={model.positional}."
         )
-    if model.position_offset and model.positional not in sinusoids:
+    if model.position_offset and model.positional not in SINUSOIDS:
         yield (
             f"config.model.position_offset={model.position_offset} is for sinusoids; "
             f"config.model.positional={model.positional} counts from 0."
         )
 
 
-def _batch_conflicts(config: Config):
+def _batch_conflicts(config: Config) -> Iterator[str]:
     model, data = config.model, config.data
     if model.max_len < data.max_len:
         yield (
@@ -214,15 +123,15 @@ def _batch_conflicts(config: Config):
         )
 
 
-def _corpus_conflicts(data: DataConfig):
+def _corpus_conflicts(data: DataConfig) -> Iterator[str]:
     rules = [name.strip() for name in data.normalization.split(",")]
     if len(rules) > 2 or not {*rules} <= {*NORMALIZATIONS}:
         yield (
             f"config.data.normalization={data.normalization!r} must be one of "
             f"{', '.join(NORMALIZATIONS)}, or two of them as SOURCE,TARGET."
         )
-    silent = (DataConfig().normalization, FORMER_DEFAULTS["data.normalization"])
-    if data.tokenizer_model and data.normalization not in silent:
+    unchosen = ("identity", "nmt_nfkc")  # the default, and that of a run of 0.1.0
+    if data.tokenizer_model and data.normalization not in unchosen:
         yield (
             f"config.data.normalization={data.normalization} is for a tokenizer that is trained; "
             "those of config.data.tokenizer_model have their own rules."
@@ -254,7 +163,7 @@ def _corpus_conflicts(data: DataConfig):
         yield f"config.data.source_lang and target_lang are both {data.source_lang!r}."
 
 
-def _training_conflicts(config: Config):
+def _training_conflicts(config: Config) -> Iterator[str]:
     if config.optimizer.weight_decay and config.optimizer.name == "adam":
         yield (
             f"config.optimizer.weight_decay={config.optimizer.weight_decay} is not for adam; "
@@ -285,7 +194,7 @@ def _training_conflicts(config: Config):
         )
 
 
-def _search_conflicts(decode: DecodeConfig):
+def _search_conflicts(decode: DecodeConfig) -> Iterator[str]:
     if decode.beam_size % decode.beam_groups:
         yield (
             f"config.decode.beam_groups={decode.beam_groups} does not divide "
@@ -299,9 +208,3 @@ def _search_conflicts(decode: DecodeConfig):
         for name in ("temperature", "top_k", "top_p", "min_p"):
             if getattr(decode, name) != getattr(DecodeConfig(), name):
                 yield f"config.decode.{name} is for config.decode.method=sample or mbr."
-
-
-def _get(config: Any, path: str) -> Any:
-    for name in path.split("."):
-        config = getattr(config, name)
-    return config

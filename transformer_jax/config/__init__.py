@@ -1,0 +1,39 @@
+"""The settings of a run.
+
+- `fields`: the tree of dataclasses; a new setting is one more field there.
+- `setting`: what a field knows besides its type: meaning, range, whether it may change.
+- `checks`: `validate`, for single settings and for combinations.
+- `json_format`: `config.json`, and what older ones mean.
+- `__main__`: `python -m transformer_jax.config` prints all settings as a page of documentation.
+"""
+
+from transformer_jax.config.checks import validate
+from transformer_jax.config.fields import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    DecodeConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    TrainConfig,
+)
+from transformer_jax.config.json_format import from_json, keep_former_defaults, to_json
+from transformer_jax.config.setting import Setting, all_settings
+
+__all__ = [
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "DecodeConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "Setting",
+    "TrainConfig",
+    "all_settings",
+    "from_json",
+    "keep_former_defaults",
+    "to_json",
+    "validate",
+]

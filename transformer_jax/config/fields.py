@@ -1,0 +1,345 @@
+"""The settings of a run: a tree of dataclasses. Everything known of a setting is at its field.
+
+A new setting is one more field. Its type, choices, range, meaning and whether it may change on
+resuming are read from there by validation, the resume check, flags and `docs/settings.md`.
+
+Configs are values. Only the parser of flags assigns to them, before `validate`; use
+`dataclasses.replace` to derive another one.
+"""
+
+import dataclasses
+from typing import Literal
+
+from transformer_jax.config.setting import fraction, section, setting
+
+NormPosition = Literal["pre", "post"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Positional = Literal["interleaved", "halves", "tensor2tensor", "learned", "rotary", "none"]
+TieEmbeddings = Literal["all", "decoder", "none"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+Attention = Literal["auto", "reference", "xla", "blockwise", "cudnn", "pallas_tpu"]
+BleuTokenizer = Literal[
+    "auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "flores101", "flores200", "none"
+]
+Batching = Literal["pack", "bucket"]
+Stopping = Literal["first_k", "hf_default", "exact"]
+AtLimit = Literal["end", "free_end", "cut"]
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ModelConfig:
+    """Shape of the encoder-decoder. Vocabulary sizes and the start id come from the tokenizer."""
+
+    num_encoder_layers: int = setting(6, "Layers of the encoder.", at_least=1)
+    num_decoder_layers: int = setting(6, "Layers of the decoder.", at_least=1)
+    d_model: int = setting(512, "Width of embeddings and of every layer's output.", at_least=1)
+    num_heads: int = setting(8, "Attention heads.", at_least=1)
+    head_dim: int | None = setting(
+        None, "Width of a head's query, key and value; None: d_model / num_heads.", at_least=1
+    )
+    d_ff: int = setting(2048, "Hidden width of the feed-forward block.", at_least=1)
+    num_decoder_heads: int | None = setting(None, "Of the decoder; None: num_heads.", at_least=1)
+    decoder_d_ff: int | None = setting(None, "Of the decoder; None: d_ff.", at_least=1)
+    dropout_rate: float = fraction(0.1, "Dropout on embeddings and on every sub-layer's output.")
+    attention_dropout_rate: float = fraction(0.0, "Dropout on attention weights.")
+    activation_dropout_rate: float = fraction(0.0, "Dropout inside the feed-forward block.")
+    norm_position: NormPosition = setting(
+        "post", "LayerNorm before each sub-layer (pre), or after its residual sum (the paper)."
+    )
+    norm_epsilon: float = setting(1e-6, "Added to LayerNorm's variance.", above=0, below=1)
+    activation: Activation = setting(
+        "relu", "Of the feed-forward block. gelu is the exact (erf) form, gelu_tanh approximates."
+    )
+    positional: Positional = setting(
+        "interleaved",
+        "Position encodings. interleaved: the paper's sinusoids; halves: sines first, as in "
+        "Hugging Face's Marian; tensor2tensor: halves with that project's exponent.",
+    )
+    positional_base: float = setting(10_000.0, "Base of sinusoids and rotary angles.", above=1)
+    position_offset: int = setting(0, "Number of the first position, of sinusoids.", at_least=0)
+    scale_embeddings: bool = setting(True, "Multiply token embeddings by sqrt(d_model).")
+    tie_embeddings: TieEmbeddings = setting(
+        "all",
+        "Which embeddings share one matrix. all: source, target and output; decoder: target and "
+        "output.",
+    )
+    output_bias: bool = setting(False, "Add a learned bias for each token to the logits.")
+    max_len: int = setting(
+        256, "Longest source or target in tokens, the end symbol included.", at_least=1
+    )
+    dtype: Dtype = setting(
+        "auto", "Type of the computation. auto: bfloat16 on GPU and TPU, float32 on CPU."
+    )
+    attention: Attention = setting(
+        "auto", "Implementation of attention. auto: the fastest one for device and shape."
+    )
+    source_vocab_size: int = setting(0, "Tokens of the source; 0: from the tokenizer.")
+    target_vocab_size: int = setting(0, "Tokens of the target; 0: from the tokenizer.")
+    decoder_start_id: int = setting(
+        -1, "First token that the decoder reads; -1: the target tokenizer's beginning of sentence."
+    )
+
+    @property
+    def resolved_head_dim(self) -> int:
+        """`head_dim`, or what it defaults to."""
+        return self.head_dim or self.d_model // self.num_heads
+
+    def for_decoder(self) -> "ModelConfig":
+        """The same with the decoder's sizes as `num_heads` and `d_ff`."""
+        return dataclasses.replace(
+            self,
+            num_heads=self.num_decoder_heads or self.num_heads,
+            d_ff=self.decoder_d_ff or self.d_ff,
+        )
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class DataConfig:
+    """Where sentence pairs come from and how they become batches."""
+
+    source: Literal["tfds", "files"] = setting(
+        "tfds", "TensorFlow Datasets, or text files (PREFIX.LANG, .gz too, or one .tsv)."
+    )
+    tfds_name: str = setting("number_words/de", "Name of the TFDS data set.")
+    data_dir: str = setting(
+        "", "Folder of TFDS; empty: $TFDS_DATA_DIR, else the user's cache folder.", resumable=True
+    )
+    cache_dir: str = setting(
+        "", "Folder of tokenised corpora; empty: the user's cache folder.", resumable=True
+    )
+    train: str = setting(
+        "train", "Training data: a TFDS split, or path prefixes with commas.", resumable=True
+    )
+    validation: str = setting("validation", "Validation data, as `train`.", resumable=True)
+    test: str = setting("test", "Test data, as `train`.", resumable=True)
+    train_weights: tuple[float, ...] = setting(
+        (), "Share of each corpus of `train` in the training data; empty: by size."
+    )
+    train_languages: tuple[str, ...] = setting(
+        (), 'Languages of each corpus, such as "en-de"; empty: source_lang-target_lang.'
+    )
+    target_language_tags: bool = setting(
+        False, 'Put the target language, "<2xx>", before the source.'
+    )
+    source_lang: str = setting("en", "Language of the source: suffix of its files.")
+    target_lang: str = setting("de", "Language of the target: suffix of its files.")
+    vocab_size: int = setting(8000, "Tokens of the tokenizer that is trained.", at_least=8)
+    tokenizer: Literal["unigram", "bpe"] = setting("unigram", "Kind of tokenizer to train.")
+    tokenizer_model: str = setting(
+        "", "Use this SentencePiece model instead; two files as SOURCE,TARGET.", resumable=True
+    )
+    normalization: str = setting(
+        "identity",
+        "SentencePiece's normalization rule: identity, nfkc, nmt_nfkc, nfkc_cf or nmt_nfkc_cf; "
+        "two of them as SOURCE,TARGET.",
+        former="nmt_nfkc",
+    )
+    shared_vocab: bool = setting(True, "Train one tokenizer for source and target.")
+    lowercase: bool = setting(False, "Lower-case all text.")
+    pretokenized: bool = setting(
+        False, "Spaces separate the text's words already, which BLEU uses.", resumable=True
+    )
+    bleu_tokenizer: BleuTokenizer = setting(
+        "auto", "sacreBLEU's tokenizer; auto: by target_lang.", resumable=True
+    )
+    byte_fallback: bool = setting(True, "Write characters without a token as UTF-8 bytes.")
+    subword_sampling: float = fraction(
+        0.0,
+        "Segment words at random, again in each epoch. bpe: probability that a merge is skipped; "
+        "unigram: smoothing alpha; 0: off.",
+    )
+    character_coverage: float = setting(
+        1.0, "Share of the text's characters that get tokens.", above=0, at_most=1
+    )
+    max_len: int = setting(
+        256, "Longest training sentence in tokens, the end symbol included.", at_least=2
+    )
+    max_ratio: float = setting(
+        9.0,
+        "Longest side of a training pair, in lengths of the other side; 0: no limit.",
+        at_least=0,
+        former=0.0,
+    )
+    batching: Batching = setting(
+        "pack",
+        "pack: several sentences share a row; bucket: one sentence a row, of similar lengths.",
+    )
+    batch_tokens: int = setting(
+        25_000,
+        "Target positions of one optimizer step, all devices together; with bucket, positions of "
+        "the longer side.",
+    )
+    pack_len: int = setting(0, "Target positions of a packed row; 0: max_len.", at_least=0)
+    num_buckets: int = setting(20, "Shapes of batches that bucket may use.", at_least=1)
+    plan_version: int = setting(
+        2, "Rules by which batches are planned; 1: those of 0.1.0.", at_least=1, at_most=2, former=1
+    )
+    batch_sentences: int = setting(
+        0, "With bucket: sentences of a step, instead of batch_tokens; 0: off.", at_least=0
+    )
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class TrainConfig:
+    """Length of the run, and when it evaluates, saves and reports."""
+
+    num_steps: int = setting(100_000, "Optimizer steps of the run.", at_least=1, resumable=True)
+    init_from: str = setting(
+        "", "Model to fine-tune: a work directory, or a Hugging Face directory or name."
+    )
+    allow_pickle: bool = setting(
+        False, "Read a pytorch_model.bin in `init_from`, with torch.", resumable=True
+    )
+    label_smoothing: float = fraction(0.1, "Probability spread evenly over the vocabulary.")
+    eval_every_steps: int = setting(
+        1000, "Steps between evaluations; 0: never.", at_least=0, resumable=True
+    )
+    checkpoint_every_steps: int = setting(
+        1000, "Steps between checkpoints.", at_least=1, resumable=True
+    )
+    log_every_steps: int = setting(
+        50, "Steps between lines of training metrics.", at_least=1, resumable=True
+    )
+    accumulate_steps: int = setting(
+        1, "Parts that a batch is computed in, to save memory.", at_least=1, resumable=True
+    )
+    early_stopping_patience: int = setting(
+        0, "Evaluations without a new best before the run ends; 0: off.", at_least=0, resumable=True
+    )
+    ema_decay: float = fraction(
+        0.0, "Decay of the average of parameters that evaluation and decoding use; 0: off."
+    )
+    skip_spikes: float = setting(
+        0.0, "Skip steps whose gradient norm is this many times the usual one; 0: off.", at_least=0
+    )
+    remat: bool = setting(
+        False, "Recompute activations in the backward pass to save memory.", resumable=True
+    )
+    eval_beam_size: int = setting(
+        1, "Beam size of evaluations during training.", at_least=1, resumable=True
+    )
+    eval_sentences: int = setting(
+        0, "First sentences of the validation set to evaluate; 0: all.", at_least=0, resumable=True
+    )
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class OptimizerConfig:
+    """Optimizer and schedule."""
+
+    name: Literal["adam", "adamw", "adafactor"] = setting("adam", "Optimizer.")
+    schedule: Literal["rsqrt", "linear", "cosine", "constant"] = setting(
+        "rsqrt", "Learning rate over steps, after a linear warm-up. rsqrt: the paper's."
+    )
+    learning_rate: float = setting(
+        1.0, "Peak of the schedule; of rsqrt, a factor on its formula.", above=0, resumable=True
+    )
+    warmup_steps: int = setting(4000, "Steps until the peak.", at_least=1)
+    b1: float = fraction(0.9, "Adam's decay of the first moment.")
+    b2: float = fraction(0.98, "Adam's decay of the second moment.")
+    eps: float = setting(1e-9, "Adam's epsilon.", above=0, below=1)
+    weight_decay: float = setting(0.0, "Decoupled weight decay; 0: off.", at_least=0)
+    weight_decay_on: Literal["matrices", "all"] = setting(
+        "matrices", "What decays: kernels of dense layers, or every parameter.", former="all"
+    )
+    clip_norm: float = setting(0.0, "Largest norm of the gradient; 0: off.", at_least=0)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ParallelConfig:
+    """Runner of the training step, and the devices it uses: data * fsdp * tensor."""
+
+    runner: Literal["jit", "pmap"] = setting("jit", "How the step is run on several devices.")
+    data: int = setting(-1, "Devices that share the rows of a batch; -1: all that are left.")
+    fsdp: int = setting(
+        1, "Devices that share rows too, and shard parameters and optimizer state; -1: the rest."
+    )
+    tensor: int = setting(
+        1, "Devices that share heads, feed-forward width and vocabulary; -1: the rest."
+    )
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class DecodeConfig:
+    """Search and sampling."""
+
+    method: Literal["beam", "sample", "mbr"] = setting(
+        "beam", "Beam search, sampling, or mbr: of several samples, the one most like the others."
+    )
+    beam_size: int = setting(4, "Hypotheses that are kept; 1 is greedy search.", at_least=1)
+    length_penalty: float = setting(
+        0.6, "Exponent of the length by which scores are divided.", at_least=0
+    )
+    length_penalty_kind: Literal["gnmt", "power"] = setting(
+        "gnmt", "Length of a hypothesis of L tokens. gnmt: (5 + L) / 6; power: L."
+    )
+    stopping: Stopping = setting(
+        "exact",
+        "When beam search ends. first_k: at beam_size finished hypotheses; exact: when no live "
+        "one can still win; hf_default: Hugging Face's rule.",
+    )
+    max_decode_len: int = setting(256, "Most tokens, the end symbol included.", at_least=1)
+    max_decode_ratio: float = setting(3.0, "Most tokens for each source token, plus 10.", above=0)
+    min_decode_len: int = setting(0, "Fewest tokens, the end symbol included.", at_least=0)
+    min_decode_ratio: float = setting(0.0, "Fewest tokens for each source token.", at_least=0)
+    at_limit: AtLimit = setting(
+        "end",
+        "What follows the last allowed token. end: the end symbol with its score; free_end: the "
+        "end symbol without a score; cut: nothing.",
+    )
+    suppressed_ids: tuple[int, ...] = setting((), "Ids of tokens that are never written.")
+    renormalize: bool = setting(False, "Probabilities sum to 1 over the tokens that are allowed.")
+    coverage_penalty: float = setting(
+        0.0, "Weight of the penalty for source positions with little attention.", at_least=0
+    )
+    no_repeat_ngram_size: int = setting(
+        0, "Length of token sequences that are not repeated; 0: off.", at_least=0
+    )
+    repetition_penalty: float = setting(
+        1.0, "CTRL's penalty on logits of tokens that were written already; 1: off.", above=0
+    )
+    beam_groups: int = setting(1, "Groups of a diverse beam search.", at_least=1)
+    diversity_penalty: float = setting(
+        0.5, "Subtracted for each earlier group that chose the same token.", at_least=0
+    )
+    temperature: float = setting(1.0, "Divides the logits before sampling.", above=0)
+    top_k: int = setting(0, "Sample from this many likeliest tokens; 0: all.", at_least=0)
+    top_p: float = setting(
+        1.0, "Sample from the likeliest tokens with this total probability.", above=0, at_most=1
+    )
+    min_p: float = setting(
+        0.0, "Least probability of a token, as a share of the likeliest's.", at_least=0, at_most=1
+    )
+    seed: int = setting(0, "Of sampling; does not depend on the batch.", at_least=0, below=2**32)
+    mbr_samples: int = setting(32, "Samples of mbr.", at_least=2)
+    mbr_metric: Literal["chrf", "bleu"] = setting("chrf", "Similarity of samples in mbr.")
+    batch_tokens: int = setting(
+        4096, "Source positions times beams that are decoded at once.", at_least=1
+    )
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class CheckpointConfig:
+    """Which checkpoints are kept."""
+
+    max_to_keep: int = setting(3, "Newest checkpoints that are kept.", at_least=1)
+    keep_best: int = setting(1, "Best checkpoints that are kept besides.", at_least=0)
+    best_metric: Literal[
+        "eval_bleu", "eval_chrf", "eval_exact_match", "eval_token_accuracy", "eval_loss"
+    ] = setting("eval_bleu", "Metric by which a checkpoint is best.")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Config:
+    """All settings of a run."""
+
+    seed: int = setting(0, "Of the whole run.", at_least=-(2**63), below=2**63)
+    model: ModelConfig = section(ModelConfig, "Shape of the model.")
+    data: DataConfig = section(DataConfig, "Sentence pairs, tokenizer and batches.")
+    train: TrainConfig = section(TrainConfig, "Length of the run, evaluations and checkpoints.")
+    optimizer: OptimizerConfig = section(OptimizerConfig, "Optimizer and schedule.")
+    parallel: ParallelConfig = section(ParallelConfig, "Runner and devices.", resumable=True)
+    decode: DecodeConfig = section(DecodeConfig, "Search and sampling.", resumable=True)
+    checkpoint: CheckpointConfig = section(
+        CheckpointConfig, "Which checkpoints are kept.", resumable=True
+    )

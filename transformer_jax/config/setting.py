@@ -1,0 +1,123 @@
+"""One setting: its type, its default and the rules that are written at its field."""
+
+import dataclasses
+import operator
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+_RULES = "rules"  # key in the metadata of a dataclass field
+_BOUNDS = {
+    "at_least": (">=", operator.ge),
+    "above": (">", operator.gt),
+    "at_most": ("<=", operator.le),
+    "below": ("below", operator.lt),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What is known of a setting besides its type and default.
+
+    Attributes:
+      meaning: for documents and `--help`.
+      bounds: of a number; keys are those of `_BOUNDS`.
+      resumable: whether a run may resume with another value.
+      former: what a `config.json` without the setting means, where that is not the default.
+    """
+
+    meaning: str
+    bounds: dict[str, float]
+    resumable: bool
+    former: Any
+
+
+def setting(
+    default: Any,
+    meaning: str,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    resumable: bool = False,
+    former: Any = dataclasses.MISSING,
+) -> Any:
+    """A dataclass field with its rules. Its choices, if any, are its type: `Literal[...]`.
+
+    Args:
+      default: of new runs.
+      meaning: one or two sentences.
+      at_least, above, at_most, below: bounds of a number; None itself is always allowed where the
+        type has it.
+      resumable: whether a run may resume with another value.
+      former: the value that the code had before the setting existed.
+    """
+    bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
+    given = {name: bound for name, bound in bounds.items() if bound is not None}
+    rules = Rules(meaning, given, resumable, former)
+    return dataclasses.field(default=default, metadata={_RULES: rules})
+
+
+def fraction(default: float, meaning: str) -> Any:
+    """A setting from 0 to below 1."""
+    return setting(default, meaning, at_least=0, below=1)
+
+
+def section(cls: type, meaning: str, *, resumable: bool = False) -> Any:
+    """A field that holds a section of settings; `resumable` holds for all of them."""
+    rules = Rules(meaning, {}, resumable, dataclasses.MISSING)
+    return dataclasses.field(default_factory=cls, metadata={_RULES: rules})
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A setting by its path in the tree, such as `model.d_model`."""
+
+    path: str
+    type: Any
+    default: Any
+    rules: Rules
+    resumable: bool  # by its own rules or its section's
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The allowed values, where they are few."""
+        return typing.get_args(self.type) if typing.get_origin(self.type) is typing.Literal else ()
+
+    @property
+    def former(self) -> Any:
+        """What a `config.json` without the setting means."""
+        former = self.rules.former
+        return self.default if former is dataclasses.MISSING else former
+
+    def value(self, config: Any) -> Any:
+        return operator.attrgetter(self.path)(config)
+
+    def in_range(self, value: float) -> bool:
+        return all(_BOUNDS[name][1](value, bound) for name, bound in self.rules.bounds.items())
+
+    def range_text(self) -> str:
+        """The bounds, such as `>= 0 and below 1`; empty where there are none."""
+        texts = [f"{_BOUNDS[name][0]} {bound:.10g}" for name, bound in self.rules.bounds.items()]
+        return " and ".join(texts)
+
+
+def all_settings(cls: type, prefix: str = "", resumable: bool = False) -> Iterator[Setting]:
+    """Every setting of a section and of the sections in it, in the order of the fields."""
+    for field in dataclasses.fields(cls):
+        rules = field.metadata[_RULES]
+        path, free = f"{prefix}{field.name}", resumable or rules.resumable
+        if dataclasses.is_dataclass(field.type):
+            yield from all_settings(field.type, f"{path}.", free)  # type: ignore[arg-type]
+        else:
+            yield Setting(path, field.type, field.default, rules, free)
+
+
+def section_rules(cls: type) -> dict[str, Rules]:
+    """Rules of the sections of a tree, by name."""
+    return {
+        field.name: field.metadata[_RULES]
+        for field in dataclasses.fields(cls)
+        if dataclasses.is_dataclass(field.type)
+    }
