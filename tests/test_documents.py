@@ -1,0 +1,61 @@
+"""Links, settings and the index of the documents."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from transformer_jax.config import Config
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
+SECTIONS = {
+    section.name: {field.name for field in dataclasses.fields(section.type)}
+    for section in dataclasses.fields(Config)
+    if dataclasses.is_dataclass(section.type)
+}
+PLACEHOLDERS = {("section", "field"), ("SECTION", "NAME"), ("a", "b")}
+FILE_SUFFIXES = {"json", "npz", "py", "safetensors"}
+
+
+def anchors(markdown: str) -> set[str]:
+    """The anchors that GitHub and mkdocs give to headings."""
+    headings = re.findall(r"^#+ (.+)$", markdown, re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_files_and_headings(path):
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if target.startswith(("http:", "https:")):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (path.parent / name).resolve() if name else path
+        if not file.exists() or (anchor and anchor not in anchors(file.read_text())):
+            broken.append(target)
+    assert not broken
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_settings_in_documents_exist(path):
+    text = path.read_text()
+    named = set(re.findall(r"--config\.(\w+)\.(\w+)", text)) - PLACEHOLDERS
+    for section, field in re.findall(r"`(?:config\.)?(\w+)\.(\w+)[`=]", text):
+        if section in SECTIONS and field not in FILE_SUFFIXES:
+            named.add((section, field))
+    assert {name for name in named if name[1] not in SECTIONS.get(name[0], ())} == set()
+
+
+def test_the_index_and_the_site_list_every_document():
+    names = {path.name for path in DOCS.glob("*.md")} - {"index.md"}
+    assert set(re.findall(r"\]\((\w+\.md)", (DOCS / "index.md").read_text())) == names
+    listed = set(re.findall(r"^ +- (\w+\.md)", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert listed - {"contributing.md", "changelog.md"} == names
+
+
+def test_the_readme_fits_two_screens():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
