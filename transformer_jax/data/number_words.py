@@ -1,10 +1,11 @@
 """The embedded corpus: English number words and the same numbers in another language.
 
-German says units before tens ("vierunddreißig"), so that a model must learn to reorder; it is real
-language, exact to score, and needs no download.
+German says units before tens ("vierunddreißig"), so a model must learn to reorder. The corpus is
+real language, can be scored exactly, and needs no download.
 """
 
 import random
+from collections.abc import Iterator
 from typing import ClassVar
 
 import num2words
@@ -30,7 +31,7 @@ def split_numbers() -> dict[str, list[int]]:
 
 
 class NumberWords(tfds.core.GeneratorBasedBuilder):
-    """TFDS builder with one config a target language, under the feature layout of the WMT sets."""
+    """TFDS builder with one config per target language; features as in the WMT data sets."""
 
     VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS: ClassVar = [
@@ -51,11 +52,13 @@ class NumberWords(tfds.core.GeneratorBasedBuilder):
             supervised_keys=("en", self.language),
         )
 
-    def _split_generators(self, dl_manager):
+    def _split_generators(
+        self, dl_manager: tfds.download.DownloadManager
+    ) -> dict[str, Iterator[tuple[int, dict[str, str]]]]:
         del dl_manager
         return {name: self._generate_examples(v) for name, v in split_numbers().items()}
 
-    def _generate_examples(self, numbers):
+    def _generate_examples(self, numbers: list[int]) -> Iterator[tuple[int, dict[str, str]]]:
         for number in numbers:
             yield (
                 number,

@@ -1,7 +1,7 @@
-"""Where sentence pairs come from: TFDS by name, or parallel text files.
+"""Opens corpora of sentence pairs: TFDS data sets by name, or parallel text files.
 
-A `Corpus` can be read any number of times, in order, and has a fingerprint that changes when its
-content does.
+In: the config's file prefixes or data set name. Out: a `Corpus` for each, which can be read any
+number of times, in order. Its fingerprint changes when its content does.
 """
 
 import contextlib
@@ -10,19 +10,23 @@ import gzip
 import hashlib
 import importlib
 import io
+import itertools
 import os
 import shutil
 import sys
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from etils import epath
 
 from transformer_jax import paths
 from transformer_jax.config import DataConfig
 from transformer_jax.errors import UserError
+
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
 
 EMBEDDED = "number_words"
 
@@ -32,9 +36,9 @@ class Corpus:
     """Sentence pairs in order.
 
     Attributes:
-      name: what messages call it.
+      name: for messages.
       source_lang, target_lang: the direction.
-      read: makes a new iterator over (source, target).
+      read: returns a new iterator over (source, target).
       fingerprint: digest of the content.
     """
 
@@ -80,9 +84,13 @@ def open_text(prefix: str, source_lang: str, target_lang: str) -> Corpus:
         return Corpus(
             prefix, source_lang, target_lang, lambda: _read_tsv(path), _digest_files([path])
         )
-    paths = [_existing(f"{prefix}.{lang}") for lang in (source_lang, target_lang)]
+    source, target = (_existing(f"{prefix}.{lang}") for lang in (source_lang, target_lang))
     return Corpus(
-        prefix, source_lang, target_lang, lambda: _read_parallel(*paths), _digest_files(paths)
+        prefix,
+        source_lang,
+        target_lang,
+        lambda: _read_parallel(source, target),
+        _digest_files([source, target]),
     )
 
 
@@ -98,11 +106,11 @@ def _existing(name: str) -> epath.Path:
 def read_lines(path: epath.Path, allow_nul: bool = False) -> Iterator[str]:
     """Lines of a UTF-8 text file, `.gz` too; see `decode_lines`."""
     with path.open("rb") as raw:
-        stream: Any = gzip.GzipFile(fileobj=raw) if path.name.endswith(".gz") else raw
+        stream = gzip.GzipFile(fileobj=raw) if path.name.endswith(".gz") else raw
         yield from decode_lines(stream, str(path), allow_nul)
 
 
-def decode_lines(stream: Any, name: str, allow_nul: bool = False) -> Iterator[str]:
+def decode_lines(stream: Iterable[bytes], name: str, allow_nul: bool = False) -> Iterator[str]:
     r"""Lines of a binary stream as UTF-8, without their `\n` or `\r\n`.
 
     Raises:
@@ -113,7 +121,7 @@ def decode_lines(stream: Any, name: str, allow_nul: bool = False) -> Iterator[st
         for number, line in enumerate(stream, start=1):
             if b"\0" in line and not allow_nul:
                 raise UserError(
-                    f"{name}, line {number}: a NUL byte; this is no text file, or is damaged."
+                    f"{name}, line {number}: a NUL byte; the file is damaged or not text."
                 )
             yield line.decode("utf-8").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
@@ -126,21 +134,18 @@ def decode_lines(stream: Any, name: str, allow_nul: bool = False) -> Iterator[st
 
 
 def _read_parallel(source: epath.Path, target: epath.Path) -> Iterator[tuple[str, str]]:
-    left, right = read_lines(source), read_lines(target)
+    source_lines, target_lines = read_lines(source), read_lines(target)
     count = 0
-    while True:
-        first, second = next(left, None), next(right, None)
-        if first is None or second is None:
-            break
+    for source_line, target_line in itertools.zip_longest(source_lines, target_lines):
+        if source_line is None or target_line is None:
+            longer, shorter = (source, target) if target_line is None else (target, source)
+            rest = 1 + sum(1 for _ in (source_lines if longer is source else target_lines))
+            raise UserError(
+                f"{shorter} ends after line {count}, but {longer} has {count + rest} lines; "
+                "parallel files must have the same number of lines."
+            )
         count += 1
-        yield first, second
-    if (first, second) != (None, None):
-        longer, shorter = (source, target) if second is None else (target, source)
-        rest = 1 + sum(1 for _ in (left if longer is source else right))
-        raise UserError(
-            f"{shorter} ends after line {count}, but {longer} has {count + rest} lines; "
-            "parallel files must have the same number of lines."
-        )
+        yield source_line, target_line
     if not count:
         raise UserError(f"{source} is empty; it needs at least one line.")
 
@@ -158,9 +163,9 @@ def _read_tsv(path: epath.Path) -> Iterator[tuple[str, str]]:
         raise UserError(f"{path} is empty; it needs at least one line.")
 
 
-def _digest_files(paths: list[epath.Path]) -> str:
+def _digest_files(files: list[epath.Path]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for path in paths:
+    for path in files:
         with path.open("rb") as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)
@@ -172,7 +177,7 @@ def _digest_files(paths: list[epath.Path]) -> str:
 
 
 def data_dir(config: DataConfig) -> str:
-    """Folder of prepared TFDS data sets: the config's, else `$TFDS_DATA_DIR`, else the cache's."""
+    """Folder of prepared TFDS data sets: the config's, `$TFDS_DATA_DIR`, or one in the cache."""
     return (
         config.data_dir
         or os.path.expanduser(os.environ.get("TFDS_DATA_DIR", ""))
@@ -181,11 +186,13 @@ def data_dir(config: DataConfig) -> str:
 
 
 def open_tfds(config: DataConfig, split: str) -> Corpus:
-    """A TFDS translation data set, prepared first where that is possible."""
+    """A TFDS translation data set; downloads and prepares it first if needed."""
     name, folder = config.tfds_name, data_dir(config)
     if paths.is_remote(folder):
-        raise UserError(f"config.data.data_dir={folder}: TFDS data sets are read at random, from a "
-                        "local folder only. Copy it to each machine.")  # fmt: skip
+        raise UserError(
+            f"config.data.data_dir={folder}: TFDS data sets are read in random order, from a "
+            "local folder only. Copy it to each machine."
+        )
     builder = prepared_builder(name, folder)
     languages = list(getattr(builder.info.features, "keys", lambda: ())())
     for language in (config.source_lang, config.target_lang):
@@ -208,24 +215,22 @@ def open_tfds(config: DataConfig, split: str) -> Corpus:
 
     def read() -> Iterator[tuple[str, str]]:
         for example in source:
-            yield tuple(
-                example[language].decode("utf-8")
-                for language in (config.source_lang, config.target_lang)
-            )
+            source_text, target_text = example[config.source_lang], example[config.target_lang]
+            yield source_text.decode("utf-8"), target_text.decode("utf-8")
 
     info = builder.info.splits[split.split("[")[0]]
-    identity = (builder.info.full_name, split, info.num_examples, tuple(info.shard_lengths or ()),
-                info.num_bytes)  # fmt: skip
+    shard_lengths = tuple(info.shard_lengths or ())
+    identity = (builder.info.full_name, split, info.num_examples, shard_lengths, info.num_bytes)
     fingerprint = hashlib.blake2b(repr(identity).encode(), digest_size=16).hexdigest()
-    where = f"{builder.info.full_name} [{split}]"
-    return Corpus(where, config.source_lang, config.target_lang, read, fingerprint)
+    title = f"{builder.info.full_name} [{split}]"
+    return Corpus(title, config.source_lang, config.target_lang, read, fingerprint)
 
 
-def prepared_builder(name: str, folder: str) -> Any:
-    """The TFDS builder `name` under `folder`, downloaded and prepared if it is not there yet.
+def prepared_builder(name: str, folder: str) -> "tfds.core.DatasetBuilder":
+    """The TFDS builder `name` under `folder`; downloads and prepares the data set if needed.
 
     Raises:
-      UserError: an unknown name, or one that cannot be prepared on this machine.
+      UserError: an unknown name, or a data set that cannot be prepared on this machine.
     """
     import tensorflow_datasets as tfds
 
@@ -236,16 +241,16 @@ def prepared_builder(name: str, folder: str) -> Any:
     base = name.partition("/")[0]
     if base == EMBEDDED or not sys.stderr.isatty():
         tfds.disable_progress_bar()
-    # Prepared aside, then renamed: another process that does the same cannot leave a mixture.
-    aside = epath.Path(folder) / f"incomplete.{uuid.uuid4().hex}"
+    # Prepared in a temporary folder, then renamed: two processes cannot mix their files.
+    temporary = epath.Path(folder) / f"incomplete.{uuid.uuid4().hex}"
     try:
-        private = _find_builder(name, str(aside))
+        temporary_builder = _find_builder(name, str(temporary))
         # TFDS reports on standard output, where a command may be writing its result.
         with contextlib.redirect_stdout(io.StringIO() if base == EMBEDDED else sys.stderr):
-            private.download_and_prepare(file_format="array_record")
+            temporary_builder.download_and_prepare(file_format="array_record")
         builder.data_path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            private.data_path.rename(builder.data_path)
+            temporary_builder.data_path.rename(builder.data_path)
         except OSError:
             if not builder.data_path.exists():
                 raise
@@ -257,11 +262,11 @@ def prepared_builder(name: str, folder: str) -> Any:
             f"and copy DIR to {folder} on this one."
         ) from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return _find_builder(name, folder)
 
 
-def _find_builder(name: str, folder: str) -> Any:
+def _find_builder(name: str, folder: str) -> "tfds.core.DatasetBuilder":
     import tensorflow_datasets as tfds
 
     base, _, config_name = name.partition("/")
@@ -274,7 +279,7 @@ def _find_builder(name: str, folder: str) -> Any:
                 f"{', '.join(number_words.LANGUAGES)}, for example {EMBEDDED}/de."
             )
         return number_words.NumberWords(config=config_name, data_dir=folder)
-    # Where TensorFlow is absent, a translation set is known only once its module was imported.
+    # Without TensorFlow, TFDS knows a translation data set only after its module is imported.
     for module in (base.split(":")[0], base.split("_")[0]):
         try:
             importlib.import_module(f"tensorflow_datasets.translate.{module}")
@@ -287,8 +292,8 @@ def _find_builder(name: str, folder: str) -> Any:
             return tfds.builder(name, data_dir=folder)
         except Exception:
             raise UserError(
-                f"config.data.tfds_name={name!r} is no data set that TFDS knows or that lies in "
-                f"{folder} ({_first_line(error)})."
+                f"config.data.tfds_name={name!r}: neither TFDS nor {folder} has such a data set "
+                f"({_first_line(error)})."
             ) from error
 
 

@@ -1,13 +1,13 @@
-"""Which scripts put spaces between words, and which do not.
+"""Recognises scripts that do not put spaces between words.
 
 Python's `unicodedata` has no script property, so the scripts are given by their Unicode blocks.
-Hangul is not here: Korean puts spaces between words.
+Hangul is not among them: Korean puts spaces between words.
 """
 
 import bisect
 import unicodedata
 
-# (first, last) code points, rising. East Asian: no space after punctuation either.
+# (first, last) code points, ascending. East Asian: no space after punctuation either.
 _EAST_ASIAN = (
     (0x2E80, 0x2FDF),  # CJK and Kangxi radicals
     (0x2FF0, 0x312F),  # CJK symbols and punctuation, Hiragana, Katakana, Bopomofo
@@ -20,7 +20,7 @@ _EAST_ASIAN = (
     (0x1AFF0, 0x1B2FF),  # Kana supplement and extensions, Nushu
     (0x20000, 0x323AF),  # CJK extensions B to H
 )
-# South-East Asian and Tibetan: spaces set sentences or phrases apart, not words.
+# South-East Asian and Tibetan: spaces separate sentences or phrases, not words.
 _OTHER = (
     (0x0E00, 0x0EFF),  # Thai, Lao
     (0x0F00, 0x0FFF),  # Tibetan
@@ -37,24 +37,24 @@ _TSHEG = "་༌"  # between the syllables of a Tibetan word
 
 
 def separates_words(text: str) -> bool:
-    """Whether the words of `text` are separated by spaces: it holds no letter of another script."""
+    """Whether spaces separate the words of `text`: it has no letter of a script without spaces."""
     return not any(_within(c, _EAST_ASIAN) or _within(c, _OTHER) for c in text)
 
 
 def joiner(left: str, right: str) -> str:
-    """What belongs between two parts of a text: a space, or nothing.
+    """Returns the string that joins two parts of a text: a space, or nothing.
 
-    Nothing where a part is empty, where an East Asian letter or mark is at the joint, and after a
-    letter of another script without spaces between words; after its marks a space.
+    Nothing if a part is empty, if an East Asian letter or mark is at the joint, or if `left` ends
+    with a letter of another script without spaces. After a mark of such a script it is a space.
     """
     if not left or not right:
         return ""
     if _within(left[-1], _EAST_ASIAN) or _within(right[0], _EAST_ASIAN):
         return ""
     if _within(left[-1], _OTHER):
-        ends = unicodedata.category(left[-1]).startswith("P") and left[-1] not in _TSHEG
-        return " " if ends else ""
-    # Quotation marks and the like belong to either kind of text: the letters around them decide.
+        is_mark = unicodedata.category(left[-1]).startswith("P") and left[-1] not in _TSHEG
+        return " " if is_mark else ""
+    # Quotation marks and the like occur in both kinds of text: the letters around them decide.
     before, after = left.rstrip(_SHARED_MARKS)[-1:], right.lstrip(_SHARED_MARKS)[:1]
     if before and after and _within(before, _EAST_ASIAN) and _within(after, _EAST_ASIAN):
         return ""
@@ -63,5 +63,5 @@ def joiner(left: str, right: str) -> str:
 
 def _within(char: str, ranges: tuple[tuple[int, int], ...]) -> bool:
     code = ord(char)
-    place = bisect.bisect_right(ranges, (code, 0x110000)) - 1
-    return place >= 0 and code <= ranges[place][1]
+    i = bisect.bisect_right(ranges, (code, 0x110000)) - 1
+    return i >= 0 and code <= ranges[i][1]
