@@ -33,9 +33,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from transformer_jax.configs import guide_multi30k
-
 from transformer_jax import Translator, plotting
+from transformer_jax.configs import guide_multi30k
 from transformer_jax.data import sources
 from transformer_jax.evaluation import model_metrics
 from transformer_jax.plotting import collect
