@@ -11,19 +11,19 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Compiled programs stay here between runs and are shared by all targets; small ones count too.
+# Compiled programs are kept here between runs and shared by all targets, small ones too.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/xla
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
 export TF_CPP_MIN_LOG_LEVEL ?= 2
-# Errors only: what pip warns of is the machine's set-up.
+# pip shows errors only: its warnings are about the machine's set-up.
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
-# Test processes: as many as the cores that this process may use.
+# Test processes: one for each core that this process may use.
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: quickstart test test-newest test-slow test-peers test-all docs lint types wheel clean
 
-# A Python that was named is not silently replaced by that of the environment.
+# PYTHON=... has to be the Python of the environment, if there is one already.
 ifneq ($(origin PYTHON),file)
 ifeq ($(filter clean test-newest,$(MAKECMDGOALS)),)
   version = $(shell $(1) -c 'import sys; print(sys.version_info[:2])' 2>/dev/null)
@@ -68,15 +68,15 @@ quickstart: $(BIN)/.installed
 	@$(BIN)/python decode.py --workdir=runs/quickstart --input=runs/quickstart/input.txt \
 	  | paste -d '\t' runs/quickstart/input.txt -
 
-# Most of this target's time is compilation. Before 0.11 XLA for CPU has older emitters, which
-# compile a third faster; `make test-newest` runs the same tests with the newer ones.
+# Most of this target's time is compilation. Before jaxlib 0.11 XLA for CPU can use older emitters,
+# which compile a third faster. `make test-newest` runs the same tests with the newer ones.
 OLDER = $(shell $(BIN)/python -c 'import jaxlib; print(int(jaxlib.__version__ < "0.11"))')
 FASTEST_XLA = --xla_backend_optimization_level=0 $(if $(filter 1,$(OLDER)),--xla_cpu_use_fusion_emitters=false)
 
 test: $(BIN)/.installed-test
 	XLA_FLAGS="$(FASTEST_XLA)" $(PYTEST) -m 'not slow and not peers'
 
-# Those on PATH, then those of pyenv; what cannot make an environment is passed over.
+# Tries Pythons on PATH, then those of pyenv, and skips any that cannot create an environment.
 test-newest:
 	@for minor in 14 13 12; do \
 	  for python in python3.$$minor "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/3.$$minor.*/bin/python3; do \
@@ -94,7 +94,7 @@ test-peers: $(BIN)/.installed-peers
 
 test-all: test test-newest test-slow test-peers
 
-# Page 8 of the guide trains in runs/guide; here from the beginning.
+# Page 8 of the guide trains in runs/guide. Without the folder it starts from the beginning.
 docs: $(BIN)/.installed-docs
 	rm -rf runs/guide
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
