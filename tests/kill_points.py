@@ -85,7 +85,7 @@ def run(data: Path, workdir: Path, file_point: int | None = None, step_point: in
             return whole_step(self, state, batch)
 
         runners.JitRunner.step = step
-    with loop.prepared(config_of(data), epath.Path(workdir)) as trainer:
+    with loop.open_run(config_of(data), epath.Path(workdir)) as trainer:
         began = trainer.step
         trainer.run()
         digest = hashlib.blake2b(digest_size=16)

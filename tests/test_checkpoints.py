@@ -14,6 +14,7 @@ from transformer_jax.config import CheckpointConfig
 from transformer_jax.errors import UserError
 from transformer_jax.runs import checkpoint as checkpoint_lib
 from transformer_jax.runs import digests
+from transformer_jax.runs.params import load_params
 
 
 def save_all(folder, scores, unscheduled=(), **config):
@@ -36,7 +37,7 @@ def test_the_newest_and_the_best_stay(tmp_path, metric):
     kept = save_all(epath.Path(tmp_path), scores, max_to_keep=2, best_metric=metric)
     assert kept == {"2", "5", "6"}
     config = CheckpointConfig(max_to_keep=2, best_metric=metric)
-    load = lambda which: checkpoint_lib.load_params(tmp_path, which, config, TARGET)  # noqa: E731
+    load = lambda which: load_params(tmp_path, which, config, TARGET)  # noqa: E731
     for which, step in (("best", 2), ("latest", 6), ("5", 5)):
         params, found = load(which)
         assert found == step
@@ -63,7 +64,7 @@ def test_of_equal_scores_the_one_with_the_lower_loss_is_best(tmp_path):
         checkpointer.save(step, {"params": params, "ema": None}, {"metrics": metrics})
     checkpointer.close()
     assert checkpoint_lib.steps(tmp_path) == [2, 5]
-    assert checkpoint_lib.load_params(tmp_path, "best", CheckpointConfig(), TARGET)[1] == 2
+    assert load_params(tmp_path, "best", CheckpointConfig(), TARGET)[1] == 2
 
 
 def test_what_a_stop_has_saved_changes_no_average(tmp_path):
@@ -72,25 +73,25 @@ def test_what_a_stop_has_saved_changes_no_average(tmp_path):
     kept = save_all(epath.Path(tmp_path), scores, unscheduled={2, 5, 6}, max_to_keep=2)
     assert kept == {"3", "4", "6"}
     config = CheckpointConfig(max_to_keep=2)
-    params, step = checkpoint_lib.load_params(tmp_path, "average:2", config, TARGET)
+    params, step = load_params(tmp_path, "average:2", config, TARGET)
     assert step == 4
     np.testing.assert_allclose(params["w"], (3 + 4) / 2, rtol=1e-6)
-    assert checkpoint_lib.load_params(tmp_path, "latest", config, TARGET)[1] == 6
+    assert load_params(tmp_path, "latest", config, TARGET)[1] == 6
     with pytest.raises(UserError, match="the 2 newest"):
-        checkpoint_lib.load_params(tmp_path, "average:3", config, TARGET)
+        load_params(tmp_path, "average:3", config, TARGET)
 
 
 def test_missing_and_foreign_checkpoints_are_named(tmp_path):
     with pytest.raises(UserError, match="no checkpoint; train there first"):
-        checkpoint_lib.load_params(tmp_path, "latest", CheckpointConfig(), TARGET)
+        load_params(tmp_path, "latest", CheckpointConfig(), TARGET)
     save_all(epath.Path(tmp_path), {1: None})
     with pytest.raises(UserError, match="none is best"):
-        checkpoint_lib.load_params(tmp_path, "best", CheckpointConfig(), TARGET)
+        load_params(tmp_path, "best", CheckpointConfig(), TARGET)
     other = {"w": jax.ShapeDtypeStruct((4,), jnp.float32)}
     more = {**TARGET, "v": TARGET["w"]}
     for target, words in ((other, r"\(4,\) .* \(3,\)"), (more, "not match: v")):
         with pytest.raises(UserError, match=f"cannot be read as this model: .*{words}") as error:
-            checkpoint_lib.load_params(tmp_path, "latest", CheckpointConfig(), target)
+            load_params(tmp_path, "latest", CheckpointConfig(), target)
         assert len(str(error.value)) < len(str(tmp_path)) + 250
         assert "\n" not in str(error.value)
     checkpointer = checkpoint_lib.Checkpointer(tmp_path, CheckpointConfig())
@@ -107,9 +108,9 @@ def test_an_interrupt_while_reading_is_no_bad_checkpoint(tmp_path, monkeypatch):
         except KeyboardInterrupt as error:
             raise KeyError("as Orbax wraps it") from error
 
-    monkeypatch.setattr(checkpoint_lib, "_read", interrupt)
+    monkeypatch.setattr(checkpoint_lib, "read_item", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint_lib.load_params(tmp_path, "latest", CheckpointConfig(), TARGET)
+        load_params(tmp_path, "latest", CheckpointConfig(), TARGET)
 
 
 def test_saving_often_leaves_no_thread_behind(tmp_path):
@@ -201,14 +202,14 @@ def test_a_lost_average_is_not_replaced_by_the_parameters(tmp_path):
     checkpointer.close()
     shutil.rmtree(tmp_path / "checkpoints" / "1" / "ema")
     with pytest.raises(UserError, match=r"is damaged: ema/.* is missing"):
-        checkpoint_lib.load_params(tmp_path, "latest", CheckpointConfig(), TARGET)
+        load_params(tmp_path, "latest", CheckpointConfig(), TARGET)
 
 
 def test_older_checkpoints_with_damaged_scores_are_set_aside(three_checkpoints, tmp_path):
     folder = epath.Path(tmp_path / "run")
     shutil.copytree(three_checkpoints, folder)
     truncate(folder / "checkpoints" / "2" / "metrics" / "metrics")
-    assert checkpoint_lib.newest_intact(folder, print, writes=False) == 3
+    assert checkpoint_lib.newest_intact(folder, print, read_only=True) == 3
     assert checkpoint_lib.steps(folder) == [1, 2, 3]
     assert checkpoint_lib.newest_intact(folder, print) == 3
     assert checkpoint_lib.steps(folder) == [1, 3]
@@ -220,6 +221,6 @@ def test_reading_a_damaged_model_is_refused(three_checkpoints, tmp_path):
     (data,) = [p for p in newest_files(folder) if p.startswith("params/d/")][:1]
     flip(folder / "checkpoints" / "3" / data)
     with pytest.raises(UserError, match=r"3 is damaged: params/d/.* does not hold"):
-        checkpoint_lib.load_params(folder, "latest", CheckpointConfig(), TARGET)
-    params, step = checkpoint_lib.load_params(folder, "best", CheckpointConfig(), TARGET)
+        load_params(folder, "latest", CheckpointConfig(), TARGET)
+    params, step = load_params(folder, "best", CheckpointConfig(), TARGET)
     assert (step, params["w"][0]) == (2, 2.0)

@@ -40,7 +40,7 @@ def short_config(data, **train_fields):
 
 def run(config, workdir):
     """Trains; the last state, on the host."""
-    with loop.prepared(config, epath.Path(workdir)) as trainer:
+    with loop.open_run(config, epath.Path(workdir)) as trainer:
         trainer.run()
         return jax.device_get(trainer.state)
 
@@ -88,8 +88,8 @@ def test_resuming_holds_one_state(data, tmp_path, monkeypatch, runner):
 
     monkeypatch.setattr(loop.Checkpointer, "restore", watched(loop.Checkpointer.restore))
     monkeypatch.setattr(runners.Runner, "init", watched(runners.Runner.init))
-    monkeypatch.setattr(runners.PmapRunner, "_move", watched(runners.PmapRunner._move))
-    with loop.prepared(config, epath.Path(tmp_path)) as trainer:
+    monkeypatch.setattr(runners, "_map_shards", watched(runners._map_shards))
+    with loop.open_run(config, epath.Path(tmp_path)) as trainer:
         state = jax.tree.leaves(trainer.state)
         one = sum(s.data.nbytes for x in state for s in x.addressable_shards)
         largest = devices * max(x.nbytes for x in state)
@@ -129,7 +129,7 @@ def test_a_damaged_newest_checkpoint_costs_only_its_steps(data, undisturbed, tmp
     same(run(short_config(data), workdir), undisturbed)
     out = capsys.readouterr().out
     assert "checkpoint 8 is damaged: params/d/" in out
-    assert "going on from step 4" in out
+    assert "resuming from step 4" in out
 
 
 # --- Disks ---------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.runs import appended_file, bucket_lock, digests
 from transformer_jax.runs import checkpoint as checkpoint_lib
 from transformer_jax.runs import workdir as workdir_lib
+from transformer_jax.runs.params import load_params
 from transformer_jax.training import setup
 from transformer_jax.training.reporting import Reporter
 
@@ -234,11 +235,11 @@ def test_a_damaged_object_is_named_and_its_checkpoint_set_aside(bucket, damage):
 def test_a_run_moves_between_a_disk_and_a_store_with_its_digests(bucket, tmp_path):
     def check(folder):
         assert checkpoint_lib.newest_intact(folder, print) == 2
-        params, _ = checkpoint_lib.load_params(folder, "latest", CheckpointConfig(), TARGET)
+        params, _ = load_params(folder, "latest", CheckpointConfig(), TARGET)
         np.testing.assert_array_equal(params["w"], 2.0)
         data = folder / "checkpoints" / "2" / "params" / "d"
         flip(next(iter(data.iterdir())))
-        assert checkpoint_lib.newest_intact(folder, lambda _: None, writes=False) == 1
+        assert checkpoint_lib.newest_intact(folder, lambda _: None, read_only=True) == 1
 
     save(bucket / "first", 1, 2)
     down = epath.Path(tmp_path / "down")

@@ -71,7 +71,7 @@ def test_two_processes_killed_twice_end_as_one_that_was_not(bucket, tmp_path, mo
     kill_at(16, workdir, start([*base, *flags(data, workdir, ENDLESS)], 2, 1))
     first, second = finish(start([*base, *flags(data, workdir, NUM_STEPS)], 2, 1))
     assert "2 cpu device(s) of 2 processes" in first
-    assert "going on from step 16" in first
+    assert "resuming from step 16" in first
     assert f"finished at step {NUM_STEPS}" in first
     assert "step" not in second
 

@@ -417,7 +417,7 @@ def test_runners_start_from_given_parameters(runner, translator):
     )
     params = jax.tree.map(lambda x: x + 1.0, translator.params)
     made = make_runner(config, jax.devices()[:2])
-    state = made.to_host_layout(made.init(0, params))
+    state = made.to_checkpoint_layout(made.init(0, params))
     jax.tree.map(np.testing.assert_array_equal, state.params, params)
     assert int(state.step) == 0
 

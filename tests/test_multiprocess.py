@@ -151,7 +151,7 @@ def test_killed_they_go_on_as_others(data, alone, killed, tmp_path, num_processe
     workdir = tmp_path / "run"
     subprocess.run(["cp", "-r", str(killed), str(workdir)], check=True)
     first, *_ = finish(start(command(data, workdir), num_processes, devices_each))
-    assert "going on from step 4" in first
+    assert "resuming from step 4" in first
     assert_same_run(workdir, alone)
 
 
@@ -225,7 +225,7 @@ def test_who_is_missing_is_named(data, tmp_path):
     outputs = [process.communicate(timeout=100) for process in here]
     assert [process.returncode for process in here] == [2, 2]
     # Whichever gives up first names the one that is missing; the other may see it gone as well.
-    assert any("of 3 processes, 1 did not come after 20 s" in error for _, error in outputs)
+    assert any("of 3 processes, 1 did not arrive after 20 s" in error for _, error in outputs)
 
 
 def test_bad_input_ends_all_with_the_same_sentence(data, tmp_path):

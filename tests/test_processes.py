@@ -62,7 +62,7 @@ def test_sixty_steps_straight_equal_thirty_a_kill_and_thirty_more(tmp_path):
     done = subprocess.run(
         train_command(data, killed, 60), cwd=ROOT, check=True, capture_output=True, text=True
     )
-    assert "going on from step 30" in done.stdout
+    assert "resuming from step 30" in done.stdout
     jax.tree.map(np.testing.assert_array_equal, latest_params(killed), latest_params(straight))
 
 

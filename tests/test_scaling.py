@@ -104,7 +104,7 @@ def test_empty_rows_for_devices_are_said_and_counted_as_padding(tmp_path):
         said[version] = data.padding, "\n".join(lines)
         (shape,) = data.padded_shapes(32)
         assert shape.rows == (128, 96)[version - 1]
-    assert "31 empty rows a batch make 97 rows 128, which 32 parts" in said[1][1]
+    assert "31 empty rows are added to 97: 32 parts" in said[1][1]
     assert "empty rows" not in said[2][1]
     assert "0 with one side over data.max_ratio=9 times" in said[2][1]
     filled = {version: 1 - padding for version, (padding, _) in said.items()}

@@ -60,7 +60,7 @@ def run_steps(config, count=20):
     for t in range(count):
         state, metrics = runner.step(state, uneven_batch(t))
         history.append(float(metrics["loss_sum"] / metrics["tokens"]))
-    return np.array(history), jax.device_get(runner.to_host_layout(state).params)
+    return np.array(history), jax.device_get(runner.to_checkpoint_layout(state).params)
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,12 @@ import pytest
 from etils import epath
 
 from tests.conftest import digit_pairs, tiny_config, write_pairs
-from transformer_jax.config import Config, OptimizerConfig
+from transformer_jax.config import OptimizerConfig
 from transformer_jax.errors import UserError
-from transformer_jax.training.loop import Progress, Trainer, train
+from transformer_jax.runs.retention import quality
+from transformer_jax.training.loop import train
 from transformer_jax.training.optimizer import make_optimizer, make_schedule
+from transformer_jax.training.progress import Progress
 
 # --- Schedules and optimizers --------------------------------------------------------------------
 
@@ -265,18 +267,27 @@ def test_early_stopping_counts_across_restarts(tiny_run, tmp_path):
     assert [m["step"] for m in lines(tmp_path / "run" / "metrics.jsonl")][-1] == 30
 
 
-def test_of_equal_scores_the_lower_loss_is_better_also_after_a_run_of_0_1_0():
-    trainer = object.__new__(Trainer)
-    trainer.config = Config()
+def test_early_stopping_ranks_equal_scores_by_loss_also_in_runs_of_0_1_0():
     older = [Progress(metric="eval_bleu", best=best, best_step=7) for best in (0.0, 1.0)]
     runs = [(Progress(), (5.0, 4.0, 4.5, 3.0)), (older[0], (4.0, 5.0)), (older[1], (4.0,))]
-    seen = []
-    for trainer._progress, losses in runs:
+    counters = []
+    for progress, losses in runs:
         for step, loss in enumerate(losses, start=10):
-            trainer.step = step
-            trainer._note_quality({"eval_bleu": 0.0, "eval_loss": loss})
-            seen.append((trainer._progress.best_step, trainer._progress.evaluations_since_best))
-    assert seen == [(10, 0), (11, 0), (11, 1), (13, 0), (10, 0), (10, 1), (7, 1)]
+            score = quality({"eval_bleu": 0.0, "eval_loss": loss}, "eval_bleu")
+            progress = progress.after_evaluation(step, "eval_bleu", score)
+            counters.append((progress.best_step, progress.evaluations_since_best))
+    assert counters == [(10, 0), (11, 0), (11, 1), (13, 0), (10, 0), (10, 1), (7, 1)]
+
+
+def test_early_stopping_waits_for_patience_and_another_metric_starts_again():
+    progress = Progress().after_evaluation(10, "eval_bleu", [5.0, -1.0])
+    worse = progress.after_evaluation(20, "eval_bleu", [4.0, -1.0])
+    assert not progress.stops_early(1)
+    assert worse.stops_early(1)
+    assert not worse.stops_early(2)
+    assert not worse.stops_early(0)
+    other = worse.after_evaluation(30, "eval_chrf", [1.0, -1.0])
+    assert (other.best_step, other.stops_early(1)) == (30, False)
 
 
 @pytest.mark.slow

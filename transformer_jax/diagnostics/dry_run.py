@@ -74,7 +74,7 @@ def dry_run(config: Config, topology: str, say: Callable[[str], None]) -> Report
     config = _filled_in(config, platform)
     devices = devices[: _size(config, len(devices))]
     runner = make_runner(config, devices)
-    multiple = runner.num_row_parts * config.train.accumulate_steps
+    multiple = runner.num_batch_shards * config.train.accumulate_steps
     shape = largest_shape(config).padded(multiple)
     started = time.monotonic()
     try:

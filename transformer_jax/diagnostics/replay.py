@@ -12,7 +12,7 @@ from transformer_jax.config import Config
 from transformer_jax.data.loader import Batch
 from transformer_jax.runs import checkpoint
 from transformer_jax.training import faults
-from transformer_jax.training.loop import Trainer, prepared
+from transformer_jax.training.loop import Trainer, open_run
 
 NUM_NAMES = 8
 
@@ -42,7 +42,7 @@ def replay(
     """
     about, batch = faults.read_bad_batch(path)
     step = about["step"]
-    with prepared(config, workdir, writes=False) as trainer:
+    with open_run(config, workdir, read_only=True) as trainer:
         kept = [s for s in checkpoint.steps(workdir) if checkpoint.is_intact(workdir, s)]
         before = [s for s in kept if s < step]
         start = before[-1] if before else (kept[0] if kept else 0)
@@ -59,8 +59,8 @@ def replay(
 
 
 def _look_at(trainer: Trainer, about: dict, batch: Batch, say: Callable[[str], None]) -> dict:
-    state = trainer.runner.to_host_layout(trainer.state)
-    params = trainer.runner.whole(state.params)
+    state = trainer.runner.to_checkpoint_layout(trainer.state)
+    params = trainer.runner.gather(state.params)
     broken = _not_finite(params)
     say(f"parameters: {'all finite' if not broken else 'not finite: ' + ', '.join(broken)}")
     rng = jax.random.fold_in(jax.random.key(trainer.config.seed), state.step)

@@ -11,8 +11,8 @@ from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import hub, reading
 from transformer_jax.model.transformer import init_params
-from transformer_jax.runs import checkpoint as checkpoint_lib
 from transformer_jax.runs import workdir as workdir_lib
+from transformer_jax.runs.params import load_params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,5 +66,5 @@ def load(
     config = validate(config or workdir_lib.read_config(path))
     tokenizers = workdir_lib.read_tokenizers(path)
     target = jax.eval_shape(lambda: init_params(config.model, jax.random.key(0)))
-    params, step = checkpoint_lib.load_params(path, checkpoint, config.checkpoint, target)
+    params, step = load_params(path, checkpoint, config.checkpoint, target)
     return Pretrained(config, tokenizers, params, step)

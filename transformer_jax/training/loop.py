@@ -1,11 +1,10 @@
-"""The training loop: steps, evaluations, checkpoints, and going on where a run stopped."""
+"""The training loop: set up a run, step, evaluate, save, and resume where the run stopped."""
 
 import contextlib
 import dataclasses
 import functools
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,177 +15,164 @@ from transformer_jax.config import Config, validate
 from transformer_jax.data.loader import BatchSource, load_batches
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.errors import UserError
-from transformer_jax.evaluation import model_metrics
-from transformer_jax.runs import checkpoint as checkpoint_lib
 from transformer_jax.runs import workdir as workdir_lib
-from transformer_jax.runs.checkpoint import Checkpointer, quality
+from transformer_jax.runs.checkpoint import Checkpointer, newest_intact
+from transformer_jax.runs.retention import quality
 from transformer_jax.training import faults, setup
+from transformer_jax.training.evaluate import evaluate
 from transformer_jax.training.faults import StopRequest
 from transformer_jax.training.partition import choose_devices
+from transformer_jax.training.progress import Progress
 from transformer_jax.training.reporting import Reporter, Window
 from transformer_jax.training.runners import Runner, make_runner
-from transformer_jax.training.step import TrainState
-
-NUM_SAMPLES = 5
-
-
-@dataclasses.dataclass
-class Progress:
-    """What a run remembers besides its state; kept in every checkpoint."""
-
-    metric: str = ""
-    best: list[float] | float | None = None  # `checkpoint.quality`
-    best_step: int = 0
-    evaluations_since_best: int = 0
-    skipped: int = 0  # steps whose loss or gradient was not finite, or a spike
-    skipped_in_a_row: int = 0
+from transformer_jax.training.step import Metrics, TrainState
 
 
 def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None) -> bool:
-    """Trains in `workdir`, or goes on there, until `train.num_steps` or early stopping.
+    """Trains in `workdir`, or resumes there, until `train.num_steps` or early stopping.
 
-    On SIGTERM or a preemption notice, and behind step `stop_after`, it saves and returns; the next
-    call goes on. Before the first step there is nothing to save, and SIGTERM ends the process.
+    On SIGTERM, a preemption notice, and after step `stop_after`, it saves and returns. The next
+    call resumes the run. Before the first step there is nothing to save, and SIGTERM ends the
+    process.
+
+    Args:
+      config: of the run.
+      workdir: folder of the run; made if missing.
+      stop_after: step to stop after; None: only the config ends the run.
 
     Returns:
-      Whether the run has come to its end.
+      Whether the run has ended.
 
     Raises:
-      UserError: before any compilation, for whatever cannot work; later, where training cannot go
-        on or its last checkpoint could not be written.
+      UserError: before any compilation, for whatever cannot work. Later, where training cannot
+        continue or the last checkpoint could not be written.
     """
-    with prepared(config, workdir) as trainer:
+    with open_run(config, workdir) as trainer:
         return trainer.run(stop_after)
 
 
 @contextlib.contextmanager
-def prepared(config: Config, workdir: epath.PathLike, writes: bool = True) -> Iterator["Trainer"]:
-    """A `Trainer` that stands where the run in `workdir` stopped, which is held meanwhile.
+def open_run(
+    config: Config, workdir: epath.PathLike, read_only: bool = False
+) -> Iterator["Trainer"]:
+    """Sets up the run in `workdir` and yields its `Trainer`, at the step where the run stopped.
 
-    With `writes=False` nothing is written and nothing said.
+    The work directory is locked until the context ends. With `read_only`, no file of the run is
+    written and nothing is printed.
     """
     config, folder = paths.locate(config, workdir)
     workdir = epath.Path(folder)
     validate(config)
     say = functools.partial(print, flush=True) if distributed.is_primary() else lambda _: None
     with contextlib.ExitStack() as stack:
-        held = workdir_lib.lock(workdir)
-        distributed.run_on_primary(lambda: _enter(stack, held), "lock")
+        lock = workdir_lib.lock(workdir)
+        distributed.run_on_primary(lambda: stack.enter_context(lock), "lock")
         devices = choose_devices(config)
         step = distributed.run_on_primary(
-            lambda: checkpoint_lib.newest_intact(workdir, say, writes), "checkpoints"
+            lambda: newest_intact(workdir, say, read_only), "checkpoints"
         )
-        config, data = setup.prepare_everywhere(config, workdir, say, writes)
-        trainer = Trainer(config, workdir, make_runner(config, devices), data, step, writes)
-        del data  # which may hold the parameters that the run started from
+        config, data = distributed.run_primary_first(
+            lambda: setup.prepare(config, workdir, say, read_only), "data"
+        )
+        runner = make_runner(config, devices)
+        reporter = Reporter(
+            workdir, step or 0, config.train.num_steps, not read_only and distributed.is_primary()
+        )
+        for line in runner.describe():
+            reporter.say(line)
+        trainer = Trainer(config, workdir, data.without_params(), runner, reporter)
+        if step is None:
+            trainer.state = runner.init(config.seed, data.initial_params)
+        else:
+            trainer.restore(step)
+            reporter.say(f"resuming from step {step}")
+        del data  # its initial parameters are on the devices now
         try:
             yield trainer
         except BaseException as error:
-            # Closing waits for the other processes, who may know nothing of what went wrong here.
+            # Closing waits for the other processes, who may not know of an error here.
             if distributed.process_count() == 1 or isinstance(error, UserError):
                 trainer.close()
             raise
         trainer.close()
 
 
-def _enter(stack: contextlib.ExitStack, context: contextlib.AbstractContextManager[None]) -> None:
-    stack.enter_context(context)
-
-
 class Trainer:
-    """One run: its state on the devices and everything that happens between steps."""
+    """One run: its state on the devices, and everything that happens between steps.
+
+    Attributes:
+      state: parameters, optimizer state and average, in the layout of `runner`.
+      step: steps done.
+      progress: counters that are saved with the state.
+    """
+
+    state: TrainState
 
     def __init__(
         self,
         config: Config,
         workdir: epath.Path,
-        runner: Runner,
         data: setup.TrainingData,
-        step: int | None,
-        writes: bool = True,
+        runner: Runner,
+        reporter: Reporter,
     ):
-        self.config, self.runner = config, runner
-        self.data = dataclasses.replace(data, initial_params=None)
+        self.config, self.data, self.runner = config, data, runner
+        self.step, self.progress = 0, Progress()
+        self.row_multiple = runner.num_batch_shards * config.train.accumulate_steps
         self._workdir = workdir
-        self.row_multiple = runner.num_row_parts * config.train.accumulate_steps
+        self._reporter = reporter
         self._checkpointer = Checkpointer(workdir, config.checkpoint)
-        self._progress = Progress()
-        self.step = step or 0
-        self._reporter = Reporter(
-            workdir, self.step, config.train.num_steps, writes and distributed.is_primary()
-        )
-        self._describe()
-        if step is None:
-            self.state = runner.init(config.seed, data.initial_params)
-        else:
-            self.restore(step)
-            self._reporter.say(f"going on from step {step}")
         self._engine = Engine(config, data.tokenizers)
         self._window = Window(data.padding)
-        self._save_is_due = False
-
-    def _describe(self) -> None:
-        runner, parallel = self.runner, self.config.parallel
-        mesh = " x ".join(f"{name} {size}" for name, size in runner.mesh.shape.items() if size > 1)
-        several = (
-            f" of {distributed.process_count()} processes"
-            if distributed.process_count() > 1
-            else ""
-        )
-        self._reporter.say(
-            f"model: {runner.num_params():,} parameters on {runner.num_devices} "
-            f"{runner.mesh.devices.flat[0].platform} device(s){several}, runner {parallel.runner}"
-            + (f", {mesh}" if mesh else "")
-        )
-        for axis, share in runner.replicated_share().items():
-            if share:
-                self._reporter.say(
-                    f"{axis}={runner.mesh.shape[axis]} divides no axis of {100 * share:.2g}% of "
-                    "the parameters; each device has all of those"
-                )
 
     def run(self, stop_after: int | None = None) -> bool:
-        """Steps until the end; False where it was asked to stop before."""
-        if self.step >= self.config.train.num_steps or self._stops_early():
-            self._reporter.say(f"nothing to do: the run stands at step {self.step}")
+        """Trains until the run ends or is asked to stop; returns whether it has ended.
+
+        compile the step for every batch shape
+        while the run has not ended and nobody asks it to stop:
+            take a step
+            read the metrics of the step before, so that the device never waits
+            evaluate and save, where either is due
+        save the last step
+        """
+        train = self.config.train
+        if self._has_ended():
+            self._reporter.say(f"{self._why_ended()}; nothing to do")
             return True
         self.compile()
-        with StopRequest(stop_after) as stop:
-            return self._run_steps(stop)
-
-    def _run_steps(self, stop: StopRequest) -> bool:
-        """The loop of `run`. Metrics are read one step late, so the device never waits."""
-        train = self.config.train
         batches = load_batches(self.batches(), self.step)
+        unread: tuple[int, Metrics] | None = None  # newest step and its metrics
+        save_is_due = False
         self._window.resume()
-        late = None
-        while self.step < train.num_steps and not self._stops_early():
-            if stop.reached(self.step + 1):
-                self._read(late)
-                self._stop_here()
-                return False
-            self.state, metrics = self.runner.step(self.state, next(batches))
-            self.step += 1
-            self._read(late)
-            late = self.step, metrics
-            evaluates = self._is_due(train.eval_every_steps)
-            self._save_is_due |= self._is_due(train.checkpoint_every_steps)
-            if evaluates or self._save_is_due:
-                self._read(late)
-                late = None
-                self._window.pause()
-                self._save(self._evaluate() if evaluates else {})
-                self._window.resume()
-        self._read(late)
-        self._finish()
-        self.data.epochs.close()
-        self._reporter.say(f"finished at step {self.step}")
-        return True
+        with StopRequest(stop_after) as stop:
+            while not self._has_ended() and not stop.reached(self.step + 1):
+                self.state, metrics = self.runner.step(self.state, next(batches))
+                self.step += 1
+                self._read(unread)
+                unread = self.step, metrics
 
-    def _is_due(self, every_steps: int) -> bool:
-        """Whether this step ends a period of so many steps, or the run; 0: never."""
-        at_end = self.step == self.config.train.num_steps
-        return bool(every_steps) and (self.step % every_steps == 0 or at_end)
+                evaluation_is_due = self._is_due(train.eval_every_steps)
+                save_is_due |= self._is_due(train.checkpoint_every_steps)
+                if evaluation_is_due or save_is_due:
+                    self._read(unread)
+                    unread = None
+                    with self._window.paused():
+                        scores = self._evaluate() if evaluation_is_due else {}
+                        # A skipped step changed nothing, and parameters may be beyond repair:
+                        # unless they were just evaluated, wait for a step that is not skipped.
+                        if scores or not self.progress.skipped_in_a_row:
+                            self._save(scores)
+                            save_is_due = False
+            self._read(unread)
+            self._save_last_step()
+            if not self._has_ended():
+                self._reporter.say(
+                    f"asked to stop: saved step {self.step}; the same command resumes the run"
+                )
+                return False
+            self.data.epochs.close()
+            self._reporter.say(self._why_ended())
+            return True
 
     def compile(self) -> None:
         """Compiles the step for every batch shape, the largest first."""
@@ -194,46 +180,76 @@ class Trainer:
         started = time.monotonic()
         for shape in shapes:
             self.runner.compile(shape, self.state)
-        self._reporter.say(
-            f"compiled {len(shapes)} batch shape(s) in {time.monotonic() - started:.1f} s"
-        )
+        seconds = time.monotonic() - started
+        self._reporter.say(f"compiled {len(shapes)} batch shape(s) in {seconds:.1f} s")
+
+    def batches(self) -> BatchSource:
+        """The batches of the run; of each, the rows that this process loads."""
+        return self.data.batches(self.config, self.row_multiple, self.runner.local_rows)
+
+    def restore(self, step: int) -> None:
+        """Continues from the checkpoint of `step`, written on any devices, by any runner."""
+        if hasattr(self, "state"):
+            del self.state  # two may not fit
+        target = self.runner.restore_target().to_items()
+        items, meta = self._checkpointer.restore(step, target)
+        state = TrainState.from_items(items)
+        del items
+        self.state = self.runner.from_checkpoint_layout(state)
+        self.step, self.progress = step, Progress(**meta["progress"])
 
     def close(self) -> None:
+        """Waits until everything is written."""
         self._checkpointer.close()
         self._reporter.close()
 
-    def batches(self) -> BatchSource:
-        """The batches of the run, those rows of them that this process loads."""
-        return self.data.batches(self.config, self.row_multiple, self.runner.local_rows)
+    # --- When ----------------------------------------------------------------------------------
+
+    def _is_due(self, every_steps: int) -> bool:
+        """Whether this step ends a period of `every_steps`, or the run; 0: never."""
+        at_end = self.step == self.config.train.num_steps
+        return bool(every_steps) and (self.step % every_steps == 0 or at_end)
+
+    def _has_ended(self) -> bool:
+        train = self.config.train
+        stops_early = self.progress.stops_early(train.early_stopping_patience)
+        return self.step >= train.num_steps or stops_early
+
+    def _why_ended(self) -> str:
+        patience = self.config.train.early_stopping_patience
+        if not self.progress.stops_early(patience):
+            return f"finished at step {self.step}"
+        return (
+            f"stopped early at step {self.step}: {self.config.checkpoint.best_metric} has not "
+            f"improved for {patience} evaluations, the best was at step {self.progress.best_step}"
+        )
 
     # --- Metrics -------------------------------------------------------------------------------
 
-    def _read(self, late: tuple[int, dict[str, jax.Array]] | None) -> None:
-        """Adds a step's metrics to the window; reports the window where it is full."""
-        if late is None:
+    def _read(self, unread: tuple[int, Metrics] | None) -> None:
+        """Waits for the metrics of a step, counts them, and reports every `log_every_steps`."""
+        if unread is None:
             return
-        step, arrays = late
-        metrics = jax.device_get(arrays)
-        if metrics["skipped"]:
-            self._note_skipped(step, metrics)
+        step, metrics = unread[0], jax.device_get(unread[1])
+        skipped = bool(metrics["skipped"])
+        self.progress = self.progress.after_step(skipped)
+        if skipped:
+            self._report_skipped(step, metrics)
         else:
-            self._progress.skipped_in_a_row = 0
             self._window.add(metrics)
         self._reporter.advance(step)
         if step % self.config.train.log_every_steps == 0 or step == self.config.train.num_steps:
             if distributed.is_primary() and self._window.num_steps:
-                summary = self._window.summary(self._progress.skipped)
+                summary = self._window.summary(self.progress.skipped)
                 digest = self.data.batches(self.config).digest(step - 1)
                 self._reporter.training(step, summary | {"batch_digest": digest})
             self._window = Window(self.data.padding)
             self._window.resume()
             if distributed.process_count() == 1 and not self._checkpointer.is_saving():
-                self._tell(self._checkpointer.wait())
+                self._report_failed_save(self._checkpointer.wait())
 
-    def _note_skipped(self, step: int, metrics: dict[str, Any]) -> None:
-        """Keeps the batch of a step that changed nothing; ends a run of nothing but such steps."""
-        self._progress.skipped += 1
-        self._progress.skipped_in_a_row += 1
+    def _report_skipped(self, step: int, metrics: Metrics) -> None:
+        """Writes the batch of a skipped step to a file; ends a run that skips every step."""
         where = ""
         if distributed.is_primary():
             try:
@@ -246,140 +262,70 @@ class Trainer:
             f"step {step}: skipped, loss {loss:.4g}, gradient norm {metrics['grad_norm']:.4g}"
             + where
         )
-        if self._progress.skipped_in_a_row >= faults.MAX_SKIPPED_IN_A_ROW:
+        if self.progress.skipped_in_a_row >= faults.MAX_SKIPPED_IN_A_ROW:
             raise UserError(
                 f"The last {faults.MAX_SKIPPED_IN_A_ROW} steps were all skipped, up to step "
-                f"{step}: {faults.advice(self.config, step, metrics)}; --replay=FILE looks at one "
-                "of their batches."
+                f"{step}: {faults.advice(self.config, step, metrics)}; --replay=FILE repeats one "
+                "of these steps."
             )
 
     # --- Evaluation ----------------------------------------------------------------------------
 
     def _evaluate(self) -> dict[str, float]:
-        decode = dataclasses.replace(
-            self.config.decode, method="beam", beam_size=self.config.train.eval_beam_size,
-            beam_groups=1,
-        )  # fmt: skip
-        state = self.runner.to_host_layout(self.state)
-        params = self.runner.whole(state.params if state.ema is None else state.ema)
-        scores, outputs = model_metrics.evaluate(self._engine, params, self.data.validation, decode)
-        self._engine.programs.release()
-        told = {f"eval_{name}": value for name, value in dataclasses.asdict(scores).items()}
-        metrics = {name: value for name, value in told.items() if isinstance(value, float)}
-        pairs = list(zip(self.data.validation, outputs, strict=True))[:NUM_SAMPLES]
-        samples = [
-            {"source": source, "reference": reference, "hypothesis": output.text}
-            for (source, reference), output in pairs
-        ]
-        self._reporter.evaluation(self.step, told, samples)
-        self._note_quality(metrics)
-        return metrics
-
-    def _note_quality(self, metrics: dict[str, float]) -> None:
-        name = self.config.checkpoint.best_metric
-        value = quality(metrics, name)
-        old = self._progress
-        best = [old.best] if isinstance(old.best, float) else old.best  # 0.1.0 kept no loss
-        if best is None or old.metric != name or value > best:
-            old.metric, old.best = name, value
-            old.best_step, old.evaluations_since_best = self.step, 0
-        else:
-            old.evaluations_since_best += 1
-
-    def _stops_early(self) -> bool:
-        patience = self.config.train.early_stopping_patience
-        if not patience or self._progress.evaluations_since_best < patience:
-            return False
-        self._reporter.say(
-            f"stopped early: {self.config.checkpoint.best_metric} has not improved for {patience} "
-            f"evaluations, the best was at step {self._progress.best_step}"
-        )
-        return True
+        """Scores and translates the validation set, and reports; returns the metrics."""
+        state = self.runner.to_checkpoint_layout(self.state)
+        params = self.runner.gather(state.params if state.ema is None else state.ema)
+        metrics, samples = evaluate(self.config, self._engine, params, self.data.validation)
+        self._reporter.evaluation(self.step, metrics, samples)
+        scores = {name: value for name, value in metrics.items() if isinstance(value, float)}
+        metric = self.config.checkpoint.best_metric
+        self.progress = self.progress.after_evaluation(self.step, metric, quality(scores, metric))
+        return scores
 
     # --- Checkpoints ---------------------------------------------------------------------------
 
-    def _save(self, metrics: dict[str, float], ends: bool = False) -> None:
-        """Starts to save; what went wrong, now or with the save before, is told.
-
-        Behind a skipped step it waits for one that is not, but where the run `ends` or was
-        evaluated: nothing has changed, and parameters may be beyond repair.
-        """
-        if self._progress.skipped_in_a_row and not (metrics or ends):
-            return
-        self._save_is_due = False
-        state = self.runner.to_host_layout(self.state)
+    def _save(self, metrics: dict[str, float], scheduled: bool = True) -> None:
+        """Starts to save, in the background; reports if this save or the one before failed."""
+        state = self.runner.to_checkpoint_layout(self.state)
         if self.runner.mesh.devices.flat[0].platform == "cpu":
             # Orbax writes in the background from the very buffers that the next step overwrites.
             state = jax.tree.map(jnp.copy, state)
-        train = self.config.train
         meta = {
             "metrics": metrics,
-            "progress": dataclasses.asdict(self._progress),
-            "scheduled": not ends
-            or any(map(self._is_due, (train.checkpoint_every_steps, train.eval_every_steps))),
+            "progress": dataclasses.asdict(self.progress),
+            "scheduled": scheduled,
         }
-        self._tell(self._checkpointer.save(self.step, _items(state), meta))
+        problem = self._checkpointer.save(self.step, state.to_items(), meta)
+        self._report_failed_save(problem)
 
-    def _tell(self, problem: str | None) -> None:
+    def _report_failed_save(self, problem: str | None) -> None:
         if problem:
-            kept = self._checkpointer.newest_saved
+            newest = self._checkpointer.newest_saved
             self._reporter.say(
                 f"step {self.step}: the checkpoint could not be written ({problem}); "
-                + (f"that of step {kept} is kept" if kept is not None else "there is none yet")
-                + ", training goes on and tries again at the next"
+                + (f"that of step {newest} is kept" if newest is not None else "there is none yet")
+                + ", training continues and tries again at the next"
             )
 
-    def _stop_here(self) -> None:
-        """Saves what is new and says how to go on."""
-        self._finish()
-        self._reporter.say(f"asked to stop: saved step {self.step}; the same command goes on")
-
-    def _finish(self) -> None:
-        """Saves what is new, and waits until it is written.
+    def _save_last_step(self) -> None:
+        """Saves the newest step unless it is saved, and waits until it is written.
 
         Raises:
-          UserError: where it could not be.
+          UserError: where it could not be written.
         """
-        self._tell(self._checkpointer.wait())
+        self._report_failed_save(self._checkpointer.wait())
         problem = None
         if self._checkpointer.newest_saved != self.step:
-            self._save({}, ends=True)
+            train = self.config.train
+            periods = (train.checkpoint_every_steps, train.eval_every_steps)
+            self._save({}, scheduled=any(map(self._is_due, periods)))
             problem = self._checkpointer.wait()
         self._reporter.flush()
-        kept = self._checkpointer.newest_saved
-        if kept != self.step:
+        newest = self._checkpointer.newest_saved
+        if newest != self.step:
             raise UserError(
                 f"Step {self.step} could not be saved in {self._workdir}"
                 + (f" ({problem})" if problem else "")
-                + (f"; step {kept} is the newest there" if kept is not None else "")
-                + "; make room or mend it, and give the same command again."
+                + (f"; step {newest} is the newest there" if newest is not None else "")
+                + "; make room or fix the folder, and give the same command again."
             )
-
-    def restore(self, step: int) -> None:
-        """Takes over the checkpoint of `step`, which may be of other devices or another runner."""
-        if hasattr(self, "state"):
-            del self.state  # two may not fit
-        target = self.runner.restore_target()
-        items, meta = self._checkpointer.restore(step, _items(target))
-        state = _state(items)
-        del items
-        self.state = self.runner.from_host_layout(state)
-        self._progress = Progress(**meta["progress"])
-        self.step = step
-
-
-def _items(state: TrainState) -> dict[str, Any]:
-    """The state as a checkpoint's items."""
-    optimizer = {"step": state.step, "opt_state": state.opt_state}
-    if state.usual_norm is not None:
-        optimizer["usual_norm"] = state.usual_norm
-    return {"params": state.params, "ema": state.ema, "optimizer": optimizer}
-
-
-def _state(items: dict[str, Any]) -> TrainState:
-    """Inverse of `_items`."""
-    optimizer = items["optimizer"]
-    return TrainState(
-        optimizer["step"], items["params"], optimizer["opt_state"], items["ema"],
-        optimizer.get("usual_norm"),
-    )  # fmt: skip

@@ -1,5 +1,6 @@
 """Learning-rate schedules and the Optax optimizer."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -71,6 +72,15 @@ def make_optimizer(
     if config.clip_norm:
         return optax.chain(optax.clip_by_global_norm(config.clip_norm), core)
     return core
+
+
+def num_updates(opt_state: Any) -> jax.Array:
+    """Updates done, which is the count of the schedule: batches seen, except skipped ones."""
+
+    def is_of_schedule(path: Sequence[Any], _: Any) -> bool:
+        return path[-1].tuple_name == optax.ScaleByScheduleState.__name__
+
+    return optax.tree_utils.tree_get(opt_state, "count", filtering=is_of_schedule)
 
 
 def decays(config: OptimizerConfig, params: Any) -> Any:

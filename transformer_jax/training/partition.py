@@ -1,11 +1,11 @@
-"""Which part of the training state each device holds: rules from names of axes to mesh axes.
+"""How the training state is sharded: rules from names of parameter axes to mesh axes.
 
-A mesh has the axes `data` and `fsdp`, which both part a batch's rows, and `tensor`, which parts
-heads, feed-forward width and vocabulary. Parameters and what the optimizer keeps of them are
-parted over `fsdp` and `tensor`.
+A mesh has the axes `data` and `fsdp`, which both shard a batch's rows, and `tensor`, which shards
+heads, feed-forward width and vocabulary. Parameters, and the optimizer's state of them, are
+sharded over `fsdp` and `tensor`.
 """
 
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -16,15 +16,14 @@ from transformer_jax.config import Config, ParallelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.model.transformer import param_axes
 from transformer_jax.ops import platforms
-from transformer_jax.training.step import TrainState, TrainStep
+from transformer_jax.training.step import PyTree, TrainState, TrainStep
 
-Tree = Any
 AXES = ("data", "fsdp", "tensor")
-ROW_AXES = ("data", "fsdp")
+BATCH_AXES = ("data", "fsdp")
 
-# Names of the axes that a mesh axis may part, in this order of mesh axes. It parts the first axis
-# of a parameter that has such a name, that it divides, and that nothing parts yet: a sum over
-# devices leaves each its part of a leading axis more cheaply than of the last one.
+# Names of the parameter axes that each mesh axis may shard; mesh axes are applied in this order.
+# A mesh axis shards the first axis of a parameter that has such a name, that it divides, and that
+# is not sharded yet. The first, because a reduce-scatter along a leading axis is the cheapest.
 RULES = {
     "tensor": ("heads", "mlp", "vocab"),
     "fsdp": ("embed", "heads", "kv", "mlp", "vocab", "positions"),
@@ -35,7 +34,7 @@ def choose_devices(config: Config) -> list[jax.Device]:
     """The devices that `config.parallel` asks for.
 
     Raises:
-      UserError: where they are not there, or where some process would have none to work on.
+      UserError: where they are missing, or where some process would have none to work on.
     """
     devices = platforms.all_devices()
     size = int(np.prod(mesh_shape(config.parallel, len(devices))))
@@ -47,7 +46,7 @@ def choose_devices(config: Config) -> list[jax.Device]:
     return devices[:size]
 
 
-def num_row_parts(config: Config) -> int:
+def num_batch_shards(config: Config) -> int:
     """Devices, of all processes, that share a batch's rows."""
     data, fsdp, _ = mesh_shape(config.parallel, len(platforms.all_devices()))
     return data * fsdp
@@ -79,12 +78,11 @@ def mesh_shape(parallel: ParallelConfig, num_devices: int) -> tuple[int, int, in
 def make_mesh(config: Config, devices: list[jax.Device]) -> Mesh:
     """The mesh of a run; neighbours in it are neighbours in the machine where that is known."""
     shape = mesh_shape(config.parallel, len(devices))
-    return jax.make_mesh(
-        shape, AXES, (jax.sharding.AxisType.Auto,) * len(AXES), devices=devices
-    )  # fmt: skip
+    axis_types = (jax.sharding.AxisType.Auto,) * len(AXES)
+    return jax.make_mesh(shape, AXES, axis_types, devices=devices)
 
 
-def param_specs(config: Config, mesh: Mesh, shapes: Tree) -> Tree:
+def param_specs(config: Config, mesh: Mesh, shapes: PyTree) -> PyTree:
     """A `PartitionSpec` over mesh axes for each parameter, by `RULES`.
 
     Args:
@@ -97,21 +95,25 @@ def param_specs(config: Config, mesh: Mesh, shapes: Tree) -> Tree:
     )
 
 
-def _spec(shape: tuple[int, ...], names: PartitionSpec, sizes: Any) -> PartitionSpec:
-    parted: list[str | None] = [None for _ in shape]
-    for axis, may_part in RULES.items():
+def _spec(
+    shape: tuple[int, ...], names: PartitionSpec, mesh_sizes: Mapping[str, int]
+) -> PartitionSpec:
+    """Applies `RULES` to a parameter of that shape with these names of axes."""
+    mesh_axes: list[str | None] = [None for _ in shape]
+    for mesh_axis, sharded_names in RULES.items():
+        size = mesh_sizes[mesh_axis]
         for i, name in enumerate(names):
-            free = parted[i] is None and sizes[axis] > 1
-            if free and name in may_part and shape[i] % sizes[axis] == 0:
-                parted[i] = axis
+            is_free = mesh_axes[i] is None and size > 1
+            if is_free and name in sharded_names and shape[i] % size == 0:
+                mesh_axes[i] = mesh_axis
                 break
-    while parted and parted[-1] is None:  # shardings are compared with what comes back
-        parted.pop()
-    return PartitionSpec(*parted)
+    while mesh_axes and mesh_axes[-1] is None:  # as in the shardings that JAX returns
+        mesh_axes.pop()
+    return PartitionSpec(*mesh_axes)
 
 
-def replicated_share(specs: Tree, shapes: Tree, mesh: Mesh) -> dict[str, float]:
-    """The share of the parameters, 0 .. 1, that each mesh axis should part and does not."""
+def replicated_share(specs: PyTree, shapes: PyTree, mesh: Mesh) -> dict[str, float]:
+    """The share of the parameters, 0 .. 1, that each mesh axis should shard and does not."""
     leaves = list(zip(jax.tree.leaves(shapes), jax.tree.leaves(specs), strict=True))
     total = sum(x.size for x, _ in leaves)
     return {
@@ -122,30 +124,37 @@ def replicated_share(specs: Tree, shapes: Tree, mesh: Mesh) -> dict[str, float]:
 
 
 def axis_of(spec: PartitionSpec, axis: str) -> int | None:
-    """Which axis of the array the mesh axis parts, if any."""
+    """The axis of the array that a mesh axis shards, if any."""
     return list(spec).index(axis) if axis in spec else None
 
 
-def state_specs(step: TrainStep, specs: Tree, shapes: TrainState) -> Tree:
-    """A `PartitionSpec` for each array of the state; what the optimizer keeps of a parameter is
-    parted as the parameter is, where it has its shape."""
-    whole: Any = PartitionSpec()
+def state_specs(step: TrainStep, specs: PyTree, shapes: TrainState) -> PyTree:
+    """A `PartitionSpec` for each array of the state.
 
-    def like(leaf, spec, param):
-        return spec if leaf.shape == param.shape else whole
+    The optimizer's arrays are sharded like the parameter that they belong to, if they have its
+    shape.
+    """
+    replicated = PartitionSpec()
+
+    def like_param(x, spec, param):
+        return spec if x.shape == param.shape else replicated
 
     return TrainState(
-        step=whole,
+        step=replicated,  # type: ignore[arg-type]  # specs in the place of arrays
         params=specs,
         opt_state=optax.tree_utils.tree_map_params(
-            step.tx, like, shapes.opt_state, specs, shapes.params,
-            transform_non_params=lambda _: whole,
+            step.tx,
+            like_param,
+            shapes.opt_state,
+            specs,
+            shapes.params,
+            transform_non_params=lambda _: replicated,
         ),
         ema=None if shapes.ema is None else specs,
-        usual_norm=None if shapes.usual_norm is None else whole,
-    )  # fmt: skip
+        usual_norm=None if shapes.usual_norm is None else replicated,  # type: ignore[arg-type]
+    )
 
 
-def shardings(mesh: Mesh, specs: Tree) -> Tree:
+def shardings(mesh: Mesh, specs: PyTree) -> PyTree:
     """`specs` on `mesh`."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)

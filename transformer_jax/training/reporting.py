@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import tqdm
@@ -265,9 +266,16 @@ class Window:
         self._started = time.monotonic()
 
     def pause(self) -> None:
-        """Stops the clock while something other than training goes on."""
+        """Stops the clock."""
         self._seconds += time.monotonic() - (self._started or time.monotonic())
         self._started = None
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the clock while something other than training is done."""
+        self.pause()
+        yield
+        self.resume()
 
     def add(self, metrics: dict[str, Any]) -> None:
         for name in self._sums:

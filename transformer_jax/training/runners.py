@@ -1,13 +1,13 @@
 """Puts the pure step on devices: `jit` over a mesh, or `pmap`.
 
-Both form the sums of each device's rows on that device, add them up over the devices once a step,
-and update. Accumulated parts are added locally, before. Parameters that are parted over `fsdp` are
-gathered once before the sums are formed, and their gradients leave each device its own part; what
-is parted over `tensor` stays so, and the compiler exchanges activations.
+Each device computes the sums of its rows of the batch, accumulated parts included. The sums are
+all-reduced once a step, and then every device updates. Parameters that are sharded over `fsdp` are
+all-gathered once before, and their gradients are reduce-scattered, so each device updates its
+shard. What is sharded over `tensor` stays sharded, and the compiler communicates activations.
 """
 
 import abc
-import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,14 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from transformer_jax import distributed
 from transformer_jax.config import Config
 from transformer_jax.data.batch_shapes import BatchShape
 from transformer_jax.data.loader import Batch
 from transformer_jax.model.layers import compute_dtype
 from transformer_jax.training import partition
-from transformer_jax.training.step import Sums, TrainState, TrainStep
+from transformer_jax.training.step import Metrics, PyTree, Sums, TrainState, TrainStep
 
-Tree = Any
+ShapeKey = tuple[int, ...]
 
 
 def make_runner(config: Config, devices: list[jax.Device]) -> "Runner":
@@ -32,7 +33,7 @@ def make_runner(config: Config, devices: list[jax.Device]) -> "Runner":
 
 
 def batch_struct(shape: BatchShape) -> dict[str, jax.ShapeDtypeStruct]:
-    """Types of a batch of that shape."""
+    """Shapes and types of the arrays of a batch."""
     source = jax.ShapeDtypeStruct((shape.rows, shape.source_len), jnp.int32)
     target = jax.ShapeDtypeStruct((shape.rows, shape.target_len), jnp.int32)
     return {
@@ -47,118 +48,144 @@ def batch_struct(shape: BatchShape) -> dict[str, jax.ShapeDtypeStruct]:
     }
 
 
-def shape_key(batch: dict[str, Any]) -> tuple[int, ...]:
-    """What tells the compiled steps of a plan apart."""
+def shape_key(batch: dict[str, Any]) -> ShapeKey:
+    """Key of a batch's compiled step."""
     return (*batch["inputs"].shape, *batch["targets"].shape)
 
 
 class Runner(abc.ABC):
-    """What both have in common: the mesh, where the state lies, which rows are whose.
+    """What both runners share: the mesh, the sharding of the state, the rows of each device.
 
-    Checkpoints keep the state in host layout: global arrays over the mesh, without a device axis.
+    A checkpoint has the state in checkpoint layout: global arrays over the mesh, without a device
+    axis. So each runner can restore what the other has saved.
+
+    Attributes:
+      mesh: with the axes `partition.AXES`.
+      num_batch_shards: devices that share a batch's rows.
+      specs: a `PartitionSpec` for each parameter.
+      shardings: a `NamedSharding` for each array of the state, in checkpoint layout.
     """
 
     def __init__(self, step: TrainStep, devices: list[jax.Device]):
         self.train_step = step
         self.mesh = partition.make_mesh(step.config, devices)
         self.num_devices = self.mesh.size
-        self.num_row_parts = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        self.num_batch_shards = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
         self._shapes = jax.eval_shape(lambda: step.init_state(jax.random.key(0)))
         self.specs = partition.param_specs(step.config, self.mesh, self._shapes.params)
         self.shardings = partition.shardings(
             self.mesh, partition.state_specs(step, self.specs, self._shapes)
         )
         self._replicated = NamedSharding(self.mesh, PartitionSpec())
-        self._by_row = NamedSharding(self.mesh, PartitionSpec(partition.ROW_AXES))
-        self._compiled: dict[tuple[int, ...], Any] = {}
+        self._by_row = NamedSharding(self.mesh, PartitionSpec(partition.BATCH_AXES))
+        self._compiled: dict[ShapeKey, jax.stages.Compiled] = {}
+
+    def describe(self) -> Iterator[str]:
+        """Lines about the model and its devices."""
+        mesh = " x ".join(f"{name} {size}" for name, size in self.mesh.shape.items() if size > 1)
+        count = distributed.process_count()
+        yield (
+            f"model: {self.num_params():,} parameters on {self.num_devices} "
+            f"{self.mesh.devices.flat[0].platform} device(s)"
+            + (f" of {count} processes" if count > 1 else "")
+            + f", runner {self.train_step.config.parallel.runner}"
+            + (f", {mesh}" if mesh else "")
+        )
+        for axis, share in self.replicated_share().items():
+            if share:
+                yield (
+                    f"{axis}={self.mesh.shape[axis]} divides no axis of {100 * share:.2g}% of "
+                    "the parameters; each device has all of those"
+                )
 
     def replicated_share(self) -> dict[str, float]:
-        """Share of the parameters that `fsdp` and `tensor` could not part, 0 .. 1."""
+        """Share of the parameters that `fsdp` and `tensor` could not shard, 0 .. 1."""
         return partition.replicated_share(self.specs, self._shapes.params, self.mesh)
 
     def num_params(self) -> int:
         return sum(x.size for x in jax.tree.leaves(self._shapes.params))
 
-    def init(self, seed: int, params: Tree = None) -> TrainState:
+    def init(self, seed: int, params: PyTree = None) -> TrainState:
         """State before the first step, with given parameters (on the host) or fresh ones."""
         if params is not None:
             params = jax.device_put(params, self.shardings.params)
         init = jax.jit(self.train_step.init_state, out_shardings=self.shardings)
-        return self.from_host_layout(init(jax.random.key(seed), params))
+        return self.from_checkpoint_layout(init(jax.random.key(seed), params))
 
     def restore_target(self) -> TrainState:
-        """`jax.ShapeDtypeStruct`s of the state in host layout, with shardings."""
+        """`jax.ShapeDtypeStruct`s of the state in checkpoint layout, with shardings."""
         return jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            self._shapes, self.shardings,
-        )  # fmt: skip
+            self._shapes,
+            self.shardings,
+        )
 
     def local_rows(self, num_rows: int) -> np.ndarray:
         """Numbers of those rows of a batch that this process loads."""
-        parts = self._by_row.addressable_devices_indices_map((num_rows,)).values()
-        rows = {i for part in parts if part for i in range(*part[0].indices(num_rows))}
+        shards = self._by_row.addressable_devices_indices_map((num_rows,)).values()
+        rows = {i for shard in shards if shard for i in range(*shard[0].indices(num_rows))}
         return np.asarray(sorted(rows))
 
-    def whole(self, tree: Tree) -> Tree:
-        """A tree in host layout as whole arrays on this process's first device."""
+    def gather(self, tree: PyTree) -> PyTree:
+        """A tree in checkpoint layout as entire arrays on this process's first device."""
 
-        def one(x):
+        def gather_array(x: jax.Array) -> jax.Array:
             if not x.is_fully_replicated:
                 x = jax.device_put(x, self._replicated)
             return x.addressable_data(0)
 
-        return jax.tree.map(one, tree)
+        return jax.tree.map(gather_array, tree)
 
-    def compile(self, shape: BatchShape, state: TrainState | None = None) -> Any:
+    def compile(self, shape: BatchShape, state: TrainState | None = None) -> jax.stages.Compiled:
         """Compiles the step for one batch shape.
 
         Args:
-          shape: of the whole batch.
-          state: in this runner's layout; `pmap` needs it where there are several processes.
+          shape: of the batch of all devices.
+          state: in this runner's layout; `pmap` needs it if there are several processes.
         """
         batch = batch_struct(shape)
         compiled = self._lower(batch, state).compile()
         self._compiled[shape_key(batch)] = compiled
         return compiled
 
-    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """One optimizer step; `state` is consumed.
 
         Args:
           state: in this runner's layout.
           batch: the rows of this process (`local_rows`).
         """
-        return self._run(state, self._place(batch))
+        return self._run(state, self._put_on_devices(batch))
 
-    def _place(self, batch: Batch) -> dict[str, jax.Array]:
-        """The whole batch over the mesh, of the rows that each process has."""
-        shares = self.num_row_parts // len(self.local_rows(self.num_row_parts))
+    def _put_on_devices(self, batch: Batch) -> dict[str, jax.Array]:
+        """The global batch, sharded by rows, from the rows of each process."""
+        num_shares = self.num_batch_shards // len(self.local_rows(self.num_batch_shards))
         return {
             name: jax.make_array_from_process_local_data(
-                self._by_row, x, (x.shape[0] * shares, *x.shape[1:])
+                self._by_row, x, (x.shape[0] * num_shares, *x.shape[1:])
             )
             for name, x in batch.items()
         }
 
     @abc.abstractmethod
-    def _lower(self, batch: Tree, state: TrainState | None) -> Any:
+    def _lower(self, batch: PyTree, state: TrainState | None) -> jax.stages.Lowered:
         """The step, lowered for batches of that shape."""
 
     @abc.abstractmethod
-    def _run(self, state: TrainState, batch: Tree) -> tuple[TrainState, dict[str, jax.Array]]:
-        """The step, on placed arrays."""
+    def _run(self, state: TrainState, batch: PyTree) -> tuple[TrainState, Metrics]:
+        """The step, on a global batch."""
 
     @abc.abstractmethod
-    def to_host_layout(self, state: TrainState) -> TrainState:
-        """The state without a device axis, as checkpoints keep it."""
+    def to_checkpoint_layout(self, state: TrainState) -> TrainState:
+        """The state without a device axis, as checkpoints have it."""
 
     @abc.abstractmethod
-    def from_host_layout(self, state: TrainState) -> TrainState:
-        """Inverse of `to_host_layout`; `state` is consumed."""
+    def from_checkpoint_layout(self, state: TrainState) -> TrainState:
+        """Inverse of `to_checkpoint_layout`; `state` is consumed."""
 
 
-def _step_rng(step: TrainStep, number: jax.Array, axes: Any) -> jax.Array:
-    """Key of this step and rows: a resumed run draws what an undisturbed one would."""
+def _step_rng(step: TrainStep, number: jax.Array, axes: str | tuple[str, ...]) -> jax.Array:
+    """Key of step `number` and this device: a resumed run draws what an undisturbed one would."""
     rng = jax.random.fold_in(jax.random.key(step.config.seed), number)
     return jax.random.fold_in(rng, jax.lax.axis_index(axes))
 
@@ -168,32 +195,32 @@ class JitRunner(Runner):
 
     def __init__(self, step: TrainStep, devices: list[jax.Device]):
         super().__init__(step, devices)
-        rows, whole = PartitionSpec(partition.ROW_AXES), PartitionSpec()
-        # `tensor` is the compiler's: of its own axes alone the mapped function knows.
-        own = jax.tree.map(_only_fsdp, self.specs)
-        self._summed = tuple(a for a in partition.ROW_AXES if self.mesh.shape[a] > 1)
+        by_row, replicated = PartitionSpec(partition.BATCH_AXES), PartitionSpec()
+        # `shard_map` handles `data` and `fsdp` alone; the compiler shards over `tensor`.
+        fsdp_specs = jax.tree.map(_only_fsdp, self.specs)
+        self._reduced_axes = tuple(a for a in partition.BATCH_AXES if self.mesh.shape[a] > 1)
 
-        def sums(params, number, batch):
-            params = jax.tree.map(self._gather, params, own)
-            rng = _step_rng(step, number, partition.ROW_AXES)
+        def device_sums(params, number, batch):
+            params = jax.tree.map(self._all_gather, params, fsdp_specs)
+            rng = _step_rng(step, number, partition.BATCH_AXES)
             local = step.grad_sums(params, batch, rng)
-            return local._replace(
-                grads=jax.tree.map(self._reduce, local.grads, own),
-                losses=jax.lax.psum(local.losses, self._summed),
+            return Sums(
+                grads=jax.tree.map(self._reduce, local.grads, fsdp_specs),
+                losses=jax.lax.psum(local.losses, self._reduced_axes),
             )
 
-        mapped_sums = jax.shard_map(
-            sums,
+        global_sums = jax.shard_map(
+            device_sums,
             mesh=self.mesh,
-            in_specs=(own, whole, rows),
-            out_specs=Sums(own, whole),  # type: ignore[arg-type]
-            axis_names=set(partition.ROW_AXES),
-            # With replication tracked, JAX would reduce every use of a parameter by itself.
+            in_specs=(fsdp_specs, replicated, by_row),
+            out_specs=Sums(fsdp_specs, replicated),  # type: ignore[arg-type]
+            axis_names=set(partition.BATCH_AXES),
+            # With replication tracked, JAX would reduce every use of a parameter separately.
             check_vma=False,
         )
 
         def train_step(state, batch):
-            return step.apply_sums(state, mapped_sums(state.params, state.step, batch))
+            return step.apply_sums(state, global_sums(state.params, state.step, batch))
 
         self._jitted = jax.jit(
             train_step,
@@ -202,38 +229,39 @@ class JitRunner(Runner):
             donate_argnums=0,
         )
 
-    def _gather(self, param: jax.Array, spec: PartitionSpec) -> jax.Array:
-        """The whole parameter; kernels and tables in the type that they are used in."""
+    def _all_gather(self, param: jax.Array, spec: PartitionSpec) -> jax.Array:
+        """The entire parameter; kernels and tables are sent in the type of the computation."""
         axis = partition.axis_of(spec, "fsdp")
         if axis is None:
             return param
         dtype = compute_dtype(self.train_step.config.model) if param.ndim > 1 else param.dtype
-        whole = jax.lax.all_gather(param.astype(dtype), "fsdp", axis=axis, tiled=True)
-        return whole.astype(param.dtype)  # in which its gradients are added up
+        gathered = jax.lax.all_gather(param.astype(dtype), "fsdp", axis=axis, tiled=True)
+        return gathered.astype(param.dtype)  # in which its gradients are added up
 
     def _reduce(self, grad: jax.Array, spec: PartitionSpec) -> jax.Array:
-        """The sum over all rows; of a parted parameter, this device's part of it."""
+        """The sum over all rows; of a sharded parameter, this device's shard of it."""
         axis = partition.axis_of(spec, "fsdp")
         if axis is None:
-            return jax.lax.psum(grad, self._summed)
+            return jax.lax.psum(grad, self._reduced_axes)
         grad = jax.lax.psum_scatter(grad, "fsdp", scatter_dimension=axis, tiled=True)
-        return jax.lax.psum(grad, tuple(a for a in self._summed if a != "fsdp"))
+        return jax.lax.psum(grad, tuple(a for a in self._reduced_axes if a != "fsdp"))
 
-    def _lower(self, batch: Tree, state: TrainState | None) -> Any:
+    def _lower(self, batch: PyTree, state: TrainState | None) -> jax.stages.Lowered:
         del state
         return self._jitted.lower(self.restore_target(), batch)
 
     def _run(self, state, batch):
         return self._compiled.get(shape_key(batch), self._jitted)(state, batch)
 
-    def to_host_layout(self, state: TrainState) -> TrainState:
+    def to_checkpoint_layout(self, state: TrainState) -> TrainState:
         return state
 
-    def from_host_layout(self, state: TrainState) -> TrainState:
+    def from_checkpoint_layout(self, state: TrainState) -> TrainState:
         return state
 
 
 def _only_fsdp(spec: PartitionSpec) -> PartitionSpec:
+    """`spec` without the other mesh axes."""
     axis = partition.axis_of(spec, "fsdp")
     return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "fsdp")
 
@@ -253,47 +281,62 @@ class PmapRunner(Runner):
         ordered = list(self.mesh.devices.flat)
         self._pmapped = jax.pmap(train_step, "data", devices=ordered, donate_argnums=0)
 
-    def _per_device(self, x: Any) -> jax.ShapeDtypeStruct:
-        rows = x.shape[0] // self.num_devices
-        return jax.ShapeDtypeStruct((self.num_devices, rows, *x.shape[1:]), x.dtype)
-
-    def _lower(self, batch: Tree, state: TrainState | None) -> Any:
-        if jax.process_count() > 1:  # pmap then looks for each array's local part
+    def _lower(self, batch: PyTree, state: TrainState | None) -> jax.stages.Lowered:
+        if distributed.process_count() > 1:  # pmap then looks for each array's local shards
             zeros = {
                 name: np.zeros((len(self.local_rows(x.shape[0])), *x.shape[1:]), x.dtype)
                 for name, x in batch.items()
             }
-            return self._pmapped.lower(state, self._split(self._place(zeros)))
-        stacked = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((self.num_devices, *x.shape), x.dtype),
-            self.restore_target(),
-        )
-        return self._pmapped.lower(stacked, jax.tree.map(self._per_device, batch))
+            return self._pmapped.lower(state, self._add_device_axis(self._put_on_devices(zeros)))
+        n = self.num_devices
 
-    def _split(self, batch: Tree) -> Tree:
-        return jax.tree.map(functools.partial(self._move, lambda x: x[None], True), batch)
+        def stacked(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((n, *x.shape), x.dtype)
+
+        def split(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((n, x.shape[0] // n, *x.shape[1:]), x.dtype)
+
+        return self._pmapped.lower(
+            jax.tree.map(stacked, self.restore_target()), jax.tree.map(split, batch)
+        )
 
     def _run(self, state, batch):
         compiled = self._compiled.get(shape_key(batch), self._pmapped)
-        state, metrics = compiled(state, self._split(batch))
-        return state, jax.tree.map(functools.partial(self._move, lambda x: x[0], False), metrics)
+        state, metrics = compiled(state, self._add_device_axis(batch))
+        return state, self._remove_device_axis(metrics)
 
-    def _move(self, change: Any, stacked: bool, x: jax.Array) -> jax.Array:
-        """`x` with every device's part changed, and given or relieved of a device axis."""
-        parts = [change(shard.data) for shard in x.addressable_shards]
-        if stacked:
-            shape, sharding = (self.num_devices, *parts[0].shape[1:]), self._stacked
-        else:
-            shape, sharding = parts[0].shape, self._replicated
-        return jax.make_array_from_single_device_arrays(shape, sharding, parts)
+    def to_checkpoint_layout(self, state: TrainState) -> TrainState:
+        return self._remove_device_axis(state)
 
-    def to_host_layout(self, state: TrainState) -> TrainState:
-        return jax.tree.map(functools.partial(self._move, lambda x: x[0], False), state)
-
-    def from_host_layout(self, state: TrainState) -> TrainState:
+    def from_checkpoint_layout(self, state: TrainState) -> TrainState:
         def consume(x: jax.Array) -> jax.Array:
-            stacked = self._move(lambda part: part[None], True, x)
+            stacked = self._add_device_axis(x)
             x.delete()  # one array after the other: two states may not fit
             return stacked
 
         return jax.tree.map(consume, state)
+
+    def _add_device_axis(self, tree: PyTree) -> PyTree:
+        """Each device's `[...]` as its part of `[num_devices, ...]`."""
+
+        def add(x: jax.Array) -> jax.Array:
+            shards = _map_shards(lambda shard: shard[None], x)
+            shape = (self.num_devices, *shards[0].shape[1:])
+            return jax.make_array_from_single_device_arrays(shape, self._stacked, shards)
+
+        return jax.tree.map(add, tree)
+
+    def _remove_device_axis(self, tree: PyTree) -> PyTree:
+        """Inverse of `_add_device_axis` for what is equal on all devices."""
+
+        def remove(x: jax.Array) -> jax.Array:
+            shards = _map_shards(lambda shard: shard[0], x)
+            shape = shards[0].shape
+            return jax.make_array_from_single_device_arrays(shape, self._replicated, shards)
+
+        return jax.tree.map(remove, tree)
+
+
+def _map_shards(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> list[jax.Array]:
+    """`function` of the shard on each local device."""
+    return [function(shard.data) for shard in x.addressable_shards]

@@ -1,0 +1,54 @@
+"""Which checkpoints are kept, and which of them is best."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from transformer_jax.config import CheckpointConfig
+
+UNSCHEDULED = "unscheduled"  # metric of a checkpoint that was saved only because the run stopped
+
+
+def quality(metrics: dict[str, float], metric: str) -> list[float]:
+    """Score and minus loss: higher is better. NaN counts as the worst; a list, as JSON has it."""
+    loss = metrics.get("eval_loss", np.inf)
+    score = -loss if metric == "eval_loss" else metrics[metric]
+    return [-np.inf if np.isnan(x) else x for x in (score, -loss)]
+
+
+class CheckpointInfo(Protocol):
+    """What Orbax knows of a checkpoint."""
+
+    step: int
+    metrics: dict[str, float] | None
+
+
+@dataclasses.dataclass
+class Retention:
+    """Which checkpoints are kept, as a preservation policy of Orbax.
+
+    These are the newest, from which the run resumes, and the `keep_best` best. Also the
+    `max_to_keep` newest that were scheduled: `average:N` must not depend on when a run was stopped.
+    """
+
+    config: CheckpointConfig
+
+    def should_preserve(self, checkpoints: Sequence[CheckpointInfo], *, context: Any) -> list[bool]:
+        """Whether each checkpoint is kept, oldest first; Orbax's `context` is not needed."""
+        del context
+        metrics = {info.step: info.metrics or {} for info in checkpoints}
+        scheduled = [step for step in metrics if UNSCHEDULED not in metrics[step]]
+        name = self.config.best_metric
+        ranked = sorted(
+            (step for step in metrics if name in metrics[step]),
+            key=lambda step: quality(metrics[step], name),
+            reverse=True,
+        )
+        kept = {
+            *list(metrics)[-1:],
+            *scheduled[-self.config.max_to_keep :],
+            *ranked[: self.config.keep_best],
+        }
+        return [step in kept for step in metrics]
