@@ -31,7 +31,6 @@ from decode_workers import Task
 from etils import epath
 from processes import Worker
 
-from transformer_jax.commands.main import malloc_settings
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
@@ -96,9 +95,11 @@ def start(folder: Path, peers: list[str], dtypes: list[str]) -> dict[str, Worker
     workers = {}
     for dtype in dtypes:
         name = "ours" if dtype == dtypes[0] else f"ours {dtype}"
-        workers[name] = Worker(decode_workers.Ours, decode_workers.exported(folder, "ours"), dtype)
+        model = decode_workers.exported(folder, "ours")
+        workers[name] = Worker(decode_workers.Ours, model, dtype, keep_memory=True)
     for peer in peers:
-        workers[peer] = Worker(PEERS[peer], decode_workers.exported(folder, peer), dtypes[0])
+        model = decode_workers.exported(folder, peer)
+        workers[peer] = Worker(PEERS[peer], model, dtypes[0], keep_memory=True)
     return workers
 
 
@@ -207,7 +208,6 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
     options = flags.FLAGS
     jax.config.update("jax_platforms", "cpu")  # an accelerator is for the engines
-    os.environ.setdefault("GLIBC_TUNABLES", malloc_settings())  # as the commands set it
     missing = [p for p in options.peers if not importlib.util.find_spec(p)]
     if missing:
         raise app.UsageError(f"not installed: {', '.join(missing)} (--peers)")

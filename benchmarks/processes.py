@@ -4,8 +4,12 @@ import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
+from transformer_jax.runs import host_memory
 
-def _serve(connection, make: Callable[..., Any], args: tuple) -> None:
+
+def _serve(connection, make: Callable[..., Any], args: tuple, keep_memory: bool) -> None:
+    if keep_memory:
+        host_memory.keep_freed_memory()
     served = make(*args)
     while True:
         method, args = connection.recv()
@@ -15,12 +19,18 @@ def _serve(connection, make: Callable[..., Any], args: tuple) -> None:
 
 
 class Worker:
-    """What `make(*args)` gives, in a fresh process, asked one thing at a time."""
+    """The object `make(*args)` in a fresh process, whose methods are called one at a time.
 
-    def __init__(self, make: Callable[..., Any], *args: Any):
+    Args:
+      make: called in the new process.
+      args: of `make`.
+      keep_memory: allocate as the commands do (`runs/host_memory.py`).
+    """
+
+    def __init__(self, make: Callable[..., Any], *args: Any, keep_memory: bool = False):
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, make, args))
+        self.process = context.Process(target=_serve, args=(theirs, make, args, keep_memory))
         self.process.start()
         theirs.close()
 

@@ -40,7 +40,6 @@ import train_step_workers as workers_lib
 from absl import app, flags
 from processes import Worker
 
-from transformer_jax.commands.main import malloc_settings
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.batch_shapes import BatchShape
 from transformer_jax.diagnostics.dry_run import model_flops
@@ -67,8 +66,7 @@ def model(size: str, vocab_size: int) -> ModelConfig:
 def start(make: Callable[..., Any], *args: Any) -> Worker:
     """A process of its own, which takes memory as the engine's users have it."""
     ours = isinstance(make, type) and issubclass(make, workers_lib.Ours)
-    os.environ["GLIBC_TUNABLES"] = malloc_settings() if ours or FLAGS.kept_memory else ""
-    return Worker(make, *args)
+    return Worker(make, *args, keep_memory=ours or FLAGS.kept_memory)
 
 
 def start_engines(task: workers_lib.Task) -> dict[str, Worker]:

@@ -12,6 +12,7 @@ import pytest
 
 from transformer_jax.commands import main, text_output
 from transformer_jax.errors import UserError
+from transformer_jax.runs import host_memory
 
 ROOT = Path(__file__).parent.parent
 
@@ -30,15 +31,19 @@ def command(*arguments, **kwargs):
     )
 
 
-# A thread, as XLA's, takes and returns much memory; prints pages that the system had to give.
-TAKE_AND_RETURN = """
+# A thread, as XLA's, allocates and frees large blocks. Prints the number of page faults.
+ALLOCATE_AND_FREE = """
 import resource, threading
+from transformer_jax.runs import host_memory
+host_memory.ACCELERATORS = ()
+if KEEP:
+    assert host_memory.keep_freed_memory()
 def faults(times):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    def take():
+    def allocate():
         for _ in range(times):
             bytearray(200 << 20)
-    thread = threading.Thread(target=take)
+    thread = threading.Thread(target=allocate)
     thread.start()
     thread.join()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
@@ -48,28 +53,32 @@ print(faults(5))
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings are of glibc")
-def test_memory_that_was_taken_once_is_kept(monkeypatch):
-    monkeypatch.setattr(glob, "glob", lambda pattern: [])
-    found = []
-    for settings in (main.malloc_settings(), "glibc.malloc.hugetlb=1"):
+def test_host_memory_is_kept_after_it_is_freed():
+    page_faults = []
+    for keep in (True, False):
         done = subprocess.run(
-            [sys.executable, "-c", TAKE_AND_RETURN], capture_output=True, text=True, check=True,
-            env={"GLIBC_TUNABLES": settings},
+            [sys.executable, "-c", f"KEEP = {keep}{ALLOCATE_AND_FREE}"],
+            cwd=ROOT, env={}, capture_output=True, text=True, check=True,
         )  # fmt: skip
-        found.append(int(done.stdout))
-    assert found[0] < 50 < 5 * 100 <= found[1]  # a huge page is 2 MiB
+        page_faults.append(int(done.stdout))
+    assert page_faults[0] < 50
+    assert page_faults[1] >= 5 * 100  # huge pages of 2 MiB; small ones are 4 KiB
 
 
-def test_beside_an_accelerator_threads_keep_arenas_of_their_own(monkeypatch):
+def test_host_memory_keeps_glibcs_defaults_with_an_accelerator_or_tunables(monkeypatch):
+    monkeypatch.setattr(host_memory, "_MALLOPT", {})  # this process stays as it is
     monkeypatch.setattr(glob, "glob", lambda pattern: [pattern] if "nvidia" in pattern else [])
-    assert main.malloc_settings() == "glibc.malloc.hugetlb=1"
+    assert not host_memory.keep_freed_memory()
+    monkeypatch.setattr(glob, "glob", lambda pattern: [])
+    monkeypatch.setenv("GLIBC_TUNABLES", "")
+    assert not host_memory.keep_freed_memory()
 
 
 @pytest.mark.parametrize("name", main.COMMANDS)
 def test_out_of_memory_advice_names_settings_of_the_command(name, capsys, monkeypatch):
     less_memory = importlib.import_module(f"transformer_jax.commands.{name}").LESS_MEMORY
     message = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.\nframes"
-    with pytest.raises(SystemExit) as end, main._one_sentence(less_memory):
+    with pytest.raises(SystemExit) as end, main._errors_as_sentences(less_memory):
         raise RuntimeError(message)
     assert end.value.code == 2
     said = capsys.readouterr().err

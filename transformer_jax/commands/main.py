@@ -1,16 +1,16 @@
-"""The commands: flags, then one call into the package; what all of them have in common.
+"""The commands: flags, then one call into the package. Here is what all of them share.
 
-The root scripts and the installed `transformer-jax COMMAND` both come here.
+The root scripts and the installed `transformer-jax COMMAND` both call `run`.
 """
 
 import contextlib
-import glob
 import importlib
 import logging
 import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from absl import app, flags
 from absl import logging as absl_logging
@@ -18,27 +18,33 @@ from absl import logging as absl_logging
 from transformer_jax import __version__, paths
 from transformer_jax.commands import config_flags
 from transformer_jax.errors import UserError
+from transformer_jax.runs import host_memory
 
 FLAGS = flags.FLAGS
-# Devices of NVIDIA, AMD, and TPUs of older and newer machines.
-ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
-# Each a module of this package: `define_flags`, `run`, and how it is made to need less memory.
+# Each is a module of this package with `define_flags`, `run`, and `LESS_MEMORY`: what to change
+# where the device is out of memory.
 COMMANDS = ("train", "eval", "decode", "export", "plot")
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130
-# Flags of any command that hold a path, or a list of paths. DIR@CHECKPOINT begins with one too.
-PATH_FLAGS = ("workdir", "json", "replay", "output", "compare", "input", "prefixes", "phrases",
-              "score", "ensemble", "sentences", "scores")  # fmt: skip
+# Flags of any command that hold a path or a list of paths. DIR@CHECKPOINT begins with a path too.
+PATH_FLAGS = (
+    "workdir", "json", "replay", "output", "compare", "input", "prefixes", "phrases", "score",
+    "ensemble", "sentences", "scores",
+)  # fmt: skip
+# Words in the errors of a process that lost its connection to the others.
+CONNECTION_WORDS = (
+    "gloo", "connection", "unavailable", "barrier", "deadline", "nccl", "heartbeat",
+)  # fmt: skip
 
 
 def main() -> None:
     """Entry point of `transformer-jax COMMAND [flags]`."""
-    asked = sys.argv[1] if len(sys.argv) > 1 else ""
-    if asked == "--version":
+    command = sys.argv[1] if len(sys.argv) > 1 else ""
+    if command == "--version":
         print(f"transformer-jax {__version__}")
         sys.exit(0)
-    if asked not in COMMANDS:
-        wants_help = asked in ("--help", "-h")
+    if command not in COMMANDS:
+        wants_help = command in ("--help", "-h")
         print(
             f"usage: transformer-jax {{{'|'.join(COMMANDS)}}} [flags]; "
             "transformer-jax COMMAND --help lists a command's flags, "
@@ -46,40 +52,40 @@ def main() -> None:
             file=sys.stdout if wants_help else sys.stderr,
         )
         sys.exit(0 if wants_help else USAGE_STATUS)
-    run(sys.argv[1], [f"transformer-jax {sys.argv[1]}", *sys.argv[2:]])
+    run(command, [f"transformer-jax {command}", *sys.argv[2:]])
 
 
-def run(command: str, argv: Sequence[str]) -> None:
-    """Runs a command with its flags; `argv[0]` is the program's name. Does not return."""
-    _set_up_malloc()
+def run(command: str, argv: Sequence[str]) -> NoReturn:
+    """Runs a command with its flags and ends the process; `argv[0]` is the program's name."""
+    host_memory.keep_freed_memory()
     module = importlib.import_module(f"transformer_jax.commands.{command}")
 
-    def call(rest: Sequence[str]) -> None:
-        with _one_sentence(module.LESS_MEMORY):
-            if len(rest) > 1:
+    def call(remaining: Sequence[str]) -> None:
+        with _errors_as_sentences(module.LESS_MEMORY):
+            if len(remaining) > 1:
                 raise UserError(
-                    f"Unexpected argument {rest[1]!r}; settings are given as --flag=value."
+                    f"Unexpected argument {remaining[1]!r}; settings are given as --flag=value."
                 )
             _expand_paths()
             _configure_jax()
             module.run()
-            if _has_others():
+            if _is_one_of_several():
                 from transformer_jax import distributed
 
                 distributed.disconnect()
-                _exit(0, at_once=True)
+                _exit(0, immediately=True)
 
-    with _one_sentence(module.LESS_MEMORY):
+    with _errors_as_sentences(module.LESS_MEMORY):
         config_flags.check_overrides(argv)
         arguments = module.define_flags(list(argv))
     app.run(call, argv=arguments)
 
 
 def _expand_paths() -> None:
-    """Expands `~` in every flag and setting that holds a path, once for the whole command.
+    """Expands `~` in every flag and setting that holds a path, once for the entire command.
 
     Raises:
-      UserError: a path that cannot be opened, by its kind or for lack of a package.
+      UserError: a path cannot be opened, because of its kind or a missing package.
     """
     for name in PATH_FLAGS:
         if name not in FLAGS or not FLAGS[name].value:
@@ -94,91 +100,8 @@ def _expand_paths() -> None:
         FLAGS.config = paths.expand_config(FLAGS.config)
 
 
-def _set_up_malloc() -> None:
-    """Starts the program again where glibc is to allocate otherwise: it reads that at start-up."""
-    if sys.platform != "linux" or "GLIBC_TUNABLES" in os.environ:
-        return
-    os.environ["GLIBC_TUNABLES"] = malloc_settings()
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-
-
-def malloc_settings() -> str:
-    """What `GLIBC_TUNABLES` is to be.
-
-    XLA on CPU takes and returns the memory of its buffers at every step, and glibc would ask the
-    system for each large one, which comes as small pages to be filled with zeros. So pages are huge
-    and what was taken is kept. Only the first arena keeps; as threads that tokenise wait for each
-    other when it is the only one, this is for machines without an accelerator.
-    """
-    settings = ["hugetlb=1"]
-    if not any(glob.glob(pattern) for pattern in ACCELERATORS):
-        settings += ["mmap_max=0", f"trim_threshold={2**40}", "arena_max=1"]
-    return ":".join(f"glibc.malloc.{setting}" for setting in settings)
-
-
-@contextlib.contextmanager
-def _one_sentence(less_memory: str) -> Iterator[None]:
-    """Turns what the user can mend into one sentence and an exit status."""
-    try:
-        with paths.store_errors():
-            yield
-        return
-    except UserError as error:
-        message = str(error)
-    except BrokenPipeError:  # as in `decode.py | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _exit(0)
-    except OSError as error:
-        message = f"{error.filename or 'a file'}: {error.strerror or error}."
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on with what is done.", file=sys.stderr)
-        _exit(INTERRUPTED_STATUS)
-    except RuntimeError as error:
-        if _lost_others(error):
-            message = (
-                f"Another process of this run has ended ({str(error).splitlines()[0][:200]}); "
-                "start all of them again: the run goes on from its newest checkpoint."
-            )
-        elif "RESOURCE_EXHAUSTED" not in str(error):
-            _leave_others(error)
-            raise
-        else:
-            message = f"The device is out of memory ({str(error).splitlines()[0]}); {less_memory}."
-    except Exception as error:
-        _leave_others(error)
-        raise
-    print(f"error: {message}", file=sys.stderr)
-    _exit(USAGE_STATUS)
-
-
-def _exit(status: int, at_once: bool = False) -> None:
-    """Ends the process; one of several at once: at its exit JAX would wait for the others."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if at_once or _has_others():
-        os._exit(status)
-    sys.exit(status)
-
-
-def _has_others() -> bool:
-    """Whether this is one of several processes; does not load JAX to know."""
-    return "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
-
-
-def _lost_others(error: RuntimeError) -> bool:
-    words = ("gloo", "connection", "unavailable", "barrier", "deadline", "nccl", "heartbeat")
-    return _has_others() and any(word in str(error).lower() for word in words)
-
-
-def _leave_others(error: BaseException) -> None:
-    """Ends one of several processes after an error that nobody foresaw."""
-    if _has_others():
-        traceback.print_exception(error)
-        _exit(1)
-
-
 def _configure_jax() -> None:
-    """Keeps compiled programs for the next start; quiet logs unless asked for."""
+    """Caches compiled programs for later starts; keeps logs quiet unless they are asked for."""
     import jax
 
     from transformer_jax.data.sources import cache_folder
@@ -189,3 +112,65 @@ def _configure_jax() -> None:
     if not any(a.lstrip("-").startswith(("verbosity", "v=")) for a in sys.argv[1:]):
         absl_logging.set_verbosity(absl_logging.WARNING)
         logging.getLogger().setLevel(logging.WARNING)
+
+
+@contextlib.contextmanager
+def _errors_as_sentences(less_memory: str) -> Iterator[None]:
+    """Ends the process with one sentence for each error that the user can fix.
+
+    Args:
+      less_memory: what to change where the device is out of memory.
+    """
+    try:
+        with paths.store_errors():
+            yield
+        return
+    except BrokenPipeError:  # the reader has ended, as in `decode.py | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _exit(0)
+    except KeyboardInterrupt:
+        print("interrupted; the same command resumes.", file=sys.stderr)
+        _exit(INTERRUPTED_STATUS)
+    except Exception as error:
+        message = _message(error, less_memory)
+        if message is None:
+            if _is_one_of_several():
+                traceback.print_exception(error)
+                _exit(1)
+            raise
+    print(f"error: {message}", file=sys.stderr)
+    _exit(USAGE_STATUS)
+
+
+def _message(error: Exception, less_memory: str) -> str | None:
+    """What the user is shown of an error; None for an error that should not happen."""
+    text = str(error)
+    if isinstance(error, UserError):
+        return text
+    if isinstance(error, OSError):
+        return f"{error.filename or 'a file'}: {error.strerror or error}."
+    if not isinstance(error, RuntimeError):
+        return None
+    first_line = text.partition("\n")[0]
+    if _is_one_of_several() and any(word in text.lower() for word in CONNECTION_WORDS):
+        return (
+            f"Another process of this run has ended ({first_line[:200]}); "
+            "start all of them again: the run resumes from its newest checkpoint."
+        )
+    if "RESOURCE_EXHAUSTED" in text:
+        return f"The device is out of memory ({first_line}); {less_memory}."
+    return None
+
+
+def _is_one_of_several() -> bool:
+    """Whether this is one of several processes; does not load JAX to know."""
+    return "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
+
+
+def _exit(status: int, immediately: bool = False) -> NoReturn:
+    """Ends the process; one of several immediately, because JAX would wait for the others."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if immediately or _is_one_of_several():
+        os._exit(status)
+    sys.exit(status)
