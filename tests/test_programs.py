@@ -206,11 +206,12 @@ def test_a_sample_costs_the_same_however_many_there_are():
     weights = incremental.prepare(model, params)
     encoded, mask = jnp.zeros((1, 8, 16)), jnp.ones((1, 8), bool)
 
+    def cache_of(samples):
+        return incremental.init_cache(model, weights, encoded, mask, samples, 256, independent=True)
+
     def cost(samples):
-        cache = incremental.init_cache(
-            model, weights, encoded, mask, samples, 256, independent=True
-        )
-        assert cache["cross"][0]["key"].shape[0] == 1  # the sentence's, not copied for each sample
+        cache = cache_of(samples)
+        assert cache.cross_attention[0].key.shape[0] == 1  # not copied for each sample
         step = jax.jit(lambda cache, tokens: incremental.decode_step(model, weights, cache, tokens))
         analysis = step.lower(cache, jnp.zeros(samples, jnp.int32)).compile().cost_analysis()
         return analysis["flops"] / samples, analysis["bytes accessed"] / samples
@@ -219,7 +220,7 @@ def test_a_sample_costs_the_same_however_many_there_are():
     assert many[0] < 1.1 * few[0]
     assert many[1] < 1.1 * few[1]
     with pytest.raises(ValueError, match="cannot be reordered"):
-        incremental.reorder_cache({"self": []}, jnp.zeros((1, 1), jnp.int32))
+        incremental.reorder_cache(cache_of(1), jnp.zeros((1, 1), jnp.int32))
 
 
 @flax.struct.dataclass

@@ -15,8 +15,8 @@ from transformer_jax.decoding.job import AttentionChoice, Job
 from transformer_jax.decoding.programs import Programs
 from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
-from transformer_jax.model.layers import compute_dtype
 from transformer_jax.ops import platforms
+from transformer_jax.ops.platforms import compute_dtype
 
 TEXTS = ["one two", "three", "four five six", "seven", "eight nine", "one", "two", "three four"]
 

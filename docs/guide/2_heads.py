@@ -13,7 +13,7 @@ import numpy as np
 
 from transformer_jax import plotting
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.layers import MultiHeadAttention
+from transformer_jax.model.layers import SelfAttention
 
 words = ["Today", "is", "sunday"]
 x = jnp.array(np.random.default_rng(1).normal(scale=2.0, size=(1, 3, 4)), jnp.float32)  # [B, T, M]
@@ -33,16 +33,11 @@ full = ModelConfig(d_model=4, num_heads=8, head_dim=4)
 divided = ModelConfig(d_model=4, num_heads=2)  # head_dim: 4 / 2
 
 
-def self_attention(module, x):
-    query, key, value = module.project_self(x, positions)
-    return module.attend(
-        query, key, value, query_segment_ids=everywhere, key_segment_ids=everywhere
-    )
-
-
 def init(config):
-    module = MultiHeadAttention(config)
-    return module, nn.meta.unbox(module.init(jax.random.key(0), x, method=self_attention))
+    module = SelfAttention(config, causal=False)
+    return module, nn.meta.unbox(
+        module.init(jax.random.key(0), x, positions, everywhere, deterministic=True)
+    )
 
 
 shapes = {}
@@ -65,7 +60,9 @@ for name, config in (("full width", full), ("divided", divided)):
 
 # %%
 module, variables = init(full)
-output, seen = module.apply(variables, x, method=self_attention, mutable=["intermediates"])
+output, seen = module.apply(
+    variables, x, positions, everywhere, deterministic=True, mutable=["intermediates"]
+)
 inside = {name: array for name, (array,) in seen["intermediates"].items()}
 for name, array in inside.items():
     print(name, array.shape)

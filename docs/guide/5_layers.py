@@ -12,7 +12,8 @@ import numpy as np
 
 from transformer_jax import plotting
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.layers import EncoderLayer, FeedForward, LayerNorm
+from transformer_jax.model.layers import EncoderLayer, FeedForward
+from transformer_jax.ops.norms import layer_norm
 
 rng = np.random.default_rng(0)
 
@@ -26,12 +27,9 @@ rng = np.random.default_rng(0)
 
 # %%
 x = jnp.array([[1.0, 2.0, 3.0, 4.0], [100.0, 300.0, 200.0, 400.0], [-0.1, 0.1, -0.1, 0.1]])
-norm = LayerNorm(epsilon=1e-6)
-neutral = nn.meta.unbox(norm.init(jax.random.key(0), x))
-gained = jax.tree.map(lambda leaf: leaf, neutral)
-gained["params"]["norm"]["scale"] = jnp.array([1.0, 1.0, 3.0, 1.0])
-
-normal, with_gain = norm.apply(neutral, x), norm.apply(gained, x)
+gain, bias = jnp.ones(4), jnp.zeros(4)
+normal = layer_norm(x, gain, bias, epsilon=1e-6)
+with_gain = layer_norm(x, gain.at[2].set(3.0), bias, epsilon=1e-6)
 print("means", np.round(normal.mean(axis=1), 6), "variances", np.round(normal.var(axis=1), 6))
 plotting.heat_maps({"normalised": normal, "gain 3 on dimension 2": with_gain}, signed=True)
 

@@ -21,11 +21,12 @@ from similarities import additive, scaled_dot, soft_lookup
 
 from transformer_jax import plotting
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.layers import DecoderLayer, FeedForward, LayerNorm
+from transformer_jax.model.layers import DecoderLayer, FeedForward
 from transformer_jax.model.transformer import Transformer, init_params
 from transformer_jax.ops.attention import attention_weights, dot_product_attention
 from transformer_jax.ops.losses import cross_entropy
 from transformer_jax.ops.masks import make_causal_mask
+from transformer_jax.ops.norms import layer_norm
 from transformer_jax.ops.positional import sinusoids
 
 
@@ -144,8 +145,7 @@ plotting.heat_maps(
 
 # %%
 def norm(x):
-    own = {"scale": jnp.ones(x.shape[-1]), "bias": jnp.zeros(x.shape[-1])}
-    return LayerNorm(epsilon=1e-6).apply({"params": {"norm": own}}, x)
+    return layer_norm(x, jnp.ones(x.shape[-1]), jnp.zeros(x.shape[-1]), epsilon=1e-6)
 
 
 def norm_of_all(x):
@@ -493,15 +493,10 @@ def decoder_layer(layer_params, x, encoded):
 
 def decoder_layer_of_input(layer_params, x, encoded):
     def run(layer):
-        own, cross = layer.self_attention, layer.cross_attention
-        y = x + own.attend(
-            *own.project_self(layer.self_attention_norm(x), positions), causal=True,
-            query_segment_ids=real, key_segment_ids=real,
-        )  # fmt: skip
-        query = cross.project_query(layer.cross_attention_norm(y))
-        z = x + cross.attend(  # right: y + …
-            query, *cross.project_source(encoded), query_segment_ids=real, key_segment_ids=real
-        )
+        h = layer.self_attention_norm(x)
+        y = x + layer.self_attention(h, positions, real, True)
+        h = layer.cross_attention_norm(y)
+        z = x + layer.cross_attention(h, encoded, real, real, True)  # right: y + …
         return z + layer.feed_forward(layer.feed_forward_norm(z), True)
 
     return DecoderLayer(config).apply({"params": layer_params}, method=run)

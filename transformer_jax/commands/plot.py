@@ -181,8 +181,7 @@ def _schedule():
 
 def _positions():
     from transformer_jax import plotting
-    from transformer_jax.model.transformer import position_table
-    from transformer_jax.ops.positional import SINUSOIDS
+    from transformer_jax.ops.positional import SINUSOIDS, position_table
     from transformer_jax.runs import workdir
 
     model = workdir.read_config(FLAGS.workdir[0]).model

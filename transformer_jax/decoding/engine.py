@@ -25,8 +25,8 @@ from transformer_jax.decoding.requests import (
 from transformer_jax.decoding.warmup import warm_up
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import bleu_tokenizers
-from transformer_jax.model.layers import compute_dtype
 from transformer_jax.ops import platforms
+from transformer_jax.ops.platforms import compute_dtype
 
 WINDOW = 4096  # sentences sorted together, and held in memory
 ON_ERROR = ("raise", "skip")

@@ -49,13 +49,11 @@ class ModelStepper:
     """
 
     configs: Sequence[ModelConfig]
-    weights: Sequence[Any]
+    weights: Sequence[incremental.DecoderWeights]
 
     @property
     def vocab_size(self) -> int:
-        weights = self.weights[0]
-        size: int = weights["output" if "output" in weights else "table"].shape[0]
-        return size
+        return self.weights[0].output_table.shape[0]
 
     def begin(
         self,
@@ -92,8 +90,8 @@ class ModelStepper:
         return [incremental.grow_cache(own, size) for own in cache]
 
     def coverage(self, cache: Cache) -> jax.Array:
-        total = sum(own["coverage"] for own in cache) / len(cache)
-        return jnp.where(cache[0]["source_mask"][:, None, :], total, 1.0)
+        total = sum(own.coverage for own in cache) / len(cache)
+        return jnp.where(cache[0].source_mask[:, None, :], total, 1.0)
 
 
 def cache_sizes(max_decode_len: int) -> list[int]:

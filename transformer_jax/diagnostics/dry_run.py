@@ -13,8 +13,8 @@ from transformer_jax.config import Config, validate
 from transformer_jax.data.batch_shapes import BatchShape, divisible_rows
 from transformer_jax.diagnostics import hlo
 from transformer_jax.errors import UserError
-from transformer_jax.model.layers import compute_dtype
 from transformer_jax.ops import platforms
+from transformer_jax.ops.platforms import compute_dtype
 from transformer_jax.training import partition
 from transformer_jax.training.runners import make_runner
 

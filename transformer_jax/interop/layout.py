@@ -6,9 +6,9 @@ import jax
 import numpy as np
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.transformer import position_table
+from transformer_jax.model.transformer import Params
+from transformer_jax.ops.positional import position_table
 
-Params = dict[str, Any]
 Path = tuple[str, ...]
 
 # (module, parameter) -> the axis that runs over the model dimension; others have none.

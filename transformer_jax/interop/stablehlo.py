@@ -60,12 +60,14 @@ def export_functions(model: ModelConfig, params: dict[str, Any]) -> dict[str, by
     def init_cache(params, encoded, mask, beams, steps):
         _, weights = _join(model, params)
         sizes = beams.shape[0], steps.shape[0]
-        return incremental.init_cache(model, weights, encoded, mask.astype(bool), *sizes)
+        cache = incremental.init_cache(model, weights, encoded, mask.astype(bool), *sizes)
+        return _to_plain(cache)
 
     def decode_step(params, cache, tokens):
         _, weights = _join(model, params)
+        cache = _from_plain(cache)
         logits, cache = incremental.decode_step(model, weights, cache, tokens.reshape(-1))
-        return logits.T.reshape(*tokens.shape, -1), cache  # --> [b, k, v]
+        return logits.T.reshape(*tokens.shape, -1), _to_plain(cache)  # --> [b, k, v]
 
     def integers(*shape):
         return jax.ShapeDtypeStruct(shape, jnp.int32)
@@ -97,32 +99,57 @@ def split_params(model: ModelConfig, params: layout.Params) -> dict[str, Any]:
     model = dataclasses.replace(model, dtype="float32")
     flat = {"/".join(path): x for path, x in layout.flatten(params).items()
             if not path[0].startswith(("decoder_", "embed_target"))}  # fmt: skip
-    weights = incremental.prepare(model, params)
-    for name in SHARED:
-        weights.pop(name, None)
-    leaves = jax.tree_util.tree_flatten_with_path(weights)[0]
-    return flat | {_name(path): x for path, x in leaves}
+    leaves = jax.tree_util.tree_flatten_with_path(incremental.prepare(model, params))[0]
+    return flat | {_file_name(path): x for path, x in leaves}
 
 
-# Prepared weights that are parameters as they stand -> the parameter.
-SHARED = {"table": "target_embedding", "output": "output_embedding"}
+# Fields of `LayerWeights` that have another name in params.npz.
+FILE_NAMES = {"self_query_key_value": "self", "cross_query": "cross", "cross_key_value": "source"}
+# Names below `decoder/` of weights that are parameters without any change -> the parameter.
+SHARED = {"decoder/table": "target_embedding", "decoder/output": "output_embedding"}
 
 
-def _name(path: Any) -> str:
-    return "decoder/" + jax.tree_util.keystr(path, simple=True, separator="/")
+def _file_name(path: jax.tree_util.KeyPath) -> str:
+    """Name in params.npz of a leaf of `DecoderWeights`."""
+    fields = [jax.tree_util.keystr((key,), simple=True) for key in path]
+    name = "/".join(["decoder", *(FILE_NAMES.get(field, field) for field in fields)])
+    return SHARED.get(name, name)
 
 
-def _join(model: ModelConfig, flat: dict[str, Any]) -> tuple[layout.Params, Any]:
+def _join(
+    model: ModelConfig, flat: dict[str, jax.Array]
+) -> tuple[layout.Params, incremental.DecoderWeights]:
     """Inverse of `split_params`: parameters without the decoder's, and the decoder's weights."""
-    tree = layout.unflatten({
+    params = layout.unflatten({
         tuple(name.split("/")): x for name, x in flat.items() if not name.startswith("decoder/")
     })  # fmt: skip
     shapes = jax.eval_shape(
         lambda: incremental.prepare(model, init_params(model, jax.random.key(0)))
     )
-    own = {name: shapes.pop(name) for name in SHARED if name in shapes}
-    weights = jax.tree.map_with_path(lambda path, _: flat[_name(path)], shapes)
-    return tree, weights | {name: tree[SHARED[name]] for name in own}
+    return params, jax.tree.map_with_path(lambda path, _: flat[_file_name(path)], shapes)
+
+
+def _to_plain(cache: incremental.DecoderCache) -> dict[str, Any]:
+    """The cache as dicts and lists, so that what runs an export needs none of our classes."""
+    return {
+        "index": cache.index,
+        "ancestors": cache.ancestors,
+        "self": [{"key": c.key, "value": c.value} for c in cache.self_attention],
+        "cross": [{"key": c.key, "value": c.value} for c in cache.cross_attention],
+        "source_mask": cache.source_mask,
+    }
+
+
+def _from_plain(cache: dict[str, Any]) -> incremental.DecoderCache:
+    """Inverse of `_to_plain`."""
+    return incremental.DecoderCache(
+        index=cache["index"],
+        self_attention=[incremental.KeyValue(**c) for c in cache["self"]],
+        cross_attention=[incremental.KeyValue(**c) for c in cache["cross"]],
+        source_mask=cache["source_mask"],
+        ancestors=cache["ancestors"],
+        coverage=None,
+    )
 
 
 def write_directory(

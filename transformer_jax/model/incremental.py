@@ -1,30 +1,104 @@
 """The decoder one position at a time: `prepare`, `init_cache`, `decode_step`, `grow_cache`.
 
-The same function as `Transformer.decode`, arranged for few rows and large weights: weights are laid
-out once as the left operand of their products, `[out, in]`, and activations are `[M, N]`, features
-first, so that a weight is read as it lies in memory and never copied.
+It computes the same function as `Transformer.decode`, with its products arranged for few rows and
+large weights. Weights are the left operands of their products, `[out, in]`, and activations are
+`[M, N]`, features first, so no weight is ever copied or transposed.
 
-Beams are not moved in memory. Every beam of a sentence writes its key and value into a slot of its
-own at each position, all beams are queries over all slots, and `ancestors` says which slots are a
-beam's past; reordering beams reorders those few integers. Independent hypotheses (samples, greedy
-search) are never reordered: each has a cache row of its own and reads nothing else.
+Beams are not moved in memory. Each beam of a sentence writes its key and value into a slot of its
+own at each position, and all beams are queries over all slots. `ancestors` says which slots are a
+beam's past, so reordering beams reorders only those few integers. Independent hypotheses (samples,
+greedy search) are never reordered: each has a cache row that no other hypothesis reads.
+
+Letters of shapes: B sentences, K beams (hypotheses of a sentence), N = B·K, T positions of the
+cache, S source positions, and H, D, M, F, V as in `layers`.
 """
 
-from typing import Any
+import dataclasses
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.layers import ACTIVATIONS, compute_dtype
-from transformer_jax.model.transformer import position_table
-from transformer_jax.ops import positional
+from transformer_jax.model.transformer import Params
+from transformer_jax.ops.activations import ACTIVATIONS
 from transformer_jax.ops.attention.softmax import exponentials, hiding
+from transformer_jax.ops.embedding import embed_tokens
+from transformer_jax.ops.norms import NormParams, norm, norm_after, norm_before
+from transformer_jax.ops.platforms import compute_dtype
+from transformer_jax.ops.positional import SINUSOIDS, apply_rotary, position_table
 
-Tree = dict[str, Any]
+
+@flax.struct.dataclass
+class DenseWeights:
+    """One product for one or several dense layers, whose outputs follow each other."""
+
+    kernel: jax.Array  # [out, in]
+    bias: jax.Array  # [out, 1]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `[in, N]` to `[out, N]`."""
+        return self.kernel @ x + self.bias
 
 
-def prepare(config: ModelConfig, params: Tree) -> Tree:
+@flax.struct.dataclass
+class LayerWeights:
+    """Weights of one decoder layer; the parameters of norms are `[M, 1]`."""
+
+    self_query_key_value: DenseWeights  # M -> 3·H·D
+    self_out: DenseWeights  # H·D -> M
+    cross_query: DenseWeights  # M -> H·D
+    cross_key_value: DenseWeights  # M -> 2·H·D
+    cross_out: DenseWeights  # H·D -> M
+    up: DenseWeights  # M -> F
+    down: DenseWeights  # F -> M
+    self_attention_norm: NormParams
+    cross_attention_norm: NormParams
+    feed_forward_norm: NormParams
+
+
+@flax.struct.dataclass
+class DecoderWeights:
+    """The decoder's weights in the type of the computation."""
+
+    layers: list[LayerWeights]
+    table: jax.Array  # [V, M], of the target tokens
+    positions: jax.Array | None  # [max_len, M]; None where nothing is added
+    norm: NormParams | None  # after the last layer of a pre-norm model, [M, 1]
+    output: jax.Array | None  # [V, M]; None: `table`
+    output_bias: jax.Array | None  # [V, 1] float32
+
+    @property
+    def output_table(self) -> jax.Array:
+        """Projection to the vocabulary, `[V, M]`."""
+        return self.table if self.output is None else self.output
+
+
+@flax.struct.dataclass
+class KeyValue:
+    """Keys and values of one attention."""
+
+    key: jax.Array  # self [B, H, D, T·K]; cross [B, H, D, S]
+    value: jax.Array  # self [B, H, T·K, D]; cross [B, H, S, D]
+
+
+@flax.struct.dataclass
+class DecoderCache:
+    """What `decode_step` keeps between positions.
+
+    Independent hypotheses have no `ancestors`. For them the self-attention's keys and values are
+    those of N sentences with one beam: `[N, H, D, T]` and `[N, H, T, D]`.
+    """
+
+    index: jax.Array  # [], number of positions written
+    self_attention: list[KeyValue]  # of each layer
+    cross_attention: list[KeyValue]  # of each layer, computed once
+    source_mask: jax.Array  # [B, S], True = not padding
+    ancestors: jax.Array | None  # [B, K, T], the slot that holds each position of a beam
+    coverage: jax.Array | None  # [B, K, S], sum of the last layer's attention to the source
+
+
+def prepare(config: ModelConfig, params: Params) -> DecoderWeights:
     """The decoder's weights in the type of the computation, laid out for `decode_step`.
 
     Args:
@@ -32,263 +106,268 @@ def prepare(config: ModelConfig, params: Tree) -> Tree:
       params: of `Transformer`.
     """
     dtype = compute_dtype(config)
-
-    def dense(*parts: Tree) -> Tree:
-        """One product for all parts, whose outputs follow each other."""
-        kernels, biases = [], []
-        for part in parts:
-            width = part["bias"].size
-            kernels.append(part["kernel"].reshape(-1, width).T)
-            biases.append(part["bias"].reshape(width, 1))
-        return {
-            "kernel": jnp.concatenate(kernels).astype(dtype),  # [out, in]
-            "bias": jnp.concatenate(biases).astype(dtype),  # [out, 1]
-        }
-
-    def norm(part: Tree) -> Tree:
-        return {name: part["norm"][name][:, None] for name in ("scale", "bias")}  # [M, 1]
-
-    layers = []
-    for number in range(config.num_decoder_layers):
-        layer = params[f"decoder_layers_{number}"]
-        own, cross = layer["self_attention"], layer["cross_attention"]
-        feed = layer["feed_forward"]
-        layers.append({
-            "self": dense(own["query"], own["key"], own["value"]),
-            "self_out": dense(own["out"]),
-            "cross": dense(cross["query"]),
-            "source": dense(cross["key"], cross["value"]),
-            "cross_out": dense(cross["out"]),
-            "up": dense(feed["up"]),
-            "down": dense(feed["down"]),
-            **{f"{n}_norm": norm(layer[f"{n}_norm"])
-               for n in ("self_attention", "cross_attention", "feed_forward")},
-        })  # fmt: skip
-    weights: Tree = {"layers": layers, "table": params["target_embedding"].astype(dtype)}
-    if config.positional in positional.SINUSOIDS:
-        weights["positions"] = jnp.asarray(position_table(config)).astype(dtype)
+    positions = None
+    if config.positional in SINUSOIDS:
+        positions = jnp.asarray(position_table(config)).astype(dtype)
     elif config.positional == "learned":
-        weights["positions"] = params["embed_target"]["positions"].astype(dtype)
-    if config.norm_position == "pre":
-        weights["norm"] = norm(params["decoder_norm"])
-    if config.tie_embeddings == "none":
-        weights["output"] = params["output_embedding"].astype(dtype)
-    if config.output_bias:
-        weights["output_bias"] = params["output_bias"].astype(jnp.float32)[:, None]
-    return weights
+        positions = params["embed_target"]["positions"].astype(dtype)
+    return DecoderWeights(
+        layers=[
+            _prepare_layer(params[f"decoder_layers_{i}"], dtype)
+            for i in range(config.num_decoder_layers)
+        ],
+        table=params["target_embedding"].astype(dtype),
+        positions=positions,
+        norm=_prepare_norm(params["decoder_norm"]) if config.norm_position == "pre" else None,
+        output=(
+            params["output_embedding"].astype(dtype) if config.tie_embeddings == "none" else None
+        ),
+        output_bias=(
+            params["output_bias"].astype(jnp.float32)[:, None] if config.output_bias else None
+        ),
+    )
+
+
+def _prepare_layer(params: Params, dtype: jnp.dtype) -> LayerWeights:
+    self_attention, cross_attention = params["self_attention"], params["cross_attention"]
+
+    def dense(*layers: Params) -> DenseWeights:
+        kernels = [p["kernel"].reshape(-1, p["bias"].size).T for p in layers]  # --> [out, in] each
+        biases = [p["bias"].reshape(-1, 1) for p in layers]  # --> [out, 1] each
+        return DenseWeights(
+            jnp.concatenate(kernels).astype(dtype), jnp.concatenate(biases).astype(dtype)
+        )
+
+    return LayerWeights(
+        self_query_key_value=dense(*(self_attention[name] for name in ("query", "key", "value"))),
+        self_out=dense(self_attention["out"]),
+        cross_query=dense(cross_attention["query"]),
+        cross_key_value=dense(cross_attention["key"], cross_attention["value"]),
+        cross_out=dense(cross_attention["out"]),
+        up=dense(params["feed_forward"]["up"]),
+        down=dense(params["feed_forward"]["down"]),
+        self_attention_norm=_prepare_norm(params["self_attention_norm"]),
+        cross_attention_norm=_prepare_norm(params["cross_attention_norm"]),
+        feed_forward_norm=_prepare_norm(params["feed_forward_norm"]),
+    )
+
+
+def _prepare_norm(params: Params) -> NormParams:
+    return {name: x[:, None] for name, x in params["norm"].items()}  # --> [M, 1] each
 
 
 def init_cache(
     config: ModelConfig,
-    weights: Tree,
+    weights: DecoderWeights,
     encoded: jax.Array,
     source_mask: jax.Array,
     num_beams: int,
     size: int,
     coverage: bool = False,
     independent: bool = False,
-) -> Tree:
-    """Cache before the first step.
+) -> DecoderCache:
+    """The cache before the first step.
 
     Args:
       config: of the model.
       weights: from `prepare`.
       encoded: `[B, S, M]`.
-      source_mask: `[B, S]` boolean, True where `encoded` is no padding.
-      num_beams: hypotheses a sentence, K.
-      size: positions the cache holds, T.
-      coverage: add up the last layer's attention to the source, averaged over heads.
+      source_mask: `[B, S]` boolean, True where `encoded` is not padding.
+      num_beams: hypotheses of each sentence, K.
+      size: positions the cache has room for, T.
+      coverage: sum up the last layer's attention to the source, averaged over heads.
       independent: hypotheses are never reordered.
-
-    Returns:
-      `index` (positions written so far), `ancestors` `[B, K, T]` (whose slot holds a position of
-      this beam), `self` (per layer key `[B, H, D, T·K]` and value `[B, H, T·K, D]`), `cross` (per
-      layer key `[B, H, D, S]` and value `[B, H, S, D]`, computed once), `source_mask`, and
-      `coverage` `[B, K, S]` where asked for. Independent hypotheses have no `ancestors`, and `self`
-      as B·K sentences of one beam: key `[B·K, H, D, T]` and value `[B·K, H, T, D]`.
     """
     config = config.for_decoder()
-    heads, dim = config.num_heads, config.resolved_head_dim
-    rows, length = source_mask.shape
-    dtype = compute_dtype(config)
-    cross = []
-    for layer in weights["layers"]:
-        source = layer["source"]
-        both = jnp.einsum("bsm,nm->bsn", encoded.astype(dtype), source["kernel"])
-        both = (both + source["bias"][:, 0]).reshape(rows, length, 2, heads, dim)
-        cross.append({
-            "key": both[:, :, 0].transpose(0, 2, 3, 1),
-            "value": both[:, :, 1].transpose(0, 2, 1, 3),
-        })  # fmt: skip
-    own_rows, slots = (rows * num_beams, 1) if independent else (rows, num_beams)
-    empty = {
-        "key": jnp.zeros((own_rows, heads, dim, size * slots), dtype),
-        "value": jnp.zeros((own_rows, heads, size * slots, dim), dtype),
-    }
-    cache = {
-        "index": jnp.zeros((), jnp.int32),
-        "self": [dict(empty) for _ in weights["layers"]],
-        "cross": cross,
-        "source_mask": source_mask,
-    }
-    if not independent:
-        cache["ancestors"] = jnp.zeros((rows, num_beams, size), jnp.int32)
-    if coverage:
-        cache["coverage"] = jnp.zeros((rows, num_beams, length), jnp.float32)
-    return cache
+    heads, dim, dtype = config.num_heads, config.resolved_head_dim, compute_dtype(config)
+    batch, length = source_mask.shape
+    cross_attention = []
+    for layer in weights.layers:
+        dense = layer.cross_key_value
+        both = jnp.einsum("bsm,nm->bsn", encoded.astype(dtype), dense.kernel) + dense.bias[:, 0]
+        both = both.reshape(batch, length, 2, heads, dim)
+        key = both[:, :, 0].transpose(0, 2, 3, 1)  # --> [B, H, D, S]
+        value = both[:, :, 1].transpose(0, 2, 1, 3)  # --> [B, H, S, D]
+        cross_attention.append(KeyValue(key, value))
+    rows, slots = (batch * num_beams, 1) if independent else (batch, num_beams)
+    empty = KeyValue(
+        key=jnp.zeros((rows, heads, dim, size * slots), dtype),
+        value=jnp.zeros((rows, heads, size * slots, dim), dtype),
+    )
+    return DecoderCache(
+        index=jnp.zeros((), jnp.int32),
+        self_attention=[empty] * len(weights.layers),
+        cross_attention=cross_attention,
+        source_mask=source_mask,
+        ancestors=None if independent else jnp.zeros((batch, num_beams, size), jnp.int32),
+        coverage=jnp.zeros((batch, num_beams, length), jnp.float32) if coverage else None,
+    )
 
 
-def grow_cache(cache: Tree, size: int) -> Tree:
-    """The same with room for `size` positions."""
-    slots = cache["ancestors"].shape[1] if "ancestors" in cache else 1
-    old = cache["self"][0]["value"].shape[2] // slots
-
-    def pad(x, axis, more):
-        return jnp.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)])
-
-    more = size - old
-    grown: Tree = {
-        "self": [
-            {"key": pad(c["key"], 3, more * slots), "value": pad(c["value"], 2, more * slots)}
-            for c in cache["self"]
-        ]
-    }
-    if "ancestors" in cache:
-        grown["ancestors"] = pad(cache["ancestors"], 2, more)
-    return {**cache, **grown}
+def grow_cache(cache: DecoderCache, size: int) -> DecoderCache:
+    """The same cache with room for `size` positions."""
+    ancestors = cache.ancestors
+    slots = 1 if ancestors is None else ancestors.shape[1]
+    more = size - cache.self_attention[0].value.shape[2] // slots
+    if ancestors is not None:
+        ancestors = jnp.pad(ancestors, ((0, 0), (0, 0), (0, more)))
+    length = (0, more * slots)
+    grown = [
+        KeyValue(
+            key=jnp.pad(layer.key, ((0, 0), (0, 0), (0, 0), length)),
+            value=jnp.pad(layer.value, ((0, 0), (0, 0), length, (0, 0))),
+        )
+        for layer in cache.self_attention
+    ]
+    return dataclasses.replace(cache, self_attention=grown, ancestors=ancestors)
 
 
-def reorder_cache(cache: Tree, parents: jax.Array) -> Tree:
-    """Makes beam k of each sentence what beam `parents[b, k]` was; not for independent ones."""
-    if "ancestors" not in cache:
+def reorder_cache(cache: DecoderCache, parents: jax.Array) -> DecoderCache:
+    """The cache in which beam k of sentence b continues the former beam `parents[b, k]`.
+
+    Raises:
+      ValueError: the hypotheses are independent.
+    """
+    if cache.ancestors is None:
         raise ValueError("independent hypotheses cannot be reordered")
-    moved: Tree = {}
-    for name in ("ancestors", "coverage"):
-        if name in cache:
-            moved[name] = jnp.take_along_axis(cache[name], parents[:, :, None], axis=1)
-    return {**cache, **moved}
+    coverage, index = cache.coverage, parents[:, :, None]
+    if coverage is not None:
+        coverage = jnp.take_along_axis(coverage, index, axis=1)
+    ancestors = jnp.take_along_axis(cache.ancestors, index, axis=1)
+    return dataclasses.replace(cache, ancestors=ancestors, coverage=coverage)
 
 
 def decode_step(
-    config: ModelConfig, weights: Tree, cache: Tree, tokens: jax.Array
-) -> tuple[jax.Array, Tree]:
+    config: ModelConfig, weights: DecoderWeights, cache: DecoderCache, tokens: jax.Array
+) -> tuple[jax.Array, DecoderCache]:
     """Logits of the next token.
 
     Args:
       config: of the model.
       weights: from `prepare`.
       cache: of B sentences and K beams.
-      tokens: `[B·K]`, the last of each hypothesis.
+      tokens: `[B·K]`, the last token of each hypothesis.
 
     Returns:
-      `[V, B·K]` float32, and the new cache.
+      Logits `[V, B·K]` float32, and the new cache.
     """
-    config = config.for_decoder()
-    index = cache["index"]
-    rows = cache["source_mask"].shape[0]
-    new_cache = {**cache, "index": index + 1}
-    if "ancestors" in cache:
-        own_rows = rows
-        _, slots, size = cache["ancestors"].shape
-        ancestors = cache["ancestors"].at[:, :, index].set(jnp.arange(slots))
-        is_past = (jnp.arange(size) <= index)[:, None]
-        is_own = ancestors[..., None] == jnp.arange(slots)
-        is_past = (is_past & is_own).reshape(rows, 1, slots, size * slots)
-        new_cache["ancestors"] = ancestors
-    else:
-        own_rows, slots = tokens.shape[0], 1
-        is_past = jnp.arange(cache["self"][0]["value"].shape[2]) <= index
-    own_bias = hiding(is_past)
-    source_bias = hiding(cache["source_mask"][:, None, None, :])
+    config, index, ancestors = config.for_decoder(), cache.index, cache.ancestors
+    if ancestors is not None:
+        ancestors = ancestors.at[:, :, index].set(jnp.arange(ancestors.shape[1]))
+    self_bias = hiding(_is_past(cache, ancestors))
+    source_bias = hiding(cache.source_mask[:, None, None, :])
 
-    x = weights["table"][tokens]  # --> [N, M]
-    if config.scale_embeddings:
-        x = x * jnp.asarray(config.d_model**0.5, x.dtype)
-    if "positions" in weights:
-        x = x + weights["positions"][index]
+    x = embed_tokens(
+        config, weights.table, weights.positions, tokens, index, weights.table.dtype
+    )  # --> [N, M]
     x = jax.lax.optimization_barrier(x.T)  # --> [M, N]
 
-    new_self: list[Tree] = []
-    attention: Any = None
-    for layer, own, cross in zip(weights["layers"], cache["self"], cache["cross"], strict=True):
+    self_attention = []
+    for layer, self_cache, cross_cache in zip(
+        weights.layers, cache.self_attention, cache.cross_attention, strict=True
+    ):
+        h = norm_before(config, layer.self_attention_norm, x, axis=0)
+        h, self_cache = _self_attention(config, layer, self_cache, self_bias, index, h)
+        x = norm_after(config, layer.self_attention_norm, x + h, axis=0)
+        self_attention.append(self_cache)
 
-        def attend_self(h, layer=layer, own=own):
-            query, key, value = _heads(config, _dense(layer["self"], h), own_rows, 3)
-            if config.positional == "rotary":
-                query, key = (
-                    positional.apply_rotary(y, index[None, None], config.positional_base)
-                    for y in (query, key)
-                )
-            start = index * slots
-            new_self.append({
-                "key": jax.lax.dynamic_update_slice_in_dim(
-                    own["key"], key.swapaxes(2, 3), start, axis=3),
-                "value": jax.lax.dynamic_update_slice_in_dim(
-                    own["value"], value, start, axis=2),
-            })  # fmt: skip
-            out, _ = _attend(query, new_self[-1], own_bias, may_be_empty=False)
-            return _dense(layer["self_out"], out)
+        h = norm_before(config, layer.cross_attention_norm, x, axis=0)
+        h, source_weights = _cross_attention(config, layer, cross_cache, source_bias, h)
+        x = norm_after(config, layer.cross_attention_norm, x + h, axis=0)
 
-        def attend_source(h, layer=layer, cross=cross):
-            nonlocal attention
-            (query,) = _heads(config, _dense(layer["cross"], h), rows, 1)
-            out, attention = _attend(query, cross, source_bias)
-            return _dense(layer["cross_out"], out)
+        h = norm_before(config, layer.feed_forward_norm, x, axis=0)
+        h = layer.down(ACTIVATIONS[config.activation](layer.up(h)))
+        x = norm_after(config, layer.feed_forward_norm, x + h, axis=0)
+    if weights.norm is not None:
+        x = norm(config, weights.norm, x, axis=0)
 
-        def feed_forward(h, layer=layer):
-            return _dense(layer["down"], ACTIVATIONS[config.activation](_dense(layer["up"], h)))
-
-        x = _residual(config, x, layer["self_attention_norm"], attend_self)
-        x = _residual(config, x, layer["cross_attention_norm"], attend_source)
-        x = _residual(config, x, layer["feed_forward_norm"], feed_forward)
-    if "norm" in weights:
-        x = _norm(config, weights["norm"], x)
-    output = weights["output" if "output" in weights else "table"]
-    logits = jnp.matmul(output, x, preferred_element_type=jnp.float32)
-    if "output_bias" in weights:
-        logits = logits + weights["output_bias"]
-    new_cache["self"] = new_self
-    if "coverage" in cache:
-        exps, total = attention
-        new_cache["coverage"] = cache["coverage"] + jnp.mean(exps / total, axis=1)
-    return logits, new_cache
+    logits = jnp.matmul(weights.output_table, x, preferred_element_type=jnp.float32)  # --> [V, N]
+    if weights.output_bias is not None:
+        logits = logits + weights.output_bias
+    coverage = cache.coverage
+    if coverage is not None:
+        coverage = coverage + jnp.mean(source_weights, axis=1)  # over heads
+    return logits, dataclasses.replace(
+        cache, index=index + 1, self_attention=self_attention, ancestors=ancestors,
+        coverage=coverage,
+    )  # fmt: skip
 
 
-def _dense(part: Tree, x: jax.Array) -> jax.Array:
-    return part["kernel"] @ x + part["bias"]
+def _is_past(cache: DecoderCache, ancestors: jax.Array | None) -> jax.Array:
+    """Which slots a query attends to: `[B, 1, K, T·K]`, or `[T]` for independent hypotheses."""
+    if ancestors is None:
+        return jnp.arange(cache.self_attention[0].value.shape[2]) <= cache.index
+    batch, beams, size = ancestors.shape
+    is_written = (jnp.arange(size) <= cache.index)[:, None]  # [T, 1]
+    is_ancestor = ancestors[..., None] == jnp.arange(beams)  # [B, K, T, K]
+    return (is_written & is_ancestor).reshape(batch, 1, beams, size * beams)
 
 
-def _norm(config: ModelConfig, part: Tree, x: jax.Array) -> jax.Array:
-    """LayerNorm over the features `[M, N]`, in float32."""
-    y = x.astype(jnp.float32)
-    y = y - jnp.mean(y, axis=0, keepdims=True)
-    variance = jnp.mean(y * y, axis=0, keepdims=True)
-    y = y * jax.lax.rsqrt(variance + config.norm_epsilon) * part["scale"] + part["bias"]
-    return y.astype(x.dtype)
+def _self_attention(
+    config: ModelConfig,
+    layer: LayerWeights,
+    cache: KeyValue,
+    bias: jax.Array | None,
+    index: jax.Array,
+    x: jax.Array,
+) -> tuple[jax.Array, KeyValue]:
+    """Self-attention `[M, N]` of `x` `[M, N]`, and the cache with the position `index` written."""
+    rows = cache.key.shape[0]
+    query, key, value = _split_heads(config, layer.self_query_key_value(x), rows, 3)
+    if config.positional == "rotary":
+        query = apply_rotary(query, index[None, None], config.positional_base)
+        key = apply_rotary(key, index[None, None], config.positional_base)
+    start = index * query.shape[2]
+    cache = KeyValue(
+        jax.lax.dynamic_update_slice_in_dim(cache.key, key.swapaxes(2, 3), start, axis=3),
+        jax.lax.dynamic_update_slice_in_dim(cache.value, value, start, axis=2),
+    )
+    # Each query attends at least to its own position.
+    out, _ = _attend(query, cache, bias, may_be_empty=False)
+    return layer.self_out(out), cache
 
 
-def _residual(config: ModelConfig, x: jax.Array, norm: Tree, branch: Any) -> jax.Array:
-    if config.norm_position == "pre":
-        return x + branch(_norm(config, norm, x))
-    return _norm(config, norm, x + branch(x))
+def _cross_attention(
+    config: ModelConfig,
+    layer: LayerWeights,
+    cache: KeyValue,
+    bias: jax.Array | None,
+    x: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Attention to the source `[M, N]` of `x` `[M, N]`, and its weights `[B, H, K, S]`."""
+    (query,) = _split_heads(config, layer.cross_query(x), cache.key.shape[0], 1)
+    out, attention_weights = _attend(query, cache, bias, may_be_empty=True)
+    return layer.cross_out(out), attention_weights
 
 
-def _heads(config: ModelConfig, x: jax.Array, rows: int, count: int) -> list[jax.Array]:
-    """`count` arrays `[B, H, K, D]` of `x` `[count·H·D, B·K]`."""
+def _split_heads(config: ModelConfig, x: jax.Array, rows: int, count: int) -> list[jax.Array]:
+    """`x` `[count·H·D, N]` as `count` arrays `[rows, H, N/rows, D]`."""
     x = x.reshape(count, config.num_heads, config.resolved_head_dim, rows, -1)
     return list(x.transpose(0, 3, 1, 4, 2))
 
 
 def _attend(
-    query: jax.Array, cache: Tree, bias: jax.Array | None, may_be_empty: bool = True
-) -> tuple[jax.Array, Any]:
-    """Attention of `query` `[B, H, K, D]` as `[H·D, B·K]`, and its weights as a fraction."""
-    key, value = cache["key"], cache["value"]
+    query: jax.Array, cache: KeyValue, bias: jax.Array | None, may_be_empty: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Attention over a cache.
+
+    Args:
+      query: `[B, H, K, D]`.
+      cache: keys `[B, H, D, S]` and values `[B, H, S, D]`.
+      bias: added to the scores, broadcastable to `[B, H, K, S]`.
+      may_be_empty: some query may have every key hidden.
+
+    Returns:
+      The output `[H·D, N]` and the attention weights `[B, H, K, S]` float32.
+    """
     query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-    scores = jnp.einsum("bhkd,bhds->bhks", query, key, preferred_element_type=jnp.float32)
+    scores = jnp.einsum("bhkd,bhds->bhks", query, cache.key, preferred_element_type=jnp.float32)
     exps, total = exponentials(scores, bias, may_be_empty)
     out = jnp.einsum(
-        "bhks,bhsd->bhkd", exps.astype(value.dtype), value, preferred_element_type=jnp.float32
+        "bhks,bhsd->bhkd",
+        exps.astype(cache.value.dtype),
+        cache.value,
+        preferred_element_type=jnp.float32,
     )
-    out = (out / total).astype(value.dtype).transpose(1, 3, 0, 2)
-    return out.reshape(out.shape[0] * out.shape[1], -1), (exps, total)
+    out = (out / total).astype(cache.value.dtype).transpose(1, 3, 0, 2)  # --> [H, D, B, K]
+    return out.reshape(out.shape[0] * out.shape[1], -1), exps / total

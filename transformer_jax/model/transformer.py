@@ -1,106 +1,112 @@
 """The encoder-decoder of "Attention Is All You Need" as a Flax linen module.
 
-Whole sequences only: `incremental` is the decoder one position at a time.
+It reads complete sequences. `incremental` is the same decoder, one position at a time.
 """
 
+import inspect
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.layers import (
-    DecoderLayer,
-    Dropout,
-    EncoderLayer,
-    LayerNorm,
-    compute_dtype,
-    with_axes,
-)
-from transformer_jax.ops import positional
-from transformer_jax.ops.embedding import embed
+from transformer_jax.model.layers import DecoderLayer, EncoderLayer
+from transformer_jax.model.primitives import Dropout, Norm, with_axes
+from transformer_jax.ops.embedding import embed_tokens
+from transformer_jax.ops.losses import projected_logits
+from transformer_jax.ops.platforms import compute_dtype
+from transformer_jax.ops.positional import SINUSOIDS, position_table
 
-
-def position_table(config: ModelConfig) -> np.ndarray:
-    """Fixed encodings of positions 0 .. max_len - 1, `[max_len, M]` float32."""
-    offset = config.position_offset
-    table = positional.sinusoids(
-        config.max_len + offset, config.d_model, config.positional, config.positional_base
-    )
-    return table[offset:]
+Params = dict[str, Any]  # nested by module name; the leaves are arrays
 
 
 class Embedding(nn.Module):
-    """Token vectors, times sqrt(M) as a rule, plus positions, with dropout (sections 3.4, 3.5)."""
+    """Scaled token vectors plus positions, with dropout (sections 3.4 and 3.5)."""
 
     config: ModelConfig
 
     def setup(self) -> None:
         config = self.config
-        if config.positional == "learned":
+        self.position_table = None
+        if config.positional in SINUSOIDS:
+            self.position_table = jnp.asarray(position_table(config))
+        elif config.positional == "learned":
             init = with_axes(nn.initializers.normal(0.02), "positions", "embed")
-            self.learned = self.param("positions", init, (config.max_len, config.d_model))
+            self.position_table = self.param("positions", init, (config.max_len, config.d_model))
         self.dropout = Dropout(config.dropout_rate)
 
-    def __call__(self, table, tokens, positions, deterministic):
-        config = self.config
-        x = embed(table, tokens, compute_dtype(config))
-        if config.scale_embeddings:
-            x = x * jnp.asarray(config.d_model**0.5, x.dtype)
-        if config.positional in positional.SINUSOIDS:
-            x = x + jnp.asarray(position_table(config))[positions].astype(x.dtype)
-        elif config.positional == "learned":
-            x = x + embed(self.learned, positions, x.dtype)
+    def __call__(
+        self, table: jax.Array, tokens: jax.Array, positions: jax.Array, deterministic: bool
+    ) -> jax.Array:
+        """Vectors `[B, T, M]` in the type of the computation.
+
+        Args:
+          table: `[V, M]`.
+          tokens: `[B, T]` integers.
+          positions: `[B, T]` or `[1, T]` integers.
+          deterministic: no dropout.
+        """
+        dtype = compute_dtype(self.config)
+        x = embed_tokens(self.config, table, self.position_table, tokens, positions, dtype)
         return self.dropout(x, deterministic)
 
 
 class Transformer(nn.Module):
     """Encoder and decoder with their embeddings.
 
-    Token and segment id arrays are `[B, S]` and `[B, T]` integers; segment id 0 is padding.
-    Positions default to 0, 1, 2, …; packed rows pass positions that restart with each segment.
+    Tokens and segment ids are integers, `[B, S]` for the source and `[B, T]` for the target.
+    Segment id 0 is padding. Positions default to 0, 1, 2, …; rows that pack several sentences pass
+    positions that restart with each segment.
     """
 
     config: ModelConfig
-    remat: bool = False
+    remat: bool = False  # recompute the layers' activations in the backward pass
 
     def setup(self) -> None:
-        config = self.config
-        encoder_layer, decoder_layer = EncoderLayer, DecoderLayer
-        if self.remat:
-            encoder_layer = nn.remat(EncoderLayer, static_argnums=(4,))
-            decoder_layer = nn.remat(DecoderLayer, static_argnums=(6,))
-        self.encoder_layers = [encoder_layer(config) for _ in range(config.num_encoder_layers)]
-        decoder = config.for_decoder()
-        self.decoder_layers = [decoder_layer(decoder) for _ in range(config.num_decoder_layers)]
-        if config.norm_position == "pre":
-            self.encoder_norm = LayerNorm(config.norm_epsilon)
-            self.decoder_norm = LayerNorm(config.norm_epsilon)
-        init = with_axes(nn.initializers.normal(config.d_model**-0.5), "vocab", "embed")
-        self.target_table = self.param(
-            "target_embedding", init, (config.target_vocab_size, config.d_model)
-        )
-        self.source_table = self.target_table
-        self.output_table = self.target_table
-        if config.tie_embeddings != "all":
-            self.source_table = self.param(
-                "source_embedding", init, (config.source_vocab_size, config.d_model)
-            )
-        if config.tie_embeddings == "none":
-            self.output_table = self.param(
-                "output_embedding", init, (config.target_vocab_size, config.d_model)
-            )
-        self.bias = None
-        if config.output_bias:
-            init = with_axes(nn.initializers.zeros, "vocab")
-            self.bias = self.param("output_bias", init, (config.target_vocab_size,))
+        config, decoder_config = self.config, self.config.for_decoder()
+        encoder_layer = recomputed(EncoderLayer) if self.remat else EncoderLayer
+        decoder_layer = recomputed(DecoderLayer) if self.remat else DecoderLayer
         self.embed_source = Embedding(config)
         self.embed_target = Embedding(config)
+        self.encoder_layers = [encoder_layer(config) for _ in range(config.num_encoder_layers)]
+        self.decoder_layers = [
+            decoder_layer(decoder_config) for _ in range(config.num_decoder_layers)
+        ]
+        if config.norm_position == "pre":
+            self.encoder_norm = Norm(config)
+            self.decoder_norm = Norm(config)
 
-    def encode(self, inputs, positions=None, segment_ids=None, deterministic=True) -> jax.Array:
-        """Encoder output `[B, S, M]`. Without segment_ids every position counts."""
+        init = with_axes(nn.initializers.normal(config.d_model**-0.5), "vocab", "embed")
+        source_shape = (config.source_vocab_size, config.d_model)
+        target_shape = (config.target_vocab_size, config.d_model)
+        self.target_table = self.param("target_embedding", init, target_shape)
+        self.source_table = self.target_table
+        if config.tie_embeddings != "all":
+            self.source_table = self.param("source_embedding", init, source_shape)
+        self.output_table = self.target_table
+        if config.tie_embeddings == "none":
+            self.output_table = self.param("output_embedding", init, target_shape)
+        self.output_bias = None
+        if config.output_bias:
+            zeros = with_axes(nn.initializers.zeros, "vocab")
+            self.output_bias = self.param("output_bias", zeros, target_shape[:1])
+
+    def encode(
+        self,
+        inputs: jax.Array,
+        positions: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """Encoder output `[B, S, M]`.
+
+        Args:
+          inputs: `[B, S]` tokens.
+          positions: `[B, S]` or `[1, S]`; None: 0 .. S - 1.
+          segment_ids: `[B, S]`; None: one segment without padding.
+          deterministic: no dropout.
+        """
         if positions is None:
             positions = jnp.arange(inputs.shape[1])[None]
         if segment_ids is None:
@@ -112,14 +118,23 @@ class Transformer(nn.Module):
 
     def decode(
         self,
-        encoded,
-        decoder_inputs,
-        source_segment_ids=None,
-        positions=None,
-        segment_ids=None,
-        deterministic=True,
+        encoded: jax.Array,
+        decoder_inputs: jax.Array,
+        source_segment_ids: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
+        deterministic: bool = True,
     ) -> jax.Array:
-        """Decoder output `[B, T, M]` before the projection to the vocabulary."""
+        """Decoder output `[B, T, M]`, before the projection to the vocabulary.
+
+        Args:
+          encoded: `[B, S, M]` from `encode`.
+          decoder_inputs: `[B, T]`, the target tokens shifted right.
+          source_segment_ids: `[B, S]`; None: one segment without padding.
+          positions: `[B, T]` or `[1, T]`; None: 0 .. T - 1.
+          segment_ids: `[B, T]`; None: one segment without padding.
+          deterministic: no dropout.
+        """
         if positions is None:
             positions = jnp.arange(decoder_inputs.shape[1])[None]
         if segment_ids is None:
@@ -146,34 +161,40 @@ class Transformer(nn.Module):
         )
 
     def output_projection(self) -> tuple[jax.Array, jax.Array | None]:
-        """Projection to the vocabulary: float32 `[V, M]`, and its bias `[V]` where there is one."""
-        return self.output_table, self.bias
+        """Projection to the vocabulary: float32 `[V, M]`, and its bias `[V]` if it has one."""
+        return self.output_table, self.output_bias
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """float32 `[..., V]` of hidden `[..., M]`."""
-        table = self.output_table.astype(hidden.dtype)
-        logits = jnp.einsum("...m,vm->...v", hidden, table, preferred_element_type=jnp.float32)
-        return logits if self.bias is None else logits + self.bias
+        """Logits `[B, T, V]` in float32 of the decoder's output `[B, T, M]`."""
+        return projected_logits(hidden, self.output_table.astype(hidden.dtype), self.output_bias)
 
     def __call__(self, batch: dict[str, jax.Array], deterministic: bool = True) -> jax.Array:
         """Logits `[B, T, V]` of a training batch."""
         return self.logits(self.hidden(batch, deterministic))
 
 
-def init_params(config: ModelConfig, rng: jax.Array) -> dict[str, Any]:
+def recomputed(layer: type[nn.Module]) -> type[nn.Module]:
+    """`layer`, whose activations are computed again in the backward pass."""
+    arguments = list(inspect.signature(layer.__call__).parameters)
+    return nn.remat(layer, static_argnums=arguments.index("deterministic"))
+
+
+def init_params(config: ModelConfig, rng: jax.Array) -> Params:
     """Fresh parameters; trace it with `jax.eval_shape` for shapes alone."""
-    return nn.meta.unbox(_init(config, rng))
+    return nn.meta.unbox(_init_with_axes(config, rng))
 
 
-def param_axes(config: ModelConfig) -> dict[str, Any]:
-    """For each parameter a `PartitionSpec` of the names of its axes (`layers.with_axes`)."""
-    return nn.get_partition_spec(jax.eval_shape(lambda: _init(config, jax.random.key(0))))
+def param_axes(config: ModelConfig) -> Params:
+    """For each parameter a `PartitionSpec` of its logical axes (`primitives.with_axes`)."""
+    boxed = jax.eval_shape(lambda: _init_with_axes(config, jax.random.key(0)))
+    return nn.get_partition_spec(boxed)
 
 
-def _init(config: ModelConfig, rng: jax.Array) -> Any:
+def _init_with_axes(config: ModelConfig, rng: jax.Array) -> Params:
+    """Fresh parameters, each boxed with the names of its axes."""
     tokens = jnp.ones((1, 2), jnp.int32)
-    names = ["decoder_inputs"]
-    for side in ("inputs", "targets"):
-        names += [side, f"{side}_positions", f"{side}_segment_ids"]
-    batch = dict.fromkeys(names, tokens)
+    batch = {
+        "inputs": tokens, "inputs_positions": tokens, "inputs_segment_ids": tokens,
+        "decoder_inputs": tokens, "targets_positions": tokens, "targets_segment_ids": tokens,
+    }  # fmt: skip
     return Transformer(config).init({"params": rng}, batch)["params"]

@@ -10,7 +10,40 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from transformer_jax.config import ModelConfig
+
 CHUNK = 512  # positions whose one-hot rows exist at once
+
+
+def embed_tokens(
+    config: ModelConfig,
+    table: jax.Array,
+    position_table: jax.Array | None,
+    tokens: jax.Array,
+    positions: jax.Array,
+    dtype: DTypeLike,
+) -> jax.Array:
+    """Token vectors, times sqrt(M) where the config scales them, plus position vectors.
+
+    Source: "Attention Is All You Need", sections 3.4 and 3.5.
+
+    Args:
+      config: of the model.
+      table: `[V, M]`.
+      position_table: `[max_len, M]`; None where nothing is added.
+      tokens: `[...]` integers below V.
+      positions: integers below max_len that broadcast to the shape of `tokens`.
+      dtype: of the result.
+
+    Returns:
+      `[..., M]`.
+    """
+    x = embed(table, tokens, dtype)
+    if config.scale_embeddings:
+        x = x * jnp.asarray(config.d_model**0.5, dtype)
+    if position_table is not None:
+        x = x + embed(position_table, positions, dtype)
+    return x
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

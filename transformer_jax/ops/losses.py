@@ -101,8 +101,8 @@ def projected_cross_entropy(
 
 
 def projected_logits(hidden: jax.Array, table: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """Logits `[N, V]` in float32 of `hidden` `[N, M]` by `table` `[V, M]`, plus `bias` `[V]`."""
-    logits = jnp.einsum("nm,vm->nv", hidden, table, preferred_element_type=jnp.float32)
+    """Float32 logits `[..., V]` of `hidden` `[..., M]`, by `table` `[V, M]` and `bias` `[V]`."""
+    logits = jnp.einsum("...m,vm->...v", hidden, table, preferred_element_type=jnp.float32)
     return logits if bias is None else logits + bias
 
 

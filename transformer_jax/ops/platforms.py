@@ -3,6 +3,9 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+
+from transformer_jax.config import ModelConfig
 
 # Platforms with fast bfloat16; others, unknown ones too, compute in float32.
 HAS_BFLOAT16 = ("gpu", "tpu", "rocm")
@@ -20,6 +23,19 @@ def current() -> str:
     if chosen is None or isinstance(chosen, str):
         return _name(chosen or jax.default_backend())
     return of(chosen)
+
+
+def compute_dtype(config: ModelConfig, platform: str | None = None) -> jnp.dtype:
+    """Type of activations: bfloat16 on GPU and TPU, else float32, unless the config names one.
+
+    Args:
+      config: of the model.
+      platform: of the computation; None: `current()`.
+    """
+    if config.dtype != "auto":
+        return jnp.dtype(config.dtype)
+    platform = current() if platform is None else platform
+    return jnp.dtype(jnp.bfloat16 if platform in HAS_BFLOAT16 else jnp.float32)
 
 
 def of(device: Any) -> str:

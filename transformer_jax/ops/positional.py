@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer_jax.config import ModelConfig
+
 SINUSOIDS = ("interleaved", "halves", "tensor2tensor")
 
 
@@ -29,6 +31,15 @@ def sinusoids(
     angles = np.arange(length)[:, None] * rates[None, :]
     table = np.stack([np.sin(angles), np.cos(angles)], axis=-1 if layout == "interleaved" else 1)
     return table.reshape(length, d_model).astype(np.float32)
+
+
+def position_table(config: ModelConfig) -> np.ndarray:
+    """Sinusoids of positions 0 .. max_len - 1 of a model, `[max_len, M]` float32."""
+    offset = config.position_offset
+    table = sinusoids(
+        config.max_len + offset, config.d_model, config.positional, config.positional_base
+    )
+    return table[offset:]
 
 
 def apply_rotary(x: jax.Array, positions: jax.Array, base: float = 10_000.0) -> jax.Array:

@@ -19,7 +19,7 @@ from transformer_jax import distributed
 from transformer_jax.config import Config
 from transformer_jax.data.batch_shapes import BatchShape
 from transformer_jax.data.loader import Batch
-from transformer_jax.model.layers import compute_dtype
+from transformer_jax.ops.platforms import compute_dtype
 from transformer_jax.training import partition
 from transformer_jax.training.step import Metrics, PyTree, Sums, TrainState, TrainStep
 

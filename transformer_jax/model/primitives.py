@@ -1,0 +1,92 @@
+"""Modules that own parameters or random bits: dense layers, norms and dropout.
+
+They call the pure functions of `transformer_jax.ops` and name the axes of their parameters.
+"""
+
+import flax.linen as nn
+import jax
+from flax.typing import Initializer
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.ops import norms
+from transformer_jax.ops.dense import dense
+from transformer_jax.ops.dropout import dropout
+
+Axes = tuple[tuple[str, int], ...]  # logical name (see `with_axes`) and size of each axis
+
+
+def with_axes(init: Initializer, *names: str) -> Initializer:
+    """`init` with a logical name for each axis of the parameter.
+
+    Names are `embed` (M), `heads` (H), `kv` (D), `mlp` (F), `vocab` (V) and `positions`.
+    `training.partition.RULES` maps them to the axes of the mesh.
+    """
+    return nn.with_logical_partitioning(init, names)
+
+
+class Dense(nn.Module):
+    """A dense layer with `kernel` `[*inner, *outer]` and `bias` `[*outer]`."""
+
+    inner: Axes
+    outer: Axes
+
+    def setup(self) -> None:
+        names, sizes = zip(*self.inner, *self.outer, strict=True)
+        num_inner = len(self.inner)
+        init = nn.initializers.xavier_uniform(
+            in_axis=range(num_inner), out_axis=range(num_inner, len(names))
+        )
+        self.kernel = self.param("kernel", with_axes(init, *names), sizes)
+        zeros = with_axes(nn.initializers.zeros, *names[num_inner:])
+        self.bias = self.param("bias", zeros, sizes[num_inner:])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `[..., *inner]` to `[..., *outer]`."""
+        return dense(x, self.kernel, self.bias)
+
+
+class Norm(nn.Module):
+    """A norm over the features; its parameters are `norm/scale` and `norm/bias`, both `[M]`."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        boxed = self.param("norm", self._init, unbox=False)
+        self.weights: norms.NormParams = nn.meta.unbox(boxed)
+
+    def _init(self, rng: jax.Array) -> dict[str, nn.LogicallyPartitioned]:
+        del rng  # the initial values are constants
+        return {
+            name: nn.LogicallyPartitioned(x, ("embed",))
+            for name, x in norms.init_norm(self.config).items()
+        }
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`x` `[..., M]`, normalized."""
+        return norms.norm(self.config, self.weights, x)
+
+    def before(self, x: jax.Array) -> jax.Array:
+        """What a residual branch reads, `[..., M]`: `norm(x)` in pre-norm, `x` in post-norm."""
+        return norms.norm_before(self.config, self.weights, x)
+
+    def after(self, x: jax.Array) -> jax.Array:
+        """What follows the residual sum `x` `[..., M]`: `x` in pre-norm, `norm(x)` in post-norm."""
+        x = norms.norm_after(self.config, self.weights, x)
+        if self.config.norm_position == "post":
+            return x
+        # Without the barrier, XLA for CPU recomputes the sum of all later branches' gradients for
+        # every earlier layer.
+        return jax.lax.optimization_barrier(x)
+
+
+class Dropout(nn.Module):
+    """`ops.dropout` with a key from the `dropout` collection."""
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
+        """`x` of any shape, unchanged where `deterministic`."""
+        if deterministic or self.rate == 0.0:
+            return x
+        return dropout(x, self.rate, self.make_rng("dropout"))
