@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import digit_pairs
 from transformer_jax import Translator
-from transformer_jax.commands import decode, decode_output
+from transformer_jax.commands import decode, decode_format, decode_output
 from transformer_jax.data.tokenizer_pair import special_ids
 from transformer_jax.decoding import alignment, batching, mbr, programs
 from transformer_jax.decoding.engine import Engine, begins_word
@@ -305,7 +305,7 @@ def test_attention_of_a_text_in_parts_is_that_of_its_parts(translator):
     want = alignment.word_attention(dense, best.source_tokens, best.tokens)
     np.testing.assert_allclose(words.toarray(), want, atol=1e-7)
     assert alignment.links(words) == alignment.links(want)
-    found = decode._attention_as_json(best.attention)
+    found = decode_format._attention_json(best.attention)
     for values, start, row in zip(
         found["attention"], found["attention_starts"], dense, strict=True
     ):
@@ -343,7 +343,7 @@ def test_a_jobs_record_changes_with_all_that_could_change_its_output(translator,
         other.params = translator.params if params is None else params
         data = dataclasses.replace(translator.config.data, **data)
         other.config = dataclasses.replace(translator.config, data=data)
-        return decode_output._flat(decode._describe(other))
+        return decode_output._flat(decode._description(other))
 
     def differing(**changes):
         found = described(**changes)

@@ -129,7 +129,7 @@ def _further(
         found["conventions"] = [dataclasses.asdict(row) for row in rows]
     if other is not None:
         comparisons = corpus_metrics.compare(texts, other, references, tokenizer)
-        print(f"beside {FLAGS.compare}, by paired bootstrap")
+        print(f"compared with {FLAGS.compare}, by paired bootstrap")
         for c in comparisons:
             print(
                 f"  {c.metric:<5} {c.score:.2f} ± {c.interval:.2f} here, {c.other_score:.2f} ± "

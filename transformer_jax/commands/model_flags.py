@@ -2,38 +2,57 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from transformer_jax import paths
-from transformer_jax.api import Translator
 from transformer_jax.commands import config_flags
 from transformer_jax.errors import UserError
-from transformer_jax.interop import pretrained
+
+if TYPE_CHECKING:  # these load JAX, which flags do not need
+    from transformer_jax.api import Translator
 
 FLAGS = flags.FLAGS
 
 
-def define(argv: list[str]) -> None:
-    """Defines them, and `--config.a.b` for each setting of the model that `argv` names."""
+def define(argv: Sequence[str]) -> None:
+    """Defines the model's flags, and `--config.a.b` for each setting of the one `argv` names."""
+    from transformer_jax.interop import pretrained
+
     flags.DEFINE_string(
         "workdir",
         None,
         "Folder of the run or of a Hugging Face model, or its name on the Hub.",
         required=True,
     )
-    flags.DEFINE_string("checkpoint", "best", "best, latest, a step, or average:N.")
+    define_checkpoint()
     flags.DEFINE_bool("allow_pickle", False, "Read a Hugging Face pytorch_model.bin, with torch.")
     prefixes = ("--workdir=", "-workdir=")
-    given = [a.split("=", 1)[1] for a in argv if a.startswith(prefixes)]
-    given += [b for a, b in itertools.pairwise(argv) if a.lstrip("-") == "workdir"]
+    given = [argument.split("=", 1)[1] for argument in argv if argument.startswith(prefixes)]
+    given += [value for name, value in itertools.pairwise(argv) if name.lstrip("-") == "workdir"]
     if given:
         workdir = paths.expand(given[-1], "--workdir")
         paths.require(workdir, "--workdir")
         config_flags.define_config(pretrained.read_config(workdir))
 
 
-def load_translator(ensemble: Sequence[tuple[str, str]] = ()) -> Translator:
+def define_checkpoint() -> None:
+    """Defines `--checkpoint`."""
+    flags.DEFINE_string("checkpoint", "best", "best, latest, a step, or average:N.")
+
+
+def define_languages() -> None:
+    """Defines `--target_lang` and `--source_lang`."""
+    flags.DEFINE_string(
+        "target_lang", "", "Language to translate into, for multilingual models; else the config's."
+    )
+    flags.DEFINE_string(
+        "source_lang", "", "Language of the input, for models that read it; else the config's."
+    )
+
+
+def load_translator(ensemble: Sequence[tuple[str, str]] = ()) -> "Translator":
     """The model that the flags name, with the settings that were overridden.
 
     Args:
@@ -42,6 +61,9 @@ def load_translator(ensemble: Sequence[tuple[str, str]] = ()) -> Translator:
     Raises:
       UserError: a setting that only training could change.
     """
+    from transformer_jax.api import Translator
+    from transformer_jax.interop import pretrained
+
     trained = pretrained.read_config(FLAGS.workdir)
     for section in ("model", "optimizer", "train"):
         if getattr(FLAGS.config, section) != getattr(trained, section):
