@@ -49,7 +49,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
         return label
 
     out_of_docs = re.compile(rf"\[([^\]]+)\]\({re.escape(to_docs)}\.\./([^)#]+)(#[^)]+)?\)")
-    return re.sub(r"\]\((guide/\d_\w+)\.py\)", r"](\1.md)", out_of_docs.sub(replace, markdown))
+    return re.sub(r"\]\((guide/\d+_\w+)\.py\)", r"](\1.md)", out_of_docs.sub(replace, markdown))
 
 
 def _from_docs(markdown: str) -> str:
@@ -67,7 +67,7 @@ def run(path: Path) -> Iterator[tuple[str, str | bytes]]:
         coalesce_streams=True,
         resources={"metadata": {"path": str(ROOT)}},
         config=traitlets.config.Config(KernelManager={"transport": "ipc"}),
-    ).execute(env={**os.environ, "PYTHONPATH": str(path.parent)})  # for its `similarities`
+    ).execute(env={**os.environ, "PYTHONPATH": str(path.parent)})  # for `similarities.py`
     # Progress bars and warnings are not part of the page.
     for cell in notebook.cells:
         outputs = cell.get("outputs", [])

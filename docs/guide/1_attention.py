@@ -17,9 +17,9 @@ from transformer_jax.ops.attention import dot_product_attention
 # %% [markdown]
 # ## Exact look-up first
 #
-# Keys that are perpendicular and of length 1 can be told apart by dot products alone: the
-# product with the equal key is 1, with every other 0. Weighting the values by these products
-# *is* the look-up.
+# Dot products alone can distinguish perpendicular keys of length 1. The product of a query with
+# the equal key is 1, with every other key 0. Weighting the values by these products *is* the
+# look-up.
 
 # %%
 query = jnp.array([[0.0, 1.0]])
@@ -27,20 +27,20 @@ keys = jnp.array([[0.0, 1.0], [1.0, 0.0]])
 values = jnp.array([[0.0, 0.0], [1.0, 1.0]])
 
 matches = dot(query, keys)
-found = matches @ values
-print("matches", matches, "found", found)
+looked_up = matches @ values
+print("matches", matches, "looked up", looked_up)
 
 # %% [markdown]
 # ## Then similarity
 #
 # Keys that a model learns are not perpendicular, and products may be negative or of any size.
-# Softmax turns them into weights that are positive and sum to 1. `soft_lookup` is all of
-# attention; on the dictionary above it takes some of both values, and the longer the query, the
-# closer it comes to the exact look-up.
+# Softmax turns them into positive weights that sum to 1. This soft look-up is attention; the
+# functions are in [`similarities.py`](similarities.py). With the dictionary above, it mixes both
+# values. The longer the query, the closer the result is to the exact look-up.
 
 # %%
 lengths = np.linspace(0.0, 8.0, 41)
-readings, shares = jax.vmap(lambda c: soft_lookup(c * query, keys, values, dot))(jnp.array(lengths))
+outputs, shares = jax.vmap(lambda c: soft_lookup(c * query, keys, values, dot))(jnp.array(lengths))
 
 plotting.curves(
     lengths,
@@ -52,11 +52,11 @@ plotting.curves(
 # %% [markdown]
 # ## Four ways to be similar
 #
-# There are several ways to compare. The first needs no parameters and equal widths; the second
-# keeps the spread of products from growing with the width; the third and fourth learn what
-# counts as similar, and let queries and keys have different widths.
+# The first similarity has no parameters and needs equal widths. The second keeps the spread of
+# the products independent of the width. The third and fourth learn what counts as similar, and
+# allow queries and keys of different widths.
 #
-# | name | score | from |
+# | name | score | source |
 # |---|---|---|
 # | `dot` | q·k | Luong et al. 2015 |
 # | `scaled_dot` | q·k / √D | Vaswani et al. 2017 |
@@ -84,9 +84,9 @@ plotting.heat_maps(weights, rows, columns, per_row=2)
 # %% [markdown]
 # ## Why the scale
 #
-# The dot product of two vectors of D independent numbers of mean 0 and variance 1 has variance
-# D. Without the scale, softmax sees numbers that grow with √D: it turns into a choice of one
-# key, whose gradient is nearly 0. With it, the spread stays where it is.
+# The dot product of two vectors of D independent numbers with mean 0 and variance 1 has variance
+# D. Without the scale, scores grow with √D. Softmax then selects a single key, and its gradient is
+# nearly 0. With the scale, the spread of the scores does not depend on D.
 
 # %%
 widths = np.array([4, 16, 64, 256, 1024])
@@ -123,14 +123,15 @@ W_value = jnp.array([[0, 2, 0, 1], [0, 3, 0, 0], [1, 0, 3, 0], [1, 1, 0, 2]], jn
 plotting.heat_map(one_hot, sentence, vocabulary, "one-hot")
 
 # %% [markdown]
-# A row with a single 1 picks a row of the matrix: an embedding is a look-up, and so are these.
+# A row with a single 1 selects a row of the matrix, so each of these products is a look-up, like
+# an embedding.
 
 # %%
 Q, K, V = one_hot @ W_query, one_hot @ W_key, one_hot @ W_value
 plotting.heat_maps({"Q": Q, "K": K, "V": V}, sentence, per_row=3)
 
 # %% [markdown]
-# Every query against every key; the same divided by √4; softmax over each row.
+# The score of every query with every key, the same divided by √4, and softmax over each row:
 
 # %%
 scores = dot(Q, K)
@@ -141,14 +142,14 @@ plotting.heat_maps(
 )
 
 # %% [markdown]
-# Each word's output is the mixture of all values that its row of weights says.
+# The output of each word is the mixture of all values, weighted by the word's row.
 
 # %%
 plotting.heat_map(output, sentence, title="output")
 
 # %% [markdown]
-# The model itself calls `dot_product_attention`, which is the same formula for batches, heads
-# and masks, in several implementations. On one head it gives what we have.
+# The model itself calls `dot_product_attention`, the same formula for batches, heads and masks,
+# with several implementations. For one head it gives the same output.
 
 # %%
 heads = [x[None, :, None, :] for x in (Q, K, V)]  # [B, T, H, D]

@@ -1,9 +1,8 @@
 # %% [markdown]
 # # 2. Heads
 #
-# One attention gives each position one mixture. Several heads look at the same sentence with
-# projections of their own, each finds its own mixture, and a last projection puts them
-# together.
+# A single attention gives each position one mixture. Several heads read the same sentence with
+# separate projections, so each computes another mixture. An output projection combines them.
 
 # %%
 import flax.linen as nn
@@ -23,10 +22,10 @@ everywhere = jnp.ones((1, 3), jnp.int32)  # one sentence, no padding
 # %% [markdown]
 # ## How wide is a head?
 #
-# As wide as one likes: `head_dim` need not be `d_model / num_heads`. Here are 8 heads, each as
-# wide as the whole model (4); their outputs stand side by side, 4·8 = 32 numbers, and a
-# projection brings them back to 4. The paper divides instead: the heads together are as wide as
-# the model, so that any number of them costs the same.
+# Any width is possible: `head_dim` need not be `d_model / num_heads`. Here are 8 heads, each as
+# wide as the model (4). Their outputs are concatenated to 8·4 = 32 numbers, and a projection maps
+# them back to 4. The paper divides instead: all heads together are as wide as the model, so any
+# number of heads costs the same.
 
 # %%
 full = ModelConfig(d_model=4, num_heads=8, head_dim=4)
@@ -50,13 +49,13 @@ for name, config in (("full width", full), ("divided", divided)):
     print(f"{name}: {count} parameters", shapes[name])
 
 # %% [markdown]
-# Kernels of query, key and value are `[M, H, D]`, that of the output `[H, D, M]`: the heads are
-# an axis of their own from the projection on, so no reshape can mix them up.
+# Kernels of query, key and value are `[M, H, D]`, that of the output is `[H, D, M]`. Heads have a
+# separate axis from the projection on, so no reshape can mix them up.
 #
 # ## Looking inside
 #
-# The module that the translator is made of leaves queries, keys, values and weights in the
-# collection `intermediates` when that is asked for. (The compiler drops whatever nobody reads.)
+# The attention module of the translator stores queries, keys, values and weights in the collection
+# `intermediates` if that collection is mutable. (Otherwise the compiler removes them.)
 
 # %%
 module, variables = init(full)
@@ -84,8 +83,8 @@ plotting.heat_maps(
 # %% [markdown]
 # ## By hand
 #
-# What the module gave is the sum, over heads, of each head's mixture under its own slice of the
-# output projection. "Concatenate, then project" is the same product written differently.
+# The output of the module is a sum over heads: the mixture of each head times its slice of the
+# output projection. "Concatenate, then project" is the same product, written differently.
 
 # %%
 kernel, bias = (variables["params"]["out"][part] for part in ("kernel", "bias"))  # [H, D, M], [M]
@@ -96,7 +95,7 @@ print("sum over heads ", float(jnp.max(jnp.abs(by_head.sum(0) + bias - output[0]
 print("concatenated   ", float(jnp.max(jnp.abs(concatenated - output[0]))))
 
 # %% [markdown]
-# What each head adds to the word "is":
+# The contribution of each head to the word "is":
 
 # %%
 plotting.heat_map(

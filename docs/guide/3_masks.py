@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 3. Masks
 #
-# A mask says who may look at whom. Ours are boolean, `True` where a query may attend to a key,
-# and broadcast to `[B, H, T, S]`.
+# A mask says which positions may attend to which others. Masks of this package are boolean: `True`
+# where a query may attend to a key. They broadcast to `[B, H, T, S]`.
 
 # %%
 import jax
@@ -23,11 +23,10 @@ from transformer_jax.ops.masks import (
 # %% [markdown]
 # ## Three reasons to hide something
 #
-# - **Padding**: sentences of a batch are filled up to one length, and nobody may read the
-#   filling.
-# - **Causal**: who writes a word must not see it, nor those after it.
-# - **Segments**: several sentences share a row (this project trains that way), and must not see
-#   each other. Segment 0 is padding.
+# - **Padding**: sentences of a batch are padded to one length, and no position may read padding.
+# - **Causal**: a position must not read the word that it predicts, nor the words after it.
+# - **Segments**: several sentences share a row (this project trains that way) and must not read
+#   each other. Segment id 0 is padding.
 
 # %%
 lengths = jnp.array([4])
@@ -41,14 +40,13 @@ masks["causal and segments"] = combine_masks(masks["causal"], masks["segments 1 
 plotting.heat_maps({name: mask[0, 0] for name, mask in masks.items()}, per_row=4)
 
 # %% [markdown]
-# Dark is "may look". Rows are queries, columns keys. A causal mask is a *lower* triangle with
-# its diagonal: the decoder is given the target moved one place to the right, behind a start
-# token, so that at position `t` it reads word `t - 1` and writes word `t`. It may look at what
-# stands at `t`; the word it has to write is not there yet.
+# Dark means "may attend". Rows are queries, columns are keys. A causal mask is a *lower* triangle
+# that includes its diagonal. The decoder's input is the target shifted right by one position, after
+# a start token. So at position `t` it reads word `t - 1` and predicts word `t`.
 #
-# What is hidden gets weight 0 exactly, and the rest still sums to 1. The last row of the last
-# mask may read nothing at all; it gets zeros. (A softmax over nothing would be 0/0, and NaN
-# spreads.)
+# Hidden positions have a weight of exactly 0, and the other weights of a row sum to 1. The last row
+# of the last mask may read nothing, so its output is zero. (Softmax over no positions would be 0/0,
+# and NaN would spread.)
 
 # %%
 rng = np.random.default_rng(0)
@@ -62,10 +60,9 @@ plotting.heat_map(weights, title="weights under it")
 # %% [markdown]
 # ## No future token matters
 #
-# Looking at weights shows one layer. Whether a *model* can see the future is a question for
-# gradients: how much does the output at position `t` change with the input at position `s`? For
-# all `s > t` the answer must be 0. Not small: 0. Two decoder layers of this package, everything
-# in them included:
+# Weights show one layer only. Gradients show whether a *model* can see the future: how much does
+# the output at position `t` change with the input at position `s`? For all `s > t` the answer must
+# be exactly 0. Here are two complete decoder layers of this package:
 
 # %%
 T, S, M = 6, 4, 16
@@ -77,8 +74,8 @@ params = [layer.init(jax.random.key(n), target, source, *fixed) for n in range(2
 
 
 def two_layers(target, source):
-    for own in params:
-        target = layer.apply(own, target, source, *fixed)
+    for layer_params in params:
+        target = layer.apply(layer_params, target, source, *fixed)
     return target
 
 
@@ -95,7 +92,7 @@ print("largest gradient from the future:", above.max())
 plotting.heat_map(to_target, title="|d output[t] / d target[s]|")
 
 # %% [markdown]
-# The source is there from the start, so every position depends on all of it:
+# The source is known from the start, so every position depends on all source positions:
 
 # %%
 plotting.heat_map(to_source, title="|d output[t] / d source[s]|")

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 6. Encoder, decoder, generation
 #
-# All parts together: a Transformer with three encoder and three decoder blocks, four heads, and
-# a vocabulary of ten. Its weights are random, so it says nothing sensible (start and padding
-# tokens among it), but it says it the way a trained one does.
+# All parts together: a Transformer with three encoder and three decoder layers, four heads and a
+# vocabulary of ten tokens. Its weights are random, so its output makes no sense and contains start
+# and padding tokens. But it generates in the same way as a trained model.
 
 # %%
 import jax
@@ -33,40 +33,39 @@ source = jnp.array([[4, 7, 3]])
 print(f"{sum(x.size for x in jax.tree.leaves(params)):,} parameters")
 
 # %% [markdown]
-# ## One word at a time
+# ## One token at a time
 #
-# The encoder reads the source once. The decoder is then asked again and again: given what has
-# been written so far, beginning with a start token, how likely is each of the ten tokens to
-# come next? One is drawn with these probabilities and appended, until the end token comes, or
-# 20 tokens are there.
+# The encoder reads the source once. Then each step runs the decoder on the prefix, the tokens
+# generated so far after a start token. The decoder returns a probability for each of the ten tokens
+# to be the next. One is sampled and appended, until it is the end token or there are 20 tokens.
 
 # %%
 encode = jax.jit(lambda source: model.apply({"params": params}, source, method="encode"))
 
 
 @jax.jit
-def next_distribution(encoded, written, position):
-    """Probabilities [V] of the token after `position`; what stands behind it does not matter."""
-    hidden = model.apply({"params": params}, encoded, written, method="decode")
+def next_distribution(encoded, prefix, position):
+    """Probabilities [V] of the token after `position`; later tokens have no effect."""
+    hidden = model.apply({"params": params}, encoded, prefix, method="decode")
     logits = model.apply({"params": params}, hidden, method="logits")
     return jax.nn.softmax(logits[0, position])
 
 
-def generate(source, seed, longest=20):
-    """Tokens drawn for a source, without start and end, and the distribution at each step."""
+def generate(source, seed, max_len=20):
+    """Sampled tokens without start and end, and the distribution at each step."""
     rng = np.random.default_rng(seed)
     encoded = encode(source)
-    written = np.zeros((1, longest + 1), np.int32)
-    written[0, 0] = START
+    prefix = np.zeros((1, max_len + 1), np.int32)
+    prefix[0, 0] = START
     tokens, distributions = [], []
-    for position in range(longest):
-        probabilities = np.asarray(next_distribution(encoded, written, position), np.float64)
+    for position in range(max_len):
+        probabilities = np.asarray(next_distribution(encoded, prefix, position), np.float64)
         distributions.append(probabilities)
         token = int(rng.choice(10, p=probabilities / probabilities.sum()))
         if token == END:
             break
         tokens.append(token)
-        written[0, position + 1] = token
+        prefix[0, position + 1] = token
     return tokens, np.array(distributions)
 
 
@@ -74,7 +73,7 @@ for seed in range(4):
     print(f"seed {seed}:", generate(source, seed)[0])
 
 # %% [markdown]
-# One of them step by step. Each row is a distribution over the ten tokens.
+# One of them, step by step. Each row is a distribution over the ten tokens.
 
 # %%
 tokens, distributions = generate(source, seed=2)
@@ -83,12 +82,12 @@ columns = ["pad", "start", "end", *map(str, range(3, 10))]
 plotting.heat_map(distributions, rows, columns, "probability of the next token")
 
 # %% [markdown]
-# ## Without doing everything again
+# ## With a cache
 #
-# The loop above runs the whole decoder over the whole prefix for each new token. The keys and
-# values of earlier positions never change, as no position sees a later one, so they can be
-# kept: a *cache*. The translator decodes this way, with a function that takes a cache and a
-# token and returns logits and the new cache. The distributions are the same.
+# The loop above runs the decoder on the complete prefix for each new token. Keys and values of
+# earlier positions never change, because no position sees a later one. So a *cache* can store them.
+# The translator decodes with a function that takes a cache and a token, and returns logits and the
+# new cache. The distributions are the same.
 
 # %%
 weights = incremental.prepare(config, params)
@@ -103,6 +102,5 @@ for token in [START, *tokens][: len(distributions)]:
 print("largest difference", np.max(np.abs(np.array(cached) - distributions)))
 
 # %% [markdown]
-# Drawing is one way to choose. `decode.py` can also draw from the likeliest tokens only
-# (`--method=sample --top_p=0.9`), or search for a likely whole sentence, which is what a
-# translator does by default (`--beam_size`).
+# Sampling is one way to choose tokens. `decode.py` can also sample from the most likely tokens only
+# (`--method=sample --top_p=0.9`). By default it searches for a likely sentence (`--beam_size`).

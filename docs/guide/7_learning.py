@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 7. Learning
 #
-# The smallest attention model that learns something: four tokens, vectors of two numbers, two
-# blocks of three heads, no norm, no feed-forward, no residual. Small enough to print, and to
-# check every gradient.
+# This is the smallest attention model that learns something: four tokens, vectors of two numbers,
+# two blocks of three heads, no norm, no feed-forward, no residual. It is small enough to check
+# every gradient.
 
 # %%
 import jax
@@ -18,15 +18,15 @@ NUM_BLOCKS, HEADS, WIDTH = 2, 3, 2
 # %% [markdown]
 # ## Weights
 #
-# Everything is drawn from -1 to 1 by NumPy's `RandomState` with seed 27: the embedding (4×2);
-# for each block query, key and value (6×2, three heads of two) and output (2×6); then the
-# output layer (4×2).
+# NumPy's `RandomState` with seed 27 draws all weights from -1 to 1, in this order: the embedding
+# (4×2); for each block query, key and value (6×2, three heads of two) and output (2×6); the output
+# layer (4×2).
 
 # %%
 
 
 def draw(largest=1.0, seed=27):
-    """Weights between -largest and largest, the same ones but for that."""
+    """Weights between -largest and largest, the same for each seed except for this scale."""
     uniform = np.random.RandomState(seed).uniform
     params = {"embedding": uniform(-1, 1, (4, 2)), "blocks": []}
     for _ in range(NUM_BLOCKS):
@@ -39,7 +39,7 @@ def draw(largest=1.0, seed=27):
 # %% [markdown]
 # ## The model and its loss
 #
-# Loss is cross-entropy, summed over both positions.
+# The loss is cross-entropy, summed over both positions.
 
 # %%
 
@@ -82,14 +82,14 @@ def train(params, tokens, targets, rate, num_steps=100):
 
 
 # %% [markdown]
-# ## [0, 0] should become [3, 3]
+# ## Learning to map [0, 0] to [3, 3]
 
 # %%
 same_params, same_losses = train(draw(), [0, 0], [3, 3], rate=0.1)
 
 # %% [markdown]
-# It learns, but not by attention: both inputs are equal, so are their values, and any mixture
-# of equal things is the same thing. The gradients say so:
+# The model learns, but not by attention. Both inputs are equal, so both values are equal, and every
+# mixture of them is the same. So query and key have no gradients:
 
 # %%
 same_grads = jax.grad(loss_of)(
@@ -99,34 +99,39 @@ for number, block in enumerate(same_grads["blocks"]):
     print(f"block {number}:", {name: float(jnp.abs(g).max()) for name, g in block.items()})
 
 # %% [markdown]
-# ## [0, 1] should become [3, 2]
+# ## Learning to map [0, 1] to [3, 2]
 #
-# Now positions differ, and whom they attend to matters.
+# Now the positions differ, so the attention weights matter.
 
 # %%
 stuck_params, stuck_losses = train(draw(), [0, 1], [3, 2], rate=0.1)
 
 # %% [markdown]
-# It sticks at 2 ln 2 = 1.386: either token with probability ½, at both positions. Without a
-# residual, all that a position knows of itself is *whom it reads*; with weights so small both
-# read nearly the same mixture, and hardly any gradient tells query and key to change that. This
-# is what residuals and careful initial weights are for. The second is enough here: the same
-# weights, half as large again, and smaller steps.
+# Training stops at 2 ln 2 = 1.386: both tokens have probability ½ at both positions. Without a
+# residual, positions differ only in their attention weights. With weights this small, both
+# positions read nearly the same mixture, and the gradients of query and key are tiny. Residuals and
+# well-chosen initial weights prevent this. Here larger initial weights are enough: the same weights
+# times 1.5, and smaller steps.
 
 # %%
 params, losses = train(draw(1.5), [0, 1], [3, 2], rate=0.03)
 plotting.curves(
     np.arange(101),
-    {"[0, 0] → [3, 3]": same_losses, "[0, 1] → [3, 2], stuck": stuck_losses,
-     "[0, 1] → [3, 2], larger weights": losses},
-    "step", "loss", yscale="log",
-)  # fmt: skip
+    {
+        "[0, 0] → [3, 3]": same_losses,
+        "[0, 1] → [3, 2], stuck": stuck_losses,
+        "[0, 1] → [3, 2], larger weights": losses,
+    },
+    "step",
+    "loss",
+    yscale="log",
+)
 
 # %% [markdown]
 # ## Are these gradients right?
 #
-# Written a second time, in plain NumPy with 64 bits, and differentiated by moving each weight a
-# little to both sides:
+# The loss is written a second time, in NumPy with 64 bits. Its gradient is computed by central
+# differences: each weight is changed a little in both directions.
 
 # %%
 
@@ -154,11 +159,11 @@ def differences(params, tokens, targets, step=1e-5):
     def of(weights):
         grad = np.zeros_like(weights)
         for index in np.ndindex(weights.shape):
-            kept, sides = weights[index], []
+            weight, sides = weights[index], []
             for sign in (1, -1):
-                weights[index] = kept + sign * step
+                weights[index] = weight + sign * step
                 sides.append(numpy_loss(params, tokens, targets))
-            weights[index] = kept
+            weights[index] = weight
             grad[index] = (sides[0] - sides[1]) / (2 * step)
         return grad
 
@@ -179,22 +184,22 @@ for number, block in enumerate(by_jax["blocks"]):
 print("largest difference", max(jax.tree.leaves(worst)))
 
 # %% [markdown]
-# After training, each of the three heads of the two blocks has its own opinion on whom to read:
+# After training, the three heads of the two blocks have different attention weights:
 
 # %%
 
 
 def weights_of(params, tokens):
     """Attention weights of all blocks, [blocks · H, T, T]."""
-    x, found = params["embedding"][jnp.array(tokens)], []
+    x, by_block = params["embedding"][jnp.array(tokens)], []
     for block in params["blocks"]:
         q, k, v = (
             (x @ block[name].T).reshape(-1, HEADS, WIDTH) for name in ("query", "key", "value")
         )
         weights = jax.nn.softmax(jnp.einsum("thd,shd->hts", q, k) / WIDTH**0.5)
-        found.append(weights)
+        by_block.append(weights)
         x = jnp.einsum("hts,shd->thd", weights, v).reshape(-1, HEADS * WIDTH) @ block["out"].T
-    return jnp.concatenate(found)
+    return jnp.concatenate(by_block)
 
 
 names = [f"block {b}, head {h}" for b in range(NUM_BLOCKS) for h in range(HEADS)]

@@ -1,30 +1,28 @@
 # %% [markdown]
 # # 8. Translating
 #
-# The complete job, as introductions to the Transformer set it:
+# This page trains a translator from beginning to end, in the set-up of many introductions to the
+# Transformer:
 #
 # - 4 + 4 layers of width 128, 8 heads, feed-forward 512, dropout 0.1, post-norm;
-# - a vocabulary of at most 10,000 a language, everything lower-cased, at most 40 tokens a
-#   sentence;
+# - at most 10,000 tokens per language, lower-cased text, at most 40 tokens per sentence;
 # - batches of 64 sentences of similar length, Adam at 10⁻⁴ with β = (0.9, 0.98) and ε = 10⁻⁹;
-# - cross-entropy of each target token, padding left out; validation, inference, BLEU; and then
-#   the model has to leave the notebook.
+# - cross-entropy of each target token without padding; validation, inference, BLEU; and an export
+#   of the model.
 #
-# All of that is the recipe `configs/guide_multi30k.py`, which one command trains on Multi30k:
+# The recipe `configs/guide_multi30k.py` has these settings. One command trains it on Multi30k:
 #
 #     python train.py --config=guide_multi30k --workdir=runs/guide_multi30k
 #
-# After an hour on two CPU cores (9,000 steps) it has 25.1 BLEU on test_2016_flickr,
-# lower-cased; a small learning rate and few steps are what such texts choose. The recipe
-# `multi30k` has 39.19, cased.
+# After an hour on two CPU cores (9,000 steps) it has 25.1 BLEU on test_2016_flickr, lower-cased.
+# Such texts choose a small learning rate and few steps. The recipe `multi30k` has 39.19, cased.
 #
-# Two things are not as in those texts. Words there come from a word tokenizer, and rare ones
-# become "unknown"; here they are tokens (BPE), so nothing is unknown. And Multi30k has English,
-# German, French and Czech, but no Spanish: Spanish comes from the corpus that is built into
-# this package, of numbers in words, on which this page runs. Numbers need less than captions do:
-# here the model has half the layers, half the inner width and no dropout, and a larger learning
-# rate that falls to 0, so that 300 steps are enough. Run the page in the project's folder; it
-# takes two minutes.
+# Two things differ from those texts. They use a word tokenizer, and rare words become "unknown".
+# Here words are split into subword tokens (BPE), so nothing is unknown. And Multi30k has English,
+# German, French and Czech, but no Spanish. So this page runs on the corpus that is built into this
+# package: number words, also in Spanish. It is easier than captions. So the model here has half the
+# layers, half the feed-forward width and no dropout, and the learning rate is larger and falls to
+# 0. Then 300 steps are enough. Run the page in the project's folder. It takes two minutes.
 
 # %%
 import dataclasses
@@ -58,32 +56,36 @@ def number_words(language):
             validation="validation",
             test="test",
             target_lang=language,
-            vocab_size=380,  # there are not more different tokens to find
+            vocab_size=380,  # the corpus has no more different tokens
             num_buckets=2,
         ),
         train=dataclasses.replace(
-            recipe.train, num_steps=300, eval_every_steps=100, checkpoint_every_steps=100,
-            log_every_steps=20, eval_sentences=200,
+            recipe.train,
+            num_steps=300,
+            eval_every_steps=100,
+            checkpoint_every_steps=100,
+            log_every_steps=20,
+            eval_sentences=200,
         ),
         optimizer=dataclasses.replace(
             recipe.optimizer, schedule="cosine", learning_rate=0.002, warmup_steps=50
         ),
         checkpoint=dataclasses.replace(recipe.checkpoint, best_metric="eval_chrf"),
-    )  # fmt: skip
+    )
 
 
 # %% [markdown]
 # ## English to Spanish
 #
-# Training reads the corpus, learns tokens, sorts sentences into batches of similar length,
-# compiles one program a batch shape, and goes. Where a run is there already, it goes on.
+# Training reads the corpus, trains a tokenizer, groups sentences of similar length into batches,
+# compiles one program per batch shape, and runs. A run that exists already is resumed.
 
 # %%
 spanish_run, german_run = Path("runs/guide/en_es"), Path("runs/guide/en_de")
-assert train(number_words("es"), spanish_run)  # it has come to its end
+assert train(number_words("es"), spanish_run)  # True: the run is complete
 
 # %% [markdown]
-# Lengths, and what sorting them is good for: padding is work for nothing.
+# Lengths of the sentences, and why batches are grouped by length: padding wastes computation.
 
 # %%
 config = number_words("es")
@@ -92,7 +94,7 @@ plotting.length_statistics(*collect.corpus_lengths(config, spanish_run))
 # %% [markdown]
 # ## English to German
 #
-# Another language is another setting.
+# Another language is one changed setting.
 
 # %%
 assert train(number_words("de"), german_run)
@@ -107,25 +109,24 @@ plotting.learning_curves(
 # %% [markdown]
 # ## Inference
 #
-# Beam search writes each translation from the source alone.
+# Beam search generates each translation from the source alone.
 
 # %%
 translators = {name: Translator.load(run) for name, run in runs.items()}
 sentences = ["three hundred and forty-seven", "nineteen thousand and one"]
-written = {name: [t.text for t in tr.translate(sentences)] for name, tr in translators.items()}
-for name, texts in written.items():
+translations = {name: [t.text for t in tr.translate(sentences)] for name, tr in translators.items()}
+for name, texts in translations.items():
     for sentence, text in zip(sentences, texts, strict=True):
         print(f"{name}: {sentence} -> {text}")
 
 # %% [markdown]
 # ## BLEU
 #
-# On 1,000 numbers that were kept out of training, generated without the reference. (A model
-# that is handed the reference word by word does not translate; page 9 shows what that does to
-# BLEU.) A Spanish number is a sentence of several words. A German one is a single word, so that
-# no four words in a row can match and BLEU is 0 whatever the model does: there, the share of
-# numbers that are exactly right tells. (And a best checkpoint by BLEU would be any: both runs
-# choose it by chrF, `checkpoint.best_metric`.)
+# BLEU of 1,000 numbers that were not in the training data, generated without the reference. (Page
+# 10 shows BLEU of a model that is given the reference word by word.) A Spanish number is a sentence
+# of several words. A German number is a single word, so it has no four words that could match, and
+# its BLEU is always 0. There, the share of exactly right numbers shows the quality. For the same
+# reason both runs choose their best checkpoint by chrF (`checkpoint.best_metric`).
 
 # %%
 scores = {}
@@ -134,15 +135,15 @@ for name, translator in translators.items():
     scores[name], _ = model_metrics.evaluate(
         translator.engine, translator.params, list(corpus.read()), translator.config.decode
     )
-    own = scores[name]
-    print(f"en -> {name}: BLEU {own.bleu:.2f}, chrF {own.chrf:.2f}, exact {own.exact_match:.1f}%")
-print(own.bleu_signature)
+    s = scores[name]
+    print(f"en -> {name}: BLEU {s.bleu:.2f}, chrF {s.chrf:.2f}, exact {s.exact_match:.1f}%")
+print(s.bleu_signature)
 
 # %% [markdown]
-# ## What it looks at
+# ## Attention
 #
-# The Spanish translation of 347 keeps the order of the English. The German one says
-# "siebenundvierzig", seven and forty.
+# The Spanish translation of 347 keeps the order of the English words. German has the opposite
+# order of tens and units: "siebenundvierzig", seven and forty.
 
 # %%
 seen = collect.sentence_attention(translators["es"], sentences[0])
@@ -155,13 +156,12 @@ weights, rows, columns = seen.of("cross")
 plotting.attention_maps(weights.mean(axis=1), rows, columns, ["layer 0", "layer 1"])
 
 # %% [markdown]
-# ## Out of the notebook
+# ## Export
 #
-# `export.py` writes the model as StableHLO: three functions and their parameters, which
-# anything that runs JAX's exported functions can call. (Also as a Hugging Face directory and
-# for CTranslate2: `--format=marian`, `--format=ctranslate2`.) It compares what it wrote with
-# the model before it keeps it. Then a program of 60 lines translates that does not know this
-# package:
+# `export.py` writes the model as StableHLO: three functions and their parameters. Any program that
+# runs JAX's exported functions can call them. (`--format=marian` writes a Hugging Face directory,
+# `--format=ctranslate2` a CTranslate2 model.) It compares the exported model with the original
+# before it finishes. Then a program of 60 lines, without this package, translates with it:
 
 # %%
 exported = Path("runs/guide/exported")
@@ -173,8 +173,11 @@ commands = [
 for command in commands:
     done = subprocess.run(
         [sys.executable, *command],
-        input="\n".join(sentences), stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
+        input="\n".join(sentences),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     print("$ python", *command, "\n" + done.stdout)
 deployed = done.stdout.splitlines()
-assert deployed == written["es"]  # the same as before
+assert deployed == translations["es"]  # the same translations as above

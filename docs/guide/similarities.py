@@ -23,12 +23,12 @@ def scaled_dot(query: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def general(kernel: jax.Array) -> Similarity:
-    """q·W k with `kernel` W `[D, D]`, the bilinear form (Luong et al. 2015, "general")."""
+    """q·W k (Luong et al. 2015); `kernel` W is `[D_query, D_key]`."""
     return lambda query, key: dot(query @ kernel, key)
 
 
 def additive(query_kernel: jax.Array, key_kernel: jax.Array, vector: jax.Array) -> Similarity:
-    """v·tanh(q U + k W) (Bahdanau et al. 2015); U and W are `[D, A]`, v is `[A]`."""
+    """v·tanh(q U + k W) (Bahdanau et al. 2015); U `[D_query, A]`, W `[D_key, A]`, v `[A]`."""
 
     def similarity(query: jax.Array, key: jax.Array) -> jax.Array:
         queries, keys = query @ query_kernel, key @ key_kernel  # [..., T, A], [..., S, A]

@@ -11,7 +11,7 @@ import pytest
 from transformer_jax.config import validate
 
 
-def test_the_recipe_is_the_job():
+def test_recipe_has_the_settings_that_the_page_names():
     from configs import guide_multi30k
 
     config = validate(guide_multi30k.get_config())
@@ -22,13 +22,16 @@ def test_the_recipe_is_the_job():
     assert (data.shared_vocab, data.lowercase, data.max_len) == (False, True, 41)  # and the end
     assert (data.batching, data.batch_sentences) == ("bucket", 64)
     assert (optimizer.name, optimizer.schedule, optimizer.learning_rate) == (
-        "adam", "constant", 1e-4)  # fmt: skip
+        "adam",
+        "constant",
+        1e-4,
+    )
     assert (optimizer.b1, optimizer.b2, optimizer.eps) == (0.9, 0.98, 1e-9)
     assert config.train.label_smoothing == 0.0
 
 
 @pytest.mark.slow
-def test_it_translates_and_leaves_the_notebook(tmp_path):
+def test_page_trains_translates_and_exports(tmp_path):
     """As a program of its own, in a folder where nothing is trained yet."""
     root = Path(__file__).parent.parent.parent
     for name in ("export.py", "examples"):
@@ -36,15 +39,17 @@ def test_it_translates_and_leaves_the_notebook(tmp_path):
     done = subprocess.run(
         [sys.executable, root / "docs" / "guide" / "8_translating.py"],
         # At full speed; and `make docs`, which runs it too, finds its programs compiled.
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(root), "XLA_FLAGS": ""},
-        capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(root), "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert "es: three hundred and forty-seven -> trescientos cuarenta y siete\n" in done.stdout
     assert "de: three hundred and forty-seven -> dreihundertsiebenundvierzig\n" in done.stdout
-    found = dict(re.findall(r"en -> (es|de): BLEU (.*)", done.stdout))
+    scores_of = dict(re.findall(r"en -> (es|de): BLEU (.*)", done.stdout))
     scores = {
-        name: [float(x) for x in re.findall(r"[\d.]+\d", text)] for name, text in found.items()
+        name: [float(x) for x in re.findall(r"[\d.]+\d", text)] for name, text in scores_of.items()
     }
     assert scores["es"][0] > 90  # BLEU
     assert scores["de"][2] > 90  # exact
