@@ -34,13 +34,23 @@ def _dense() -> None:
 
 def _optimizer() -> None:
     """Optax's Adam, its new state and parameters selected afterwards."""
+    import jax
+    import jax.numpy as jnp
     import optax
 
     from transformer_jax.training import optimizer
 
-    optimizer._adam = lambda config, schedule: optimizer._unless_bad(
-        optax.adam(schedule, config.b1, config.b2, config.eps)
-    )
+    def adam(config, schedule):
+        tx = optax.adam(schedule, config.b1, config.b2, config.eps)
+
+        def update(grads, state, params, *, good, **_):
+            updates, new_state = tx.update(grads, state, params)
+            updates = jax.tree.map(lambda u: jnp.where(good, u, 0.0), updates)
+            return updates, jax.tree.map(lambda a, b: jnp.where(good, a, b), new_state, state)
+
+        return optax.GradientTransformationExtraArgs(tx.init, update)
+
+    optimizer._adam = adam
 
 
 def _loss() -> None:

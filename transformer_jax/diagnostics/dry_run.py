@@ -1,10 +1,10 @@
 """`train.py --dry_run`: compiles the real step of a config, for machines that are not here too."""
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.ops import platforms
 from transformer_jax.ops.platforms import compute_dtype
 from transformer_jax.training import partition
-from transformer_jax.training.runners import make_runner
+from transformer_jax.training.runners import Runner, make_runner
 
 GIB = 2**30
 # Memory of one device in bytes, by JAX's name of its kind.
@@ -62,8 +62,8 @@ def dry_run(config: Config, topology: str, say: Callable[[str], None]) -> Report
 
     Args:
       config: of the run.
-      topology: of TPUs, such as `v5e:2x4`; `cpu:N` or `gpu:N` for N devices, which XLA's compiler
-        for CPUs then stands for; "": the devices that are here.
+      topology: of TPUs, such as `v5e:2x4`. `cpu:N` and `gpu:N` are N devices, simulated by XLA's
+        compiler for CPUs. "": the devices of this machine.
       say: gets the report, line by line.
 
     Raises:
@@ -71,8 +71,8 @@ def dry_run(config: Config, topology: str, say: Callable[[str], None]) -> Report
     """
     validate(config)
     devices, platform = _devices(topology)
-    config = _filled_in(config, platform)
-    devices = devices[: _size(config, len(devices))]
+    config = _fill_in(config, platform)
+    devices = devices[: math.prod(partition.mesh_shape(config.parallel, len(devices)))]
     runner = make_runner(config, devices)
     multiple = runner.num_batch_shards * config.train.accumulate_steps
     shape = largest_shape(config).padded(multiple)
@@ -95,7 +95,7 @@ def dry_run(config: Config, topology: str, say: Callable[[str], None]) -> Report
 
 
 def largest_shape(config: Config) -> BatchShape:
-    """The batch of a plan whose corpus is not known: its longest rows on both sides."""
+    """The largest batch of any corpus: rows as long as the config allows on both sides."""
     data = config.data
     length = (data.pack_len or data.max_len) if data.batching == "pack" else data.max_len
     rows = data.batch_tokens // length
@@ -104,7 +104,8 @@ def largest_shape(config: Config) -> BatchShape:
     return BatchShape(data.batch_sentences or rows, length, length)
 
 
-def _devices(topology: str) -> tuple[list[Any], str]:
+def _devices(topology: str) -> tuple[list[jax.Device], str]:
+    """The devices to compile for, and their platform."""
     if not topology:
         return platforms.all_devices(), platforms.current()
     kind, _, size = topology.partition(":")
@@ -113,54 +114,56 @@ def _devices(topology: str) -> tuple[list[Any], str]:
             raise UserError(f"--topology={topology} must be {kind}:N, for N devices.")
         jax.config.update("jax_num_cpu_devices", int(size))
         return jax.devices("cpu"), kind
-    # Its compiler alone is wanted: ask no metadata server about a TPU, and be not the only one.
+    # Only the compiler is needed: skip the metadata server of TPUs, and allow other processes.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     from jax.experimental import topologies
 
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-    except Exception as error:  # as many kinds as ways to fail
+        described = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+    except Exception as error:  # each way to fail raises another type
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
             f"--topology={topology} is not known ({reason}); it is cpu:N, gpu:N, or a TPU's such "
             "as v5e:2x4, which needs its compiler: pip install libtpu."
         ) from error
-    return list(found), "tpu"
+    return list(described.devices), "tpu"
 
 
-def _size(config: Config, num_devices: int) -> int:
-    data, fsdp, tensor = partition.mesh_shape(config.parallel, num_devices)
-    return data * fsdp * tensor
+def _fill_in(config: Config, platform: str) -> Config:
+    """The config with what the tokenizers and the devices determine in a run."""
+    model = dataclasses.replace(
+        config.model,
+        source_vocab_size=config.model.source_vocab_size or config.data.vocab_size,
+        target_vocab_size=config.model.target_vocab_size or config.data.vocab_size,
+        decoder_start_id=max(config.model.decoder_start_id, 0),
+        dtype=compute_dtype(config.model, platform).name,  # type: ignore[arg-type]
+    )
+    return dataclasses.replace(config, model=model)
 
 
-def _filled_in(config: Config, platform: str) -> Config:
-    """The config with what a tokenizer and the device would have determined."""
-    model = config.model
-    return dataclasses.replace(
-        config,
-        model=dataclasses.replace(
-            model,
-            source_vocab_size=model.source_vocab_size or config.data.vocab_size,
-            target_vocab_size=model.target_vocab_size or config.data.vocab_size,
-            decoder_start_id=max(model.decoder_start_id, 0),
-            dtype=compute_dtype(model, platform).name,  # type: ignore[arg-type]
-        ),
-    )  # fmt: skip
-
-
-def _report(config, runner, topology, shape, compiled, seconds) -> Report:
+def _report(
+    config: Config,
+    runner: Runner,
+    topology: str,
+    shape: BatchShape,
+    compiled: jax.stages.Compiled,
+    seconds: float,
+) -> Report:
     memory = compiled.memory_analysis()
     if memory is None:
-        raise UserError(f"The compiler for {topology} does not tell what memory a program needs.")
+        raise UserError(f"The compiler for {topology} does not report the memory of a program.")
     device = runner.mesh.devices.flat[0]
     capacity = MEMORY.get(device.device_kind)
     if not topology and (stats := device.memory_stats()):
         capacity = stats.get("bytes_limit")
     peak = (
-        memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-        - memory.alias_size_in_bytes + memory.generated_code_size_in_bytes
-    )  # fmt: skip
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.generated_code_size_in_bytes
+    )
     costs = compiled.cost_analysis() or {}
     state = runner.restore_target()
     return Report(
@@ -170,7 +173,7 @@ def _report(config, runner, topology, shape, compiled, seconds) -> Report:
         mesh=dict(runner.mesh.shape),
         batch=(shape.rows, shape.source_len, shape.target_len),
         num_params=runner.num_params(),
-        state_bytes=sum(_bytes_here(x) for x in jax.tree.leaves(state)),
+        state_bytes=sum(_device_bytes(x) for x in jax.tree.leaves(state)),
         argument_bytes=memory.argument_size_in_bytes,
         temporary_bytes=memory.temp_size_in_bytes,
         code_bytes=memory.generated_code_size_in_bytes,
@@ -179,24 +182,21 @@ def _report(config, runner, topology, shape, compiled, seconds) -> Report:
         fits=None if capacity is None else peak <= capacity,
         compiler_flops=float(costs.get("flops", 0.0)),
         model_flops=model_flops(config, shape) / runner.num_devices,
-        collective_bytes=hlo.total_bytes(hlo.collectives(compiled.as_text())),
+        collective_bytes=hlo.total_bytes(hlo.collectives(compiled.as_text() or "")),
         compile_seconds=round(seconds, 1),
         jax=jax.__version__,
     )
 
 
-def _bytes_here(x: jax.ShapeDtypeStruct) -> int:
-    """Bytes of one device's part of an array."""
-    size = 1
-    for n in x.sharding.shard_shape(x.shape):
-        size *= n
-    return size * jnp.dtype(x.dtype).itemsize
+def _device_bytes(x: jax.ShapeDtypeStruct) -> int:
+    """Bytes of one device's shard of an array."""
+    return math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize
 
 
 def model_flops(config: Config, shape: BatchShape) -> float:
     """FLOPs of one step by the formula: every product of the model, forward once, backward twice.
 
-    Padding counts as it is computed; recomputation (`train.remat`) does not.
+    Padding counts, because it is computed. Recomputation (`train.remat`) does not.
     """
     model = config.model
     decoder = model.for_decoder()
@@ -210,23 +210,24 @@ def model_flops(config: Config, shape: BatchShape) -> float:
 
     encoder = attention(model.num_heads, source, source, shape.source_len)
     encoder += 2 * 2 * source * width * model.d_ff
-    own = attention(decoder.num_heads, target, target, shape.target_len)
-    cross = attention(decoder.num_heads, target, source, shape.source_len)
+    self_attention = attention(decoder.num_heads, target, target, shape.target_len)
+    cross_attention = attention(decoder.num_heads, target, source, shape.source_len)
     feed_forward = 2 * 2 * target * width * decoder.d_ff
     forward = model.num_encoder_layers * encoder
-    forward += model.num_decoder_layers * (own + cross + feed_forward)
+    forward += model.num_decoder_layers * (self_attention + cross_attention + feed_forward)
     forward += 2 * target * width * model.target_vocab_size
     return 3.0 * forward
 
 
 def lines(report: Report) -> list[str]:
-    """The report for people."""
+    """The report as text."""
     mesh = " x ".join(f"{name} {size}" for name, size in report.mesh.items())
     rows, source, target = report.batch
-    room = "" if report.memory_bytes is None else (
-        f" of {report.memory_bytes / GIB:.0f} GiB: {'fits' if report.fits else 'DOES NOT FIT'}"
-    )  # fmt: skip
-    exchanged = ", ".join(
+    verdict = ""
+    if report.memory_bytes is not None:
+        fits = "fits" if report.fits else "DOES NOT FIT"
+        verdict = f" of {report.memory_bytes / GIB:.0f} GiB: {fits}"
+    communicated = ", ".join(
         f"{kind} {num / 1e6:,.1f} MB" for kind, num in sorted(report.collective_bytes.items())
     )
     return [
@@ -234,10 +235,10 @@ def lines(report: Report) -> list[str]:
         f"jax {report.jax}, compiled in {report.compile_seconds:.0f} s",
         f"model: {report.num_params:,} parameters; batch {rows} x {source} + {target} positions "
         "(vocabulary and source length assumed, no data was read)",
-        f"memory a device: {report.peak_bytes / GIB:.2f} GiB{room}; state "
+        f"memory a device: {report.peak_bytes / GIB:.2f} GiB{verdict}; state "
         f"{report.state_bytes / GIB:.2f}, temporaries {report.temporary_bytes / GIB:.2f}, "
         f"program {report.code_bytes / GIB:.2f}",
         f"FLOPs a device and step: {report.compiler_flops:.3e} by the compiler, "
         f"{report.model_flops:.3e} by the model's formula",
-        f"exchanged by a device in a step: {exchanged or 'nothing'}",
+        f"communicated by a device in a step: {communicated or 'nothing'}",
     ]

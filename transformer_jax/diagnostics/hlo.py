@@ -1,4 +1,4 @@
-"""What a compiled program exchanges between devices, read from its text (HLO)."""
+"""The collective operations of a compiled program, read from its text (HLO)."""
 
 import collections
 import dataclasses
@@ -20,13 +20,13 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One exchange of a program.
+    """One collective operation of a program.
 
     Attributes:
       kind: one of `KINDS`.
-      num_bytes: of the whole array or arrays, on one device: what is summed, gathered, or moved.
-      times: how often a run of the program does it.
-      in_loop: whether a loop does it.
+      num_bytes: of all arrays that one device sums, gathers, or moves.
+      times: how often one execution of the program runs it.
+      in_loop: whether it is in a loop.
     """
 
     kind: str
@@ -36,7 +36,7 @@ class Collective:
 
 
 def collectives(text: str) -> list[Collective]:
-    """The exchanges of a program, in no particular order.
+    """The collective operations of a program, in no particular order.
 
     Args:
       text: `compiled.as_text()`, HLO after partitioning.
@@ -58,61 +58,62 @@ def collectives(text: str) -> list[Collective]:
                 visit(called, count * repeats, in_loop or is_body)
 
     visit(entry, 1, False)
-    found: dict[str, Collective] = {}
+    operations: dict[str, Collective] = {}
     for name, lines in computations.items():
         for line in lines if times[name] else ():
             match = _INSTRUCTION.search(line)
             if match:
-                # Where the TPU compiler overlaps one exchange with several kernels, it stands in
-                # each, under one number.
+                # The TPU compiler can overlap one operation with several kernels. Each of them
+                # then contains it, with the same chain id.
                 chain = _CHAIN.search(line)
                 key = f"chain {chain[1]}" if chain else f"{name} {match['name']}"
-                found[key] = Collective(
+                operations[key] = Collective(
                     match["kind"], _num_bytes(match, line), times[name], name in looping
                 )
-    return list(found.values())
+    return list(operations.values())
 
 
-def total_bytes(found: list[Collective]) -> dict[str, int]:
-    """Bytes by kind, of one run of the program on one device."""
+def total_bytes(operations: list[Collective]) -> dict[str, int]:
+    """Bytes by kind, of one execution of the program on one device."""
     totals: collections.Counter[str] = collections.Counter()
-    for collective in found:
-        totals[collective.kind] += collective.num_bytes * collective.times
+    for operation in operations:
+        totals[operation.kind] += operation.num_bytes * operation.times
     return dict(totals)
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
     """Lines of each computation by name, and the name of the entry."""
-    found: dict[str, list[str]] = {}
-    entry, own = "", None
+    computations: dict[str, list[str]] = {}
+    entry, lines = "", None
     for line in text.splitlines():
         header = re.match(r"(ENTRY )?%([\w.\-]+) .*\{\s*$", line)
         if header and not line.startswith(" "):
-            own = found[header[2]] = []
+            lines = computations[header[2]] = []
             entry = header[2] if header[1] else entry
         elif line.startswith("}"):
-            own = None
-        elif own is not None:
-            own.append(line)
-    return found, entry
+            lines = None
+        elif lines is not None:
+            lines.append(line)
+    return computations, entry
 
 
 def _called(line: str) -> list[str]:
+    """Names of the computations that an instruction calls."""
     names = _CALLED.findall(line)
     for branches in _BRANCHES.findall(line):
         names += [name.strip().lstrip("%") for name in branches.split(",")]
     return names
 
 
-def _num_bytes(found: re.Match[str], line: str) -> int:
+def _num_bytes(instruction: re.Match[str], line: str) -> int:
     arrays = [
         _bits(kind) * math.prod(int(n) for n in dims.split(",") if n) // 8
-        for kind, dims in _ARRAY.findall(found["result"])
+        for kind, dims in _ARRAY.findall(instruction["result"])
     ]
-    if found["start"] and found["kind"] in ("all-gather", "collective-permute"):
+    if instruction["start"] and instruction["kind"] in ("all-gather", "collective-permute"):
         arrays = arrays[len(arrays) // 2 :]  # operands come before results
     total = sum(arrays)
-    return total * _group_size(line) if found["kind"] == "reduce-scatter" else total
+    return total * _group_size(line) if instruction["kind"] == "reduce-scatter" else total
 
 
 def _bits(kind: str) -> int:

@@ -1,7 +1,8 @@
-"""`train.py --replay=FILE`: a skipped step once more, with the parameters it met."""
+"""`train.py --replay=FILE`: repeats a skipped step with the parameters that it had."""
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from transformer_jax.data.loader import Batch
 from transformer_jax.runs import checkpoint
 from transformer_jax.training import faults
 from transformer_jax.training.loop import Trainer, open_run
+from transformer_jax.training.step import PyTree
 
 NUM_NAMES = 8
 
@@ -23,16 +25,16 @@ def replay(
     path: epath.PathLike,
     say: Callable[[str], None] = print,
 ) -> dict[str, float]:
-    """Goes from the newest checkpoint before the step up to it, and runs the batch of the file.
+    """Trains from the newest checkpoint before the step up to it, and runs the batch of the file.
 
-    Nothing is written. Where older checkpoints are gone, the oldest that is left serves, and that
-    is said: its parameters are later ones.
+    Nothing is written. Without a checkpoint from before the step, the oldest one is used, and
+    reported: its parameters are later ones.
 
     Args:
       config: of the run.
       workdir: of the run.
       path: a file of its `bad_batches/`.
-      say: gets what is found, line by line.
+      say: gets the results, line by line.
 
     Returns:
       `loss` and `grad_norm` of the batch, and `skipped`, 1.0 if it would be skipped again.
@@ -43,66 +45,66 @@ def replay(
     about, batch = faults.read_bad_batch(path)
     step = about["step"]
     with open_run(config, workdir, read_only=True) as trainer:
-        kept = [s for s in checkpoint.steps(workdir) if checkpoint.is_intact(workdir, s)]
-        before = [s for s in kept if s < step]
-        start = before[-1] if before else (kept[0] if kept else 0)
-        if kept and start != trainer.step:
+        intact = [s for s in checkpoint.steps(workdir) if checkpoint.is_intact(workdir, s)]
+        earlier = [s for s in intact if s < step]
+        start = earlier[-1] if earlier else (intact[0] if intact else 0)
+        if intact and start != trainer.step:
             trainer.restore(start)
         if start >= step:
-            say(f"no checkpoint is left from before step {step}; that of step {start} serves")
+            say(f"no checkpoint is left from before step {step}; that of step {start} is used")
         source = trainer.batches()
         for t in range(start, step - 1):
             trainer.state, _ = trainer.runner.step(trainer.state, source[t])
         if trainer.data.batches(trainer.config).digest(step - 1) != about["digest"]:
-            say(f"the run's own batch {step} is another now; the file's is used")
-        return _look_at(trainer, about, batch, say)
+            say(f"batch {step} of the run is another now; the file's is used")
+        return _repeat_step(trainer, about, batch, say)
 
 
-def _look_at(trainer: Trainer, about: dict, batch: Batch, say: Callable[[str], None]) -> dict:
+def _repeat_step(
+    trainer: Trainer, about: dict[str, Any], batch: Batch, say: Callable[[str], None]
+) -> dict[str, float]:
+    """Runs the step and compares it with what `about` records of it."""
     state = trainer.runner.to_checkpoint_layout(trainer.state)
     params = trainer.runner.gather(state.params)
-    broken = _not_finite(params)
-    say(f"parameters: {'all finite' if not broken else 'not finite: ' + ', '.join(broken)}")
+    say(f"parameters: {_describe_finite(params)}")
     rng = jax.random.fold_in(jax.random.key(trainer.config.seed), state.step)
     sums = jax.jit(trainer.runner.train_step.grad_sums)(params, _padded(batch, trainer), rng)
-    broken = _not_finite(sums.grads)
-    say(f"gradients: {'all finite' if not broken else 'not finite: ' + ', '.join(broken)}")
+    say(f"gradients: {_describe_finite(sums.grads)}")
     _, metrics = trainer.runner.step(trainer.state, _padded(batch, trainer))
     metrics = jax.device_get(metrics)
-    found = {
+    result = {
         "loss": float(metrics["loss_sum"] / metrics["tokens"]),
         "grad_norm": float(metrics["grad_norm"]),
         "skipped": float(metrics["skipped"]),
     }
     same = all(
-        found[name] == about[name] or (math.isnan(found[name]) and math.isnan(about[name]))
+        result[name] == about[name] or (math.isnan(result[name]) and math.isnan(about[name]))
         for name in ("loss", "grad_norm")
     )
+    recorded = f"recorded were {about['loss']:.6g} and {about['grad_norm']:.6g}"
     say(
-        f"step {about['step']}: loss {found['loss']:.6g}, gradient norm {found['grad_norm']:.6g}; "
-        + (
-            "as recorded"
-            if same
-            else f"recorded were {about['loss']:.6g} and {about['grad_norm']:.6g}"
-        )
+        f"step {about['step']}: loss {result['loss']:.6g}, gradient norm "
+        f"{result['grad_norm']:.6g}; {'as recorded' if same else recorded}"
     )
-    return found
+    return result
 
 
 def _padded(batch: Batch, trainer: Trainer) -> Batch:
-    """With empty rows, until the devices divide them."""
+    """The batch with empty rows, so that the devices divide its number of rows."""
     missing = -len(batch["inputs"]) % trainer.row_multiple
     return {name: np.pad(x, [(0, missing), (0, 0)]) for name, x in batch.items()}
 
 
-def _not_finite(tree) -> list[str]:
-    """Names of arrays that hold something that is not finite."""
+def _describe_finite(tree: PyTree) -> str:
+    """Whether all arrays are finite, or the names of those that are not."""
     flat = jax.tree_util.tree_flatten_with_path(tree)[0]
     names = [
         jax.tree_util.keystr(path, simple=True, separator="/")
         for path, x in flat
         if not bool(jnp.all(jnp.isfinite(x)))
     ]
+    if not names:
+        return "all finite"
     if len(names) > NUM_NAMES:
-        return [*names[:NUM_NAMES], f"and {len(names) - NUM_NAMES} more of {len(flat)}"]
-    return names
+        names = [*names[:NUM_NAMES], f"and {len(names) - NUM_NAMES} more of {len(flat)}"]
+    return "not finite: " + ", ".join(names)

@@ -15,9 +15,8 @@ import optax
 from transformer_jax.config import Config
 from transformer_jax.model.transformer import Transformer, init_params
 from transformer_jax.ops import losses
-from transformer_jax.training.optimizer import make_optimizer, make_schedule, num_updates
+from transformer_jax.training.optimizer import PyTree, make_optimizer, make_schedule, num_updates
 
-PyTree = Any  # of arrays, or of what describes arrays
 Metrics = dict[str, jax.Array]  # float32 scalars of one step, by name
 
 # With train.skip_spikes, gradient norms are compared with their running mean from this update on.
