@@ -73,8 +73,15 @@ def measure(problem: Problem, workers: dict[str, Worker], rates: dict[str, float
         error = difference(prepared.pop("outputs"), wanted)
         if not error <= TOLERANCE[problem.dtype]:
             raise SystemExit(f"{name} differs from the reference by {error:.1e} at {problem}")
-        rows.append({**dataclasses.asdict(problem), "implementation": name, "engine": engine,
-                     "error": error, **prepared})  # fmt: skip
+        rows.append(
+            {
+                **dataclasses.asdict(problem),
+                "implementation": name,
+                "engine": engine,
+                "error": error,
+                **prepared,
+            }
+        )
     for row in rows:
         once = workers[row["engine"]].call("time", problem, row["implementation"], 1)
         row["calls"] = max(1, min(500, round(TURN_SECONDS / once)))

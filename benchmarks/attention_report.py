@@ -7,8 +7,14 @@ import math
 from typing import Any
 
 # Benchmark case -> the row of the table that serves such calls.
-KINDS = {"full": "full", "encoder": "full", "cross": "full", "causal": "causal",
-         "packed": "packed", "step": "step"}  # fmt: skip
+KINDS = {
+    "full": "full",
+    "encoder": "full",
+    "cross": "full",
+    "causal": "causal",
+    "packed": "packed",
+    "step": "step",
+}
 
 
 def lines(rows: list[dict]) -> str:
@@ -111,9 +117,12 @@ def plot(result: dict, path: str) -> None:
     panels = list(dict.fromkeys((c, w) for c, w, _ in found))
     columns = min(4, len(panels))
     figure, axes = plt.subplots(
-        -(-len(panels) // columns), columns, squeeze=False, layout="constrained",
+        -(-len(panels) // columns),
+        columns,
+        squeeze=False,
+        layout="constrained",
         figsize=(4 * columns, 3.2 * -(-len(panels) // columns)),
-    )  # fmt: skip
+    )
     names = dict.fromkeys(row["implementation"] for row in result["rows"])
     names.pop("auto", None)
     for axis, (case, which) in zip(axes.flat, panels, strict=False):
@@ -121,10 +130,16 @@ def plot(result: dict, path: str) -> None:
         for number, name in enumerate(names):
             times = [found[case, which, n].get(name, math.nan) for n in lengths]
             dashes = "--" if name.startswith("torch") else "-"
-            axis.plot(lengths, times, dashes, marker="o", markersize=4, color=f"C{number}",
-                      label=name)  # fmt: skip
-        axis.set(title=f"{case}, {which}", xscale="log", yscale="log", xlabel="keys",
-                 ylabel="milliseconds")  # fmt: skip
+            axis.plot(
+                lengths, times, dashes, marker="o", markersize=4, color=f"C{number}", label=name
+            )
+        axis.set(
+            title=f"{case}, {which}",
+            xscale="log",
+            yscale="log",
+            xlabel="keys",
+            ylabel="milliseconds",
+        )
         axis.set_xticks(lengths, [str(n) for n in lengths])
         axis.minorticks_off()
         axis.grid(alpha=0.3)
@@ -134,6 +149,8 @@ def plot(result: dict, path: str) -> None:
     about = result["about"]
     engines = ", ".join(f"{engine} {facts['version']}" for engine, facts in about.items())
     row = result["rows"][0]
-    figure.suptitle(f"attention, {row['heads']} heads of {row['head_dim']}, {row['dtype']}, "
-                    f"{about['jax']['device']}; {engines}")  # fmt: skip
+    figure.suptitle(
+        f"attention, {row['heads']} heads of {row['head_dim']}, {row['dtype']}, "
+        f"{about['jax']['device']}; {engines}"
+    )
     figure.savefig(path, dpi=110)

@@ -42,9 +42,14 @@ def compile_for(topology: str, implementation: str, length: int) -> dict:
 
     def total(query, key, value, ids):
         out = dot_product_attention(
-            query, key, value, causal=True, query_segment_ids=ids, key_segment_ids=ids,
+            query,
+            key,
+            value,
+            causal=True,
+            query_segment_ids=ids,
+            key_segment_ids=ids,
             implementation=implementation,
-        )  # fmt: skip
+        )
         return jnp.sum(out.astype(jnp.float32))
 
     with jax.set_mesh(mesh):
@@ -72,10 +77,12 @@ def main(argv: list[str]) -> None:
         for implementation in IMPLEMENTATIONS:
             row = compile_for(topology, implementation, _LENGTH.value)
             rows.append(row)
-            print(f"{topology:8} {implementation:12} arguments {row['argument_bytes'] / 1e6:7.1f}  "
-                  f"outputs {row['output_bytes'] / 1e6:7.1f}  "
-                  f"temporaries {row['temporary_bytes'] / 1e6:8.1f}  kernels {row['kernels']}  "
-                  f"exchanges {row['exchanges']}")  # fmt: skip
+            print(
+                f"{topology:8} {implementation:12} arguments {row['argument_bytes'] / 1e6:7.1f}  "
+                f"outputs {row['output_bytes'] / 1e6:7.1f}  "
+                f"temporaries {row['temporary_bytes'] / 1e6:8.1f}  kernels {row['kernels']}  "
+                f"exchanges {row['exchanges']}"
+            )
     if _JSON.value:
         with open(_JSON.value, "w") as out:
             json.dump({"length": _LENGTH.value, "rows": rows}, out, indent=1)

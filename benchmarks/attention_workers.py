@@ -97,8 +97,11 @@ class JaxEngine:
 
     def about(self) -> dict:
         device = self.jax.devices()[0]
-        return {"platform": device.platform, "device": device.device_kind,
-                "version": self.jax.__version__}  # fmt: skip
+        return {
+            "platform": device.platform,
+            "device": device.device_kind,
+            "version": self.jax.__version__,
+        }
 
     def names(self, problem: Problem) -> list[str]:
         return self.implementations
@@ -115,9 +118,15 @@ class JaxEngine:
         def call(query, key, value, d_out, ids, sizes):
             def attend(query, key, value):
                 return dot_product_attention(
-                    query, key, value, causal=problem.case == "causal", query_segment_ids=ids,
-                    key_segment_ids=ids, key_lengths=sizes, implementation=name,
-                )  # fmt: skip
+                    query,
+                    key,
+                    value,
+                    causal=problem.case == "causal",
+                    query_segment_ids=ids,
+                    key_segment_ids=ids,
+                    key_lengths=sizes,
+                    implementation=name,
+                )
 
             if problem.which == "forward":
                 return (attend(query, key, value),)
@@ -203,8 +212,11 @@ class TorchEngine:
 
     def about(self) -> dict:
         name = self.torch.cuda.get_device_name() if self.device == "cuda" else "cpu"
-        return {"device": name, "version": self.torch.__version__,
-                "threads": self.torch.get_num_threads()}  # fmt: skip
+        return {
+            "device": name,
+            "version": self.torch.__version__,
+            "threads": self.torch.get_num_threads(),
+        }
 
     def names(self, problem: Problem) -> list[str]:
         if self.device == "cpu":
@@ -262,8 +274,11 @@ class TorchEngine:
             outputs = self._call(problem, name)(*inputs)
         except RuntimeError as error:
             return {"error": str(error).splitlines()[0]}
-        return {"outputs": [x.detach().transpose(1, 2).float().cpu().numpy() for x in outputs],
-                "compile_seconds": 0.0, "temporary_bytes": None}  # fmt: skip
+        return {
+            "outputs": [x.detach().transpose(1, 2).float().cpu().numpy() for x in outputs],
+            "compile_seconds": 0.0,
+            "temporary_bytes": None,
+        }
 
     def time(self, problem: Problem, name: str, count: int) -> float:
         call, (query, key, value, d_out) = self._call(problem, name), self._inputs(problem)

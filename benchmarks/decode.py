@@ -46,9 +46,10 @@ PEERS = {
 SIZES = {
     "base": ModelConfig(),
     "big": ModelConfig(d_model=1024, num_heads=16, d_ff=4096),
-    "tiny": ModelConfig(num_encoder_layers=1, num_decoder_layers=1, d_model=32, num_heads=2,
-                        d_ff=64),
-}  # fmt: skip
+    "tiny": ModelConfig(
+        num_encoder_layers=1, num_decoder_layers=1, d_model=32, num_heads=2, d_ff=64
+    ),
+}
 
 
 def random_model(size: str, vocab_size: int) -> Pretrained:
@@ -56,17 +57,26 @@ def random_model(size: str, vocab_size: int) -> Pretrained:
     model_file = io.BytesIO()
     words = (f"w{i}" for i in range(vocab_size - 4))
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=words, model_writer=model_file, model_type="word",
-        vocab_size=vocab_size, pad_id=0, bos_id=1, eos_id=2, unk_id=3, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=words,
+        model_writer=model_file,
+        model_type="word",
+        vocab_size=vocab_size,
+        pad_id=0,
+        bos_id=1,
+        eos_id=2,
+        unk_id=3,
+        minloglevel=2,
+    )
     tokenizer = Tokenizer(model_file.getvalue())
     model = SIZES[size]
     model.source_vocab_size = model.target_vocab_size = tokenizer.vocab_size
     model.decoder_start_id = tokenizer.bos_id
     return Pretrained(
-        Config(model=model), TokenizerPair(tokenizer, tokenizer),
-        init_params(model, jax.random.key(0)), 0,
-    )  # fmt: skip
+        Config(model=model),
+        TokenizerPair(tokenizer, tokenizer),
+        init_params(model, jax.random.key(0)),
+        0,
+    )
 
 
 def random_sentences(model: Pretrained, count: int, length: int) -> tuple[tuple[str, ...], ...]:
@@ -85,9 +95,11 @@ def export(model: Pretrained, folder: Path, peers: list[str]) -> None:
     writing.write_directory(target, model.config, model.tokenizers, params, plan)
     if "ctranslate2" in peers:
         ctranslate2.write_directory(
-            epath.Path(decode_workers.exported(folder, "ctranslate2")), model.config,
-            model.tokenizers, params,
-        )  # fmt: skip
+            epath.Path(decode_workers.exported(folder, "ctranslate2")),
+            model.config,
+            model.tokenizers,
+            params,
+        )
 
 
 def start(folder: Path, peers: list[str], dtypes: list[str]) -> dict[str, Worker]:
@@ -118,10 +130,19 @@ def check_identity(workdir: str, path: str, count: int, peers: list[str]) -> lis
             found = {engine: worker.call("translate", task) for engine, worker in workers.items()}
             for peer in peers:
                 same = sum(a == b for a, b in zip(found["ours"], found[peer], strict=True))
-                rows.append({"beam_size": beam_size, "peer": peer, "identical": same,
-                             "total": len(sentences)})  # fmt: skip
-                print(f"trained weights, beam {beam_size}: {same} of {len(sentences)} outputs "
-                      f"are {peer}'s", flush=True)  # fmt: skip
+                rows.append(
+                    {
+                        "beam_size": beam_size,
+                        "peer": peer,
+                        "identical": same,
+                        "total": len(sentences),
+                    }
+                )
+                print(
+                    f"trained weights, beam {beam_size}: {same} of {len(sentences)} outputs "
+                    f"are {peer}'s",
+                    flush=True,
+                )
         for worker in workers.values():
             worker.close()
     return rows
@@ -136,11 +157,16 @@ def measure(workers: dict[str, Worker], task: Task, turns: int) -> list[dict]:
             times[name].append(worker.call("time", task, best[name]))
     tokens = len(task.sentences) * (task.num_tokens or 0)
     return [
-        {"engine": name, "beam_size": task.beam_size, "sentences": len(task.sentences),
-         "setting": best[name], "seconds": times[name],
-         "pieces_per_second": tokens / statistics.median(times[name])}
+        {
+            "engine": name,
+            "beam_size": task.beam_size,
+            "sentences": len(task.sentences),
+            "setting": best[name],
+            "seconds": times[name],
+            "pieces_per_second": tokens / statistics.median(times[name]),
+        }
         for name in workers
-    ]  # fmt: skip
+    ]
 
 
 def fastest_setting(name: str, worker: Worker, task: Task) -> Any:
@@ -164,8 +190,15 @@ def measure_latency(workers: dict[str, Worker], task: Task, turns: int) -> list[
         decode_workers.latencies(worker, sentences, task, setting)
         seconds = decode_workers.latencies(worker, sentences, task, setting)
         p50, p95 = 1000 * np.percentile(seconds, (50, 95))
-        rows.append({"engine": name, "beam_size": task.beam_size, "setting": setting,
-                     "p50_ms": p50, "p95_ms": p95})  # fmt: skip
+        rows.append(
+            {
+                "engine": name,
+                "beam_size": task.beam_size,
+                "setting": setting,
+                "p50_ms": p50,
+                "p95_ms": p95,
+            }
+        )
     return rows
 
 
@@ -178,14 +211,20 @@ def measure_samples(worker: Worker, task: Task, counts: list[int], turns: int) -
             if turn:  # the first compiles
                 times[count].append(seconds)
     rows: list[dict[str, Any]] = [
-        {"samples": count, "seconds": times[count],
-         "ms_per_sample": 1000 * statistics.median(times[count]) / count}
+        {
+            "samples": count,
+            "seconds": times[count],
+            "ms_per_sample": 1000 * statistics.median(times[count]) / count,
+        }
         for count in counts
-    ]  # fmt: skip
+    ]
     for row in rows:
         ratio = row["ms_per_sample"] / rows[0]["ms_per_sample"]
-        print(f"{row['samples']} samples of a sentence: {row['ms_per_sample']:.1f} ms each, "
-              f"{ratio:.2f} times that of {rows[0]['samples']}", flush=True)  # fmt: skip
+        print(
+            f"{row['samples']} samples of a sentence: {row['ms_per_sample']:.1f} ms each, "
+            f"{ratio:.2f} times that of {rows[0]['samples']}",
+            flush=True,
+        )
     return rows
 
 
@@ -198,9 +237,12 @@ def print_rows(rows: list[dict]) -> None:
         else:
             what = f"{row['pieces_per_second']:,.0f} tokens/s"
             ratio = ours["pieces_per_second"] / row["pieces_per_second"]
-        print(f"beam {row['beam_size']}, {row.get('sentences', 1)} sentences: "
-              f"{row['engine']:<14} {what} (setting {row['setting']}); "
-              f"ours is {ratio:.2f} times as fast", flush=True)  # fmt: skip
+        print(
+            f"beam {row['beam_size']}, {row.get('sentences', 1)} sentences: "
+            f"{row['engine']:<14} {what} (setting {row['setting']}); "
+            f"ours is {ratio:.2f} times as fast",
+            flush=True,
+        )
 
 
 def main(argv: list[str]) -> None:
@@ -212,9 +254,12 @@ def main(argv: list[str]) -> None:
     if missing:
         raise app.UsageError(f"not installed: {', '.join(missing)} (--peers)")
     result: dict[str, Any] = {
-        "python": platform.python_version(), "machine": platform.machine(),
-        "cpus": os.cpu_count(), "size": options.size, "num_tokens": options.num_tokens,
-    }  # fmt: skip
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "size": options.size,
+        "num_tokens": options.num_tokens,
+    }
     if options.workdir:
         result["identity"] = check_identity(
             options.workdir, options.sentences, options.num_sentences, options.peers
@@ -235,8 +280,9 @@ def main(argv: list[str]) -> None:
             )
         for batch in map(int, options.batches):
             for beam_size in map(int, options.beams):
-                task = Task(sentences if batch == 1 else sentences[:batch], beam_size,
-                            options.num_tokens)  # fmt: skip
+                task = Task(
+                    sentences if batch == 1 else sentences[:batch], beam_size, options.num_tokens
+                )
                 how = measure_latency if batch == 1 else measure
                 rows = how(workers, task, options.turns)
                 print_rows(rows)

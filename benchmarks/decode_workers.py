@@ -39,10 +39,14 @@ class Ours:
 
     def _settings(self, task: Task) -> dict[str, Any]:
         settings: dict[str, Any] = {
-            "beam_size": task.beam_size, "length_penalty": 1.0, "length_penalty_kind": "power",
-            "stopping": "first_k", "at_limit": "cut", "max_decode_ratio": 1000.0,
+            "beam_size": task.beam_size,
+            "length_penalty": 1.0,
+            "length_penalty_kind": "power",
+            "stopping": "first_k",
+            "at_limit": "cut",
+            "max_decode_ratio": 1000.0,
             "max_decode_len": task.num_tokens or task.max_decode_len,
-        }  # fmt: skip
+        }
         if task.num_tokens:
             # No output may end by itself; all are cut at the limit.
             settings["min_decode_len"] = task.num_tokens + 1
@@ -87,16 +91,22 @@ class CTranslate2:
     def translate(self, task: Task, setting: tuple[int, int] = (1, 2)) -> list[list[str]]:
         if setting not in self._loaded:
             self._loaded[setting] = self._library.Translator(
-                self._folder, device="auto", compute_type=self._type, inter_threads=setting[0],
+                self._folder,
+                device="auto",
+                compute_type=self._type,
+                inter_threads=setting[0],
                 intra_threads=setting[1],
-            )  # fmt: skip
+            )
         limits: dict[str, int] = {"max_decoding_length": task.max_decode_len}
         if task.num_tokens:
             limits = dict.fromkeys(("min_decoding_length", "max_decoding_length"), task.num_tokens)
         found = self._loaded[setting].translate_batch(
-            [list(s) for s in task.sentences], beam_size=task.beam_size, length_penalty=1.0,
-            max_batch_size=-(-len(task.sentences) // setting[0]), **limits,
-        )  # fmt: skip
+            [list(s) for s in task.sentences],
+            beam_size=task.beam_size,
+            length_penalty=1.0,
+            max_batch_size=-(-len(task.sentences) // setting[0]),
+            **limits,
+        )
         return [result.hypotheses[0] for result in found]
 
     def time(self, task: Task, setting: tuple[int, int] = (1, 2)) -> float:
@@ -124,8 +134,10 @@ class Transformers:
         self._device, self._dtype = device, dtype
 
     def describe(self) -> str:
-        return (f"transformers {self._transformers.__version__}, torch "
-                f"{self._torch.__version__}, {self._dtype}, {self._device}")  # fmt: skip
+        return (
+            f"transformers {self._transformers.__version__}, torch "
+            f"{self._torch.__version__}, {self._dtype}, {self._device}"
+        )
 
     def translate(self, task: Task, setting: int = 2) -> list[list[str]]:
         self._torch.set_num_threads(setting)
@@ -141,10 +153,14 @@ class Transformers:
             limits |= {"length_penalty": 1.0, "early_stopping": True}
         with self._torch.inference_mode():
             out = self._model.generate(
-                input_ids=ids.to(self._device), attention_mask=mask.to(self._device),
-                num_beams=task.beam_size, do_sample=False, max_length=None,
-                forced_eos_token_id=None, **limits,
-            )[:, 1:].tolist()  # fmt: skip
+                input_ids=ids.to(self._device),
+                attention_mask=mask.to(self._device),
+                num_beams=task.beam_size,
+                do_sample=False,
+                max_length=None,
+                forced_eos_token_id=None,
+                **limits,
+            )[:, 1:].tolist()
         eos = self._tokenizer.eos_token_id
         rows = [row[: row.index(eos)] if eos in row else row for row in out]
         return [self._tokenizer.convert_ids_to_tokens(row) for row in rows]

@@ -55,8 +55,9 @@ def measure(count: int, vocab_size: int, width: int, repeats: int) -> dict[str, 
 def main(argv: list[str]) -> None:
     del argv
     device = jax.devices()[0].device_kind
-    print(f"{device}, {os.cpu_count()} cores, jax {jax.__version__}; median milliseconds of "
-          f"{REPEATS}")  # fmt: skip
+    print(
+        f"{device}, {os.cpu_count()} cores, jax {jax.__version__}; median milliseconds of {REPEATS}"
+    )
     results = {}
     for name, sizes in SIZES.items():
         results[name] = measure(*sizes, REPEATS)

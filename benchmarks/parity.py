@@ -47,10 +47,15 @@ class Search:
 
     def config(self, model: Pretrained, max_decode_len: int, at_limit: AtLimit) -> DecodeConfig:
         return dataclasses.replace(
-            model.config.decode, beam_size=self.beam_size, length_penalty=self.alpha,
-            length_penalty_kind="power", stopping=self.stopping, at_limit=at_limit,
-            max_decode_len=max_decode_len, max_decode_ratio=float(max_decode_len),
-        )  # fmt: skip
+            model.config.decode,
+            beam_size=self.beam_size,
+            length_penalty=self.alpha,
+            length_penalty_kind="power",
+            stopping=self.stopping,
+            at_limit=at_limit,
+            max_decode_len=max_decode_len,
+            max_decode_ratio=float(max_decode_len),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,13 +109,21 @@ class HuggingFace:
             mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])
             settings: dict[str, Any] = {}
             if search.beam_size > 1:
-                settings = {"length_penalty": search.alpha,
-                            "early_stopping": EARLY_STOPPING[search.stopping]}  # fmt: skip
+                settings = {
+                    "length_penalty": search.alpha,
+                    "early_stopping": EARLY_STOPPING[search.stopping],
+                }
             out = self._model.generate(
-                input_ids=ids, attention_mask=mask, num_beams=search.beam_size, do_sample=False,
-                max_length=max_decode_len + 1, return_dict_in_generate=True, output_scores=True,
-                forced_eos_token_id=self._eos, **settings,
-            )  # fmt: skip
+                input_ids=ids,
+                attention_mask=mask,
+                num_beams=search.beam_size,
+                do_sample=False,
+                max_length=max_decode_len + 1,
+                return_dict_in_generate=True,
+                output_scores=True,
+                forced_eos_token_id=self._eos,
+                **settings,
+            )
             scores = out.sequences_scores.tolist() if search.beam_size > 1 else [None] * len(rows)
             for row, score in zip(out.sequences[:, 1:].tolist(), scores, strict=True):
                 end = row.index(self._eos) if self._eos in row else len(row)
@@ -141,10 +154,15 @@ class CTranslate2:
     ) -> Iterator[Found]:
         tokens = [self._tokenizers.source.tokens(row[:-1]) for row in sources]
         results = self._translator.translate_batch(
-            tokens, beam_size=search.beam_size, patience=1, length_penalty=search.alpha,
-            max_decoding_length=max_decode_len, min_decoding_length=0, return_scores=True,
+            tokens,
+            beam_size=search.beam_size,
+            patience=1,
+            length_penalty=search.alpha,
+            max_decoding_length=max_decode_len,
+            min_decoding_length=0,
+            return_scores=True,
             max_batch_size=BATCH,
-        )  # fmt: skip
+        )
         forced = self._translator.score_batch(tokens, [r.hypotheses[0] for r in results])
         for result, scored in zip(results, forced, strict=True):
             ids = [self._tokenizers.target.token_id(p) for p in result.hypotheses[0]]
@@ -171,8 +189,9 @@ def compare(
     reference = Reference(model.config, model.tokenizers, model.params)
     eos, limit = model.tokenizers.source.eos_id, model.config.model.max_len - 1
     encoded = reference.engine.encoder().source_ids(sentences)
-    kept = [(s, [*ids, eos]) for s, ids in zip(sentences, encoded, strict=True)
-            if 0 < len(ids) <= limit]  # fmt: skip
+    kept = [
+        (s, [*ids, eos]) for s, ids in zip(sentences, encoded, strict=True) if 0 < len(ids) <= limit
+    ]
     texts, sources = [s for s, _ in kept], [ids for _, ids in kept]
     max_decode_len = min(model.config.decode.max_decode_len, limit)
 
@@ -236,8 +255,10 @@ def _gaps(pairs: Iterable[tuple[float | None, float | None]]) -> list[float]:
 
 
 def print_table(result: dict[str, Any]) -> None:
-    print(f"{result['sentences']} sentences; beam differs from greedy on "
-          f"{100 * result['beam_differs_from_greedy']:.0f}%")  # fmt: skip
+    print(
+        f"{result['sentences']} sentences; beam differs from greedy on "
+        f"{100 * result['beam_differs_from_greedy']:.0f}%"
+    )
     print("| peer | beam | α | stopping | identical | scores differ by | force-decoded by |")
     print("|---|---|---|---|---|---|---|")
     for row in result["rows"]:

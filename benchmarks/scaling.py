@@ -40,13 +40,22 @@ def dry_run(recipe: str, topology: str, settings: list[str]) -> dict:
     """The report of one case, with its recipe and settings."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "report.json"
-        command = [sys.executable, "train.py", "--dry_run", f"--config={recipe}",
-                   f"--topology={topology}", f"--json={found}",
-                   *[f"--config.{setting}" for setting in settings]]  # fmt: skip
+        command = [
+            sys.executable,
+            "train.py",
+            "--dry_run",
+            f"--config={recipe}",
+            f"--topology={topology}",
+            f"--json={found}",
+            *[f"--config.{setting}" for setting in settings],
+        ]
         done = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True,
+            command,
+            cwd=ROOT,
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
             text=True,
-        )  # fmt: skip
+        )
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-1000:]}")
         return {"recipe": recipe, "settings": settings, **json.loads(found.read_text())}
@@ -69,8 +78,10 @@ def row(report: dict) -> str:
 
 def main(argv: list[str]) -> None:
     del argv
-    print("| recipe | topology | data x fsdp x tensor | rows | GiB a chip | of it state | TFLOP, "
-          "compiler | TFLOP, formula | MB summed | MB gathered |")  # fmt: skip
+    print(
+        "| recipe | topology | data x fsdp x tensor | rows | GiB a chip | of it state | TFLOP, "
+        "compiler | TFLOP, formula | MB summed | MB gathered |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|")
     reports = []
     for recipe, topology, settings in CASES:

@@ -54,13 +54,20 @@ def model(size: str, vocab_size: int) -> ModelConfig:
         "base": {},
         "big": {"d_model": 1024, "num_heads": 16, "d_ff": 4096},
         "small": {"num_encoder_layers": 4, "num_decoder_layers": 4, "d_model": 128, "d_ff": 512},
-        "tiny": {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 16, "d_ff": 32,
-                 "num_heads": 2},
-    }  # fmt: skip
+        "tiny": {
+            "num_encoder_layers": 1,
+            "num_decoder_layers": 1,
+            "d_model": 16,
+            "d_ff": 32,
+            "num_heads": 2,
+        },
+    }
     return ModelConfig(
-        source_vocab_size=vocab_size, target_vocab_size=vocab_size, decoder_start_id=1,
+        source_vocab_size=vocab_size,
+        target_vocab_size=vocab_size,
+        decoder_start_id=1,
         **fields[size],  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
 
 def start(make: Callable[..., Any], *args: Any) -> Worker:
@@ -108,11 +115,17 @@ def measure(workers: dict[str, Worker], tokens: float, flops: float, dtype: str)
     rows = []
     for name, worker in workers.items():
         seconds = statistics.median(times[name])
-        rows.append({
-            "engine": name, "target_tokens_per_second": tokens / seconds,
-            "step_seconds": times[name], "share_of_matmul_rate": flops / seconds / rate,
-            "matmul_flops_per_second": rate, "loss": worker.call("loss"), **worker.call("about"),
-        })  # fmt: skip
+        rows.append(
+            {
+                "engine": name,
+                "target_tokens_per_second": tokens / seconds,
+                "step_seconds": times[name],
+                "share_of_matmul_rate": flops / seconds / rate,
+                "matmul_flops_per_second": rate,
+                "loss": worker.call("loss"),
+                **worker.call("about"),
+            }
+        )
     return rows
 
 
@@ -144,10 +157,16 @@ def print_rows(rows: list[dict]) -> None:
 def compare_equal_lengths(size: str, vocab_size: int, rows: int) -> dict[str, Any]:
     """Engines on sentences of `--length` tokens each side."""
     task = workers_lib.Task(
-        model(size, vocab_size), rows, FLAGS.length, FLAGS.length, FLAGS.dtype,
-    )  # fmt: skip
-    print(f"{size}, {vocab_size:,} tokens, {rows} x ({FLAGS.length} + {FLAGS.length}), "
-          f"{FLAGS.dtype}", flush=True)  # fmt: skip
+        model(size, vocab_size),
+        rows,
+        FLAGS.length,
+        FLAGS.length,
+        FLAGS.dtype,
+    )
+    print(
+        f"{size}, {vocab_size:,} tokens, {rows} x ({FLAGS.length} + {FLAGS.length}), {FLAGS.dtype}",
+        flush=True,
+    )
     workers = start_engines(task)
     shape = BatchShape(rows, FLAGS.length, FLAGS.length)
     flops = model_flops(workers_lib.ours(task), shape)
@@ -155,8 +174,13 @@ def compare_equal_lengths(size: str, vocab_size: int, rows: int) -> dict[str, An
     for worker in workers.values():
         worker.close()
     print_rows(found)
-    return {"size": size, "vocab_size": vocab_size, "shape": dataclasses.astuple(shape),
-            "dtype": FLAGS.dtype, "engines": found}  # fmt: skip
+    return {
+        "size": size,
+        "vocab_size": vocab_size,
+        "shape": dataclasses.astuple(shape),
+        "dtype": FLAGS.dtype,
+        "engines": found,
+    }
 
 
 def compare_on_corpus(size: str, vocab_size: int, prefix: str) -> dict[str, Any]:
@@ -174,12 +198,21 @@ def compare_on_corpus(size: str, vocab_size: int, prefix: str) -> dict[str, Any]
     found = []
     for name, worker in workers.items():
         speed = useful[name] / statistics.median(times[name])
-        found.append({"engine": name, "useful_tokens_a_step": useful[name],
-                      "useful_target_tokens_per_second": speed, "step_seconds": times[name],
-                      **worker.call("about")})  # fmt: skip
+        found.append(
+            {
+                "engine": name,
+                "useful_tokens_a_step": useful[name],
+                "useful_target_tokens_per_second": speed,
+                "step_seconds": times[name],
+                **worker.call("about"),
+            }
+        )
         ours = found[0]["useful_target_tokens_per_second"]
-        print(f"  {name:<28} {speed:10,.0f} useful target tokens/s   ours is {ours / speed:.2f} "
-              f"times as fast   {useful[name]:,.0f} a step", flush=True)  # fmt: skip
+        print(
+            f"  {name:<28} {speed:10,.0f} useful target tokens/s   ours is {ours / speed:.2f} "
+            f"times as fast   {useful[name]:,.0f} a step",
+            flush=True,
+        )
         worker.close()
     return {"size": size, "vocab_size": vocab_size, "corpus": Path(prefix).name, "engines": found}
 
@@ -192,11 +225,16 @@ def corpus_config(size: str, vocab_size: int, prefix: str) -> Config:
             model(size, 0), dtype=FLAGS.dtype, max_len=128, decoder_start_id=-1
         ),
         data=dataclasses.replace(
-            config.data, source="files", train=prefix, vocab_size=vocab_size, tokenizer="bpe",
-            max_len=64, batch_tokens=4096,
+            config.data,
+            source="files",
+            train=prefix,
+            vocab_size=vocab_size,
+            tokenizer="bpe",
+            max_len=64,
+            batch_tokens=4096,
         ),
         train=dataclasses.replace(config.train, eval_every_steps=0),
-    )  # fmt: skip
+    )
 
 
 def main(argv: list[str]) -> None:
@@ -217,13 +255,21 @@ def main(argv: list[str]) -> None:
     if "flax" in FLAGS.peers and not (Path(FLAGS.flax_example) / "models.py").exists():
         raise app.UsageError("--peers=flax needs --flax_example: a copy of Flax's examples/wmt.")
     result: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]), "python": platform.python_version(),
-        "machine": platform.machine(), "cpu": cpu_name(), "cpus": os.cpu_count(),
-        "versions": {name: importlib.metadata.version(name) for name in
-                     ("jax", "flax", "torch", "transformers") if importlib.util.find_spec(name)},
-        "kept_memory": FLAGS.kept_memory, "rounds": FLAGS.rounds, "steps": FLAGS.steps,
+        "command": " ".join(["python", *sys.argv]),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu": cpu_name(),
+        "cpus": os.cpu_count(),
+        "versions": {
+            name: importlib.metadata.version(name)
+            for name in ("jax", "flax", "torch", "transformers")
+            if importlib.util.find_spec(name)
+        },
+        "kept_memory": FLAGS.kept_memory,
+        "rounds": FLAGS.rounds,
+        "steps": FLAGS.steps,
         "tables": [],
-    }  # fmt: skip
+    }
     for size in FLAGS.sizes:
         vocab_size = FLAGS.vocab_size or {"small": 8_000}.get(size, 16_000)
         if FLAGS.corpus:

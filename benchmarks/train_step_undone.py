@@ -88,5 +88,8 @@ def _all() -> None:
 
 
 CHANGES: dict[str, Callable[[], None]] = {
-    "dense": _dense, "optimizer": _optimizer, "loss": _loss, "all": _all,
-}  # fmt: skip
+    "dense": _dense,
+    "optimizer": _optimizer,
+    "loss": _loss,
+    "all": _all,
+}

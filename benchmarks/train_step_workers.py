@@ -176,16 +176,26 @@ class Torch(Step):
         torch.set_float32_matmul_precision("highest")
         model = task.model
         config = transformers.MarianConfig(
-            vocab_size=model.target_vocab_size, d_model=model.d_model,
-            encoder_layers=model.num_encoder_layers, decoder_layers=model.num_decoder_layers,
-            encoder_attention_heads=model.num_heads, decoder_attention_heads=model.num_heads,
-            encoder_ffn_dim=model.d_ff, decoder_ffn_dim=model.d_ff,
-            activation_function=model.activation, dropout=model.dropout_rate,
+            vocab_size=model.target_vocab_size,
+            d_model=model.d_model,
+            encoder_layers=model.num_encoder_layers,
+            decoder_layers=model.num_decoder_layers,
+            encoder_attention_heads=model.num_heads,
+            decoder_attention_heads=model.num_heads,
+            encoder_ffn_dim=model.d_ff,
+            decoder_ffn_dim=model.d_ff,
+            activation_function=model.activation,
+            dropout=model.dropout_rate,
             attention_dropout=model.attention_dropout_rate,
-            activation_dropout=model.activation_dropout_rate, scale_embedding=True,
-            max_position_embeddings=256, pad_token_id=0, eos_token_id=2, decoder_start_token_id=0,
-            attn_implementation="sdpa", use_cache=False,
-        )  # fmt: skip
+            activation_dropout=model.activation_dropout_rate,
+            scale_embedding=True,
+            max_position_embeddings=256,
+            pad_token_id=0,
+            eos_token_id=2,
+            decoder_start_token_id=0,
+            attn_implementation="sdpa",
+            use_cache=False,
+        )
         self._model: Any = transformers.MarianMTModel(config).to(self._device).train()
         self._optimizer = torch.optim.Adam(
             self._model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True
@@ -206,9 +216,10 @@ class Torch(Step):
         ):
             logits = self._model(**self._batch).logits
         return self._torch.nn.functional.cross_entropy(
-            logits.float().reshape(len(self._targets), -1), self._targets,
+            logits.float().reshape(len(self._targets), -1),
+            self._targets,
             label_smoothing=self._smoothing,
-        )  # fmt: skip
+        )
 
     def step(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -243,12 +254,20 @@ class FlaxExample(_Jax):
         example, models = _import_example(folder)
         model = task.model
         self._config = models.TransformerConfig(
-            vocab_size=model.target_vocab_size, output_vocab_size=model.target_vocab_size,
-            share_embeddings=True, logits_via_embedding=True, dtype=jnp.dtype(task.dtype),
-            emb_dim=model.d_model, num_heads=model.num_heads, num_layers=model.num_encoder_layers,
-            qkv_dim=model.d_model, mlp_dim=model.d_ff, max_len=256,
-            dropout_rate=model.dropout_rate, attention_dropout_rate=model.attention_dropout_rate,
-        )  # fmt: skip
+            vocab_size=model.target_vocab_size,
+            output_vocab_size=model.target_vocab_size,
+            share_embeddings=True,
+            logits_via_embedding=True,
+            dtype=jnp.dtype(task.dtype),
+            emb_dim=model.d_model,
+            num_heads=model.num_heads,
+            num_layers=model.num_encoder_layers,
+            qkv_dim=model.d_model,
+            mlp_dim=model.d_ff,
+            max_len=256,
+            dropout_rate=model.dropout_rate,
+            attention_dropout_rate=model.attention_dropout_rate,
+        )
         if batch is None:
             source, target = task.arrays()
             batch = {"inputs": source, "targets": target}
@@ -257,17 +276,23 @@ class FlaxExample(_Jax):
         params = jax.jit(net.init)(jax.random.key(0), ones, ones)["params"]
         schedule = example.create_learning_rate_schedule(0.002, 1000)
         state = example.TrainState.create(
-            apply_fn=net.apply, params=params, dynamic_scale=None,
+            apply_fn=net.apply,
+            params=params,
+            dynamic_scale=None,
             tx=optax.adamw(schedule, b1=0.9, b2=0.98, eps=1e-9, weight_decay=0.0),
-        )  # fmt: skip
+        )
         self._state = jax_utils.replicate(state, jax.devices()[:1])
         self._step = jax.pmap(
             functools.partial(
-                example.train_step, config=self._config, learning_rate_fn=schedule,
+                example.train_step,
+                config=self._config,
+                learning_rate_fn=schedule,
                 label_smoothing=task.label_smoothing,
             ),
-            axis_name="batch", donate_argnums=(0,), devices=jax.devices()[:1],
-        )  # fmt: skip
+            axis_name="batch",
+            donate_argnums=(0,),
+            devices=jax.devices()[:1],
+        )
         self._rngs = jax.random.split(jax.random.key(1), 1)
         self._batch = {name: array[None] for name, array in batch.items()}
         self.first()
@@ -337,8 +362,11 @@ class FlaxOnCorpus(FlaxExample):
 def packed_in_order(corpus: Any, rows: int, length: int) -> dict[str, np.ndarray]:
     """A batch of rows that each take sentences, in a random order, until one does not fit."""
     sides = {"inputs": corpus.source, "targets": corpus.target}
-    batch = {f"{side}{part}": np.zeros((rows, length), np.int32)
-             for side in sides for part in ("", "_position", "_segmentation")}  # fmt: skip
+    batch = {
+        f"{side}{part}": np.zeros((rows, length), np.int32)
+        for side in sides
+        for part in ("", "_position", "_segmentation")
+    }
     row, used, number = 0, dict.fromkeys(sides, 0), 0
     for i in np.random.default_rng(0).permutation(len(corpus)):
         ids = {side: np.append(tokens[i], 2)[:length] for side, tokens in sides.items()}
@@ -359,8 +387,15 @@ def packed_in_order(corpus: Any, rows: int, length: int) -> dict[str, np.ndarray
 def _import_example(folder: str) -> tuple[Any, Any]:
     """`train.py` and `models.py` there; what else `train.py` imports is not needed for its step."""
     importlib.import_module("flax.training.checkpoints")  # looks for the real TensorFlow
-    names = ("bleu", "decode", "input_pipeline", "tensorflow", "clu", "clu.metric_writers",
-             "clu.periodic_actions")  # fmt: skip
+    names = (
+        "bleu",
+        "decode",
+        "input_pipeline",
+        "tensorflow",
+        "clu",
+        "clu.metric_writers",
+        "clu.periodic_actions",
+    )
     for name in names:
         sys.modules.setdefault(name, types.ModuleType(name))
     tensorflow: Any = sys.modules["tensorflow"]

@@ -156,8 +156,9 @@ def test_sentences_fit_their_rows_without_overlap(batching):
 
 @pytest.mark.parametrize(("batching", "limit"), [("pack", 0.05), ("bucket", 0.15)])
 def test_padding_stays_low_and_is_reported_truly(batching, limit):
-    plan, selection = make(batching, selection=select_pairs(*lengths(30_000), 64),
-                           max_len=64, batch_tokens=4096)  # fmt: skip
+    plan, selection = make(
+        batching, selection=select_pairs(*lengths(30_000), 64), max_len=64, batch_tokens=4096
+    )
     reported = batch_plan.padding_report(plan, selection)
     real = (selection.source_lengths + selection.target_lengths).sum()
     batches = int(np.ceil(plan.batches_per_epoch))
@@ -266,8 +267,11 @@ def test_devices_get_empty_rows_and_the_same_sentences():
 
 
 def test_the_loader_gives_the_plans_batches_from_any_step(tmp_path, tokenizers):
-    config = DataConfig(source="files", train=write_pairs(tmp_path, "a", digit_pairs(50)),
-                        cache_dir=str(tmp_path / "cache"))  # fmt: skip
+    config = DataConfig(
+        source="files",
+        train=write_pairs(tmp_path, "a", digit_pairs(50)),
+        cache_dir=str(tmp_path / "cache"),
+    )
     corpora = sources.open_corpora(config, "train")
     corpus = token_cache.tokenize_corpora(corpora, tokenizers, config)
     selection = select_pairs(corpus.source.lengths, corpus.target.lengths, 40)

@@ -60,9 +60,26 @@ def test_uneven_pairs_are_left_out_and_counted_and_short_ones_are_not():
 
 @pytest.mark.parametrize(
     ("most", "rows"),
-    [(97, 96), (98, 96), (95, 92), (90, 88), (64, 64), (63, 60), (24, 24), (23, 22), (16, 16),
-     (11, 11), (10, 10), (7, 7), (3, 3), (1, 1), (2048, 2048), (2100, 2048), (1000, 992)],
-)  # fmt: skip
+    [
+        (97, 96),
+        (98, 96),
+        (95, 92),
+        (90, 88),
+        (64, 64),
+        (63, 60),
+        (24, 24),
+        (23, 22),
+        (16, 16),
+        (11, 11),
+        (10, 10),
+        (7, 7),
+        (3, 3),
+        (1, 1),
+        (2048, 2048),
+        (2100, 2048),
+        (1000, 992),
+    ],
+)
 def test_rows_of_packed_batches_divide_by_usual_numbers_of_devices(most, rows):
     assert divisible_rows(most) == rows
     plan, _ = make("pack", batch_tokens=most * 41)
@@ -108,16 +125,22 @@ def test_the_padding_said_counts_the_empty_rows_of_devices(batching, version, ro
     """Against the arrays themselves."""
     source, target = lengths(4000)
     corpus = token_cache.TokenizedCorpus(
-        *(token_cache.TokenizedSide(np.zeros(n.sum(), np.uint16), np.cumsum([0, *n]))
-          for n in (source, target)), (4000,), "")  # fmt: skip
+        *(
+            token_cache.TokenizedSide(np.zeros(n.sum(), np.uint16), np.cumsum([0, *n]))
+            for n in (source, target)
+        ),
+        (4000,),
+        "",
+    )
     selection = select_pairs(source, target, 41)
     plan, _ = make(batching, selection=selection, batch_tokens=97 * 41, plan_version=version)
     period = int(np.ceil(plan.batches_per_epoch))
     made = loader.BatchSource(Epochs(EpochData(corpus, plan)), IDS, period, row_multiple)
     batches = [made[t] for t in range(period)]
     assert all(len(batch["inputs"]) % row_multiple == 0 for batch in batches)
-    filled = sum((b[f"{side}_segment_ids"] > 0).sum() for b in batches
-                 for side in ("inputs", "targets"))  # fmt: skip
+    filled = sum(
+        (b[f"{side}_segment_ids"] > 0).sum() for b in batches for side in ("inputs", "targets")
+    )
     positions = sum(b["inputs"].size + b["targets"].size for b in batches)
     reported = batch_plan.padding_report(plan, selection, row_multiple)
     # A packed stream's last batch holds the first rows of the next epoch too.

@@ -42,18 +42,29 @@ def test_packed_sentences_fill_their_rows():
 
 def test_the_table_prefers_what_was_fastest_at_each_length():
     def row(case, length, name, milliseconds, which="forward"):
-        return {"case": case, "length": length, "implementation": name, "which": which,
-                "milliseconds": milliseconds}  # fmt: skip
+        return {
+            "case": case,
+            "length": length,
+            "implementation": name,
+            "which": which,
+            "milliseconds": milliseconds,
+        }
 
     rows = [
-        row("full", 64, "xla", 1.0), row("full", 64, "blockwise", 2.0),
+        row("full", 64, "xla", 1.0),
+        row("full", 64, "blockwise", 2.0),
         # One case each way: the larger ratio decides.
-        row("full", 256, "xla", 1.0), row("full", 256, "blockwise", 1.1),
-        row("encoder", 256, "xla", 3.0), row("encoder", 256, "blockwise", 1.0),
-        row("full", 1024, "xla", 9.0), row("full", 1024, "blockwise", 4.0),
-        row("full", 1024, "auto", 1.0), row("full", 1024, "torch", 1.0),
-        row("step", 64, "xla", 5.0), row("step", 64, "blockwise", 6.0),
-    ]  # fmt: skip
+        row("full", 256, "xla", 1.0),
+        row("full", 256, "blockwise", 1.1),
+        row("encoder", 256, "xla", 3.0),
+        row("encoder", 256, "blockwise", 1.0),
+        row("full", 1024, "xla", 9.0),
+        row("full", 1024, "blockwise", 4.0),
+        row("full", 1024, "auto", 1.0),
+        row("full", 1024, "torch", 1.0),
+        row("step", 64, "xla", 5.0),
+        row("step", 64, "blockwise", 6.0),
+    ]
     assert attention_report.rules({"rows": rows}) == {
         "full": [[128, ["xla", "blockwise"]], [None, ["blockwise", "xla"]]],
         "step": [[None, ["xla", "blockwise"]]],
@@ -62,10 +73,15 @@ def test_the_table_prefers_what_was_fastest_at_each_length():
 
 def test_the_report_says_how_many_times_the_peers_speed():
     rows = [
-        {"case": "full", "length": 64, "implementation": name, "which": "forward",
-         "milliseconds": ms}
+        {
+            "case": "full",
+            "length": 64,
+            "implementation": name,
+            "which": "forward",
+            "milliseconds": ms,
+        }
         for name, ms in (("xla", 2.0), ("torch", 3.0))
-    ]  # fmt: skip
+    ]
     text = attention_report.table({"rows": rows, "memory": []})
     assert "2.000 ms (1.50x)" in text
     assert "3.000 ms (" not in text
@@ -100,8 +116,16 @@ def test_flaxs_example_gets_its_rows_packed_in_order():
 
 
 def test_steps_are_timed_with_batches_without_padding():
-    model = ModelConfig(num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=8, num_heads=2,
-                        source_vocab_size=20, target_vocab_size=20, decoder_start_id=1)  # fmt: skip
+    model = ModelConfig(
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        d_model=8,
+        d_ff=8,
+        num_heads=2,
+        source_vocab_size=20,
+        target_vocab_size=20,
+        decoder_start_id=1,
+    )
     task = train_step_workers.Task(model, rows=3, source_len=7, target_len=5)
     batch = next(train_step_workers._loaded(train_step_workers.ours(task), task))
     assert batch["inputs"].shape == (3, 7)
@@ -121,11 +145,20 @@ def losses_of(step):
 
 STEP = train_step_workers.Task(
     ModelConfig(
-        num_encoder_layers=1, num_decoder_layers=1, d_model=16, d_ff=32, num_heads=2,
-        source_vocab_size=50, target_vocab_size=50, decoder_start_id=1, dropout_rate=0.0,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        d_model=16,
+        d_ff=32,
+        num_heads=2,
+        source_vocab_size=50,
+        target_vocab_size=50,
+        decoder_start_id=1,
+        dropout_rate=0.0,
     ),
-    rows=103, source_len=6, target_len=5,  # 515 positions: not whole chunks
-)  # fmt: skip
+    rows=103,
+    source_len=6,
+    target_len=5,  # 515 positions: not whole chunks
+)
 
 
 @pytest.fixture(scope="module")

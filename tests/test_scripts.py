@@ -9,11 +9,28 @@ from transformer_jax.data.writing_systems import joiner, separates_words
 
 # First words of the names that Unicode gives to letters of scripts without spaces.
 UNSPACED = {
-    "CJK UNIFIED", "CJK COMPATIBILITY", "HIRAGANA LETTER", "KATAKANA LETTER", "HALFWIDTH KATAKANA",
-    "BOPOMOFO LETTER", "YI SYLLABLE", "TANGUT IDEOGRAPH", "NUSHU CHARACTER", "THAI CHARACTER",
-    "LAO LETTER", "LAO VOWEL", "TIBETAN LETTER", "MYANMAR LETTER", "KHMER LETTER",
-    "TAI LE", "NEW TAI", "TAI THAM", "TAI VIET", "BALINESE LETTER", "JAVANESE LETTER",
-}  # fmt: skip
+    "CJK UNIFIED",
+    "CJK COMPATIBILITY",
+    "HIRAGANA LETTER",
+    "KATAKANA LETTER",
+    "HALFWIDTH KATAKANA",
+    "BOPOMOFO LETTER",
+    "YI SYLLABLE",
+    "TANGUT IDEOGRAPH",
+    "NUSHU CHARACTER",
+    "THAI CHARACTER",
+    "LAO LETTER",
+    "LAO VOWEL",
+    "TIBETAN LETTER",
+    "MYANMAR LETTER",
+    "KHMER LETTER",
+    "TAI LE",
+    "NEW TAI",
+    "TAI THAM",
+    "TAI VIET",
+    "BALINESE LETTER",
+    "JAVANESE LETTER",
+}
 
 
 def test_every_letter_of_unicode_is_told_by_its_name():
@@ -32,10 +49,24 @@ def test_every_letter_of_unicode_is_told_by_its_name():
 
 @pytest.mark.parametrize(
     ("text", "separates"),
-    [("Haus", True), ("3.14", True), ("한국어", True), ("עברית", True), ("हिन्दी", True), ("", True),
-     ("東京", False), ("トウキョウ", False), ("ไทย", False), ("ລາວ", False), ("ខ្មែរ", False),
-     ("မြန်မာ", False), ("བོད་ཡིག", False), ("JAX用", False), ("𠀋", False)],
-)  # fmt: skip
+    [
+        ("Haus", True),
+        ("3.14", True),
+        ("한국어", True),
+        ("עברית", True),
+        ("हिन्दी", True),
+        ("", True),
+        ("東京", False),
+        ("トウキョウ", False),
+        ("ไทย", False),
+        ("ລາວ", False),
+        ("ខ្មែរ", False),
+        ("မြန်မာ", False),
+        ("བོད་ཡིག", False),
+        ("JAX用", False),
+        ("𠀋", False),
+    ],
+)
 def test_texts(text, separates):
     assert separates_words(text) == separates
 

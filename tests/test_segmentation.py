@@ -25,9 +25,16 @@ def bpe():
     model = io.BytesIO()
     texts = [text for pair in digit_pairs(300) for text in pair]
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_writer=model, vocab_size=80, model_type="bpe",
-        pad_id=0, bos_id=1, eos_id=2, unk_id=3, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(texts),
+        model_writer=model,
+        vocab_size=80,
+        model_type="bpe",
+        pad_id=0,
+        bos_id=1,
+        eos_id=2,
+        unk_id=3,
+        minloglevel=2,
+    )
     return Tokenizer(model.getvalue())
 
 
@@ -51,9 +58,17 @@ def test_merges_are_left_out_as_often_as_the_rate_says():
     """A word of two letters has one merge: cut where it is left out."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["ab"] * 20), model_writer=model, vocab_size=7, model_type="bpe",
-        add_dummy_prefix=False, pad_id=0, bos_id=1, eos_id=2, unk_id=3, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(["ab"] * 20),
+        model_writer=model,
+        vocab_size=7,
+        model_type="bpe",
+        add_dummy_prefix=False,
+        pad_id=0,
+        bos_id=1,
+        eos_id=2,
+        unk_id=3,
+        minloglevel=2,
+    )
     tokenizer = Tokenizer(model.getvalue())
     drawn = [len(ids) for ids in tokenizer.sample_batch(["ab"] * 4000, 0.3, 5)]
     assert np.mean(np.asarray(drawn) == 2) == pytest.approx(0.3, abs=0.03)  # 4 deviations
@@ -154,8 +169,10 @@ def test_a_batch_behind_the_end_is_found_too(run):
     """As in the replay of a step that a shorter run would not have."""
     config, corpora, tokenizers = run
     shorter = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=5))
-    sources_of = [loader.BatchSource(epoch_data.prepare_epochs(corpora, tokenizers, c)[0], IDS, 60)
-                  for c in (config, shorter)]  # fmt: skip
+    sources_of = [
+        loader.BatchSource(epoch_data.prepare_epochs(corpora, tokenizers, c)[0], IDS, 60)
+        for c in (config, shorter)
+    ]
     assert sources_of[0].digest(59) == sources_of[1].digest(59)
 
 
@@ -197,9 +214,11 @@ def test_what_sampling_would_make_too_long_keeps_its_best_cut(tmp_path, bpe):
     config = tiny_config(tmp_path)
     longest = len(bpe.encode(pairs[0][0])) + 1
     data = dataclasses.replace(
-        config.data, train=write_pairs(tmp_path, "long", pairs), subword_sampling=0.9,
+        config.data,
+        train=write_pairs(tmp_path, "long", pairs),
+        subword_sampling=0.9,
         max_len=longest,
-    )  # fmt: skip
+    )
     corpora = sources.open_corpora(data, "train")
     corpus = token_cache.tokenize_corpora(corpora, TokenizerPair(bpe, bpe), data, seed=3)
     assert list(corpus.source[0]) == bpe.encode(pairs[0][0])
@@ -231,9 +250,13 @@ def test_pieces_that_are_cut_in_one_way_only_are_refused(run):
     config, corpora, _ = run
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["one two"] * 20), model_writer=model, vocab_size=20,
-        model_type="char", hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(["one two"] * 20),
+        model_writer=model,
+        vocab_size=20,
+        model_type="char",
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
     letters = Tokenizer(model.getvalue())
     with pytest.raises(UserError, match="kind bpe or unigram"):
         epoch_data.prepare_epochs(corpora, TokenizerPair(letters, letters), config)

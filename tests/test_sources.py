@@ -39,8 +39,9 @@ def test_direction_follows_the_config(tmp_path):
     prefix = write_pairs(tmp_path, "plain", PAIRS)
     swapped = read(train=prefix, source_lang="de", target_lang="en")
     assert swapped == [[(b, a) for a, b in PAIRS]]
-    config = DataConfig(source="files", train=f"{prefix},{prefix}",
-                        train_languages=("en-de", "de-en"))  # fmt: skip
+    config = DataConfig(
+        source="files", train=f"{prefix},{prefix}", train_languages=("en-de", "de-en")
+    )
     both = sources.open_corpora(config, "train")
     assert [(c.source_lang, c.target_lang) for c in both] == [("en", "de"), ("de", "en")]
     assert next(both[1].read()) == ("c", "a b")
@@ -116,12 +117,17 @@ def few_numbers(monkeypatch):
 
 @pytest.mark.parametrize(
     ("language", "word"),
-    [("de", "vierunddreißig"), ("fr", "trente-quatre"), ("es", "treinta y cuatro"),
-     ("cs", "třicet čtyři")],
-)  # fmt: skip
+    [
+        ("de", "vierunddreißig"),
+        ("fr", "trente-quatre"),
+        ("es", "treinta y cuatro"),
+        ("cs", "třicet čtyři"),
+    ],
+)
 def test_embedded_corpus_in_every_language(tmp_path, few_numbers, language, word):
-    config = DataConfig(tfds_name=f"number_words/{language}", data_dir=str(tmp_path),
-                        target_lang=language)  # fmt: skip
+    config = DataConfig(
+        tfds_name=f"number_words/{language}", data_dir=str(tmp_path), target_lang=language
+    )
     (corpus,) = sources.open_corpora(config, "train")
     pairs = dict(corpus.read())
     assert len(pairs) == 1040

@@ -16,8 +16,9 @@ from transformer_jax.errors import UserError
 @pytest.fixture
 def small_corpus(tmp_path, tokenizers):
     pairs = [*digit_pairs(50), ("", "x")]
-    config = DataConfig(source="files", train=write_pairs(tmp_path, "a", pairs),
-                        cache_dir=str(tmp_path / "cache"))  # fmt: skip
+    config = DataConfig(
+        source="files", train=write_pairs(tmp_path, "a", pairs), cache_dir=str(tmp_path / "cache")
+    )
     corpora = sources.open_corpora(config, "train")
     return config, corpora, token_cache.tokenize_corpora(corpora, tokenizers, config)
 
@@ -112,8 +113,12 @@ def test_a_cache_gets_its_name_only_when_it_is_on_the_disk(
 def test_tags_stand_before_the_text(tmp_path, tokenizers, monkeypatch):
     pairs = [("one", "eins"), ("", "x")]
     monkeypatch.setattr(type(tokenizers), "prefixes", lambda self, *languages: ([7], [8]))
-    config = DataConfig(source="files", train=write_pairs(tmp_path, "a", pairs),
-                        cache_dir=str(tmp_path / "cache"), target_language_tags=True)  # fmt: skip
+    config = DataConfig(
+        source="files",
+        train=write_pairs(tmp_path, "a", pairs),
+        cache_dir=str(tmp_path / "cache"),
+        target_language_tags=True,
+    )
     corpus = token_cache.tokenize_corpora(sources.open_corpora(config, "train"), tokenizers, config)
     assert list(corpus.source[0]) == [7, *tokenizers.source.encode("one")]
     assert list(corpus.target[0]) == [8, *tokenizers.target.encode("eins")]

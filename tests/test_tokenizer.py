@@ -164,16 +164,23 @@ def with_special_tokens(corpus_config, tokenizers):
     model = io.BytesIO()
     texts = [text for pair in digit_pairs(300) for text in pair] + ["< 2 > / s p u n k _ L"] * 30
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_writer=model, vocab_size=60, model_type="bpe",
-        user_defined_symbols=list(NAMES[4:]), character_coverage=1.0, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(texts),
+        model_writer=model,
+        vocab_size=60,
+        model_type="bpe",
+        user_defined_symbols=list(NAMES[4:]),
+        character_coverage=1.0,
+        minloglevel=2,
+    )
     spm = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     tokens = [*dict.fromkeys([*map(spm.id_to_piece, range(60)), "<pad>", *NAMES])]
     foreign = VocabularyTokenizer(
-        model.getvalue(), {token: i for i, token in enumerate(tokens)},
-        {"pad": "<pad>", "eos": "</s>", "unk": "<unk>", "bos": "<s>"}, len(tokens),
+        model.getvalue(),
+        {token: i for i, token in enumerate(tokens)},
+        {"pad": "<pad>", "eos": "</s>", "unk": "<unk>", "bos": "<s>"},
+        len(tokens),
         dropped=NAMES[4:],
-    )  # fmt: skip
+    )
     return tokenizers.source, tagged.source, foreign
 
 
