@@ -1,7 +1,7 @@
 """Translates standard input with an exported model; needs jax, flatbuffers, numpy, sentencepiece.
 
-    python export.py --workdir=runs/quickstart --format=stablehlo --output=exported
-    echo thirty-four | python examples/decode_stablehlo.py exported
+python export.py --workdir=runs/quickstart --format=stablehlo --output=exported
+echo thirty-four | python examples/decode_stablehlo.py exported
 """
 
 import json

@@ -17,9 +17,11 @@ from transformer_jax import Translator
 from transformer_jax.commands import decode, decode_format, decode_output
 from transformer_jax.data.tokenizer_pair import special_ids
 from transformer_jax.decoding import alignment, batching, mbr, programs
-from transformer_jax.decoding.engine import Engine, begins_word
-from transformer_jax.decoding.job import AttentionChoice, Translation, _join
+from transformer_jax.decoding.alignment import AttentionChoice
+from transformer_jax.decoding.engine import Engine
+from transformer_jax.decoding.phrases import begins_word
 from transformer_jax.decoding.requests import Request
+from transformer_jax.decoding.translation import Translation, join_parts
 from transformer_jax.errors import UserError
 from transformer_jax.model.transformer import Transformer
 
@@ -62,8 +64,8 @@ def test_scoring_holds_a_chunk_of_logits(translator, monkeypatch, num_models):
     ids = special_ids(translator.tokenizers, config)
     source, target = (rng.integers(4, 295, (3, 8)).astype(np.int32) for _ in range(2))
     lengths = np.full(3, 8, np.int32)
-    score = jax.jit(functools.partial(programs._score, (config,) * num_models, ids))
-    placed = programs.Placed(tuple(trees), ())
+    score = jax.jit(functools.partial(programs.score_batch, (config,) * num_models, ids))
+    placed = programs.DeviceParams(tuple(trees), (), None)
     got = score(placed, source, lengths, target, lengths)
     start = np.full((3, 1), ids.decoder_start, np.int32)
     decoder_inputs = np.concatenate([start, target[:, :-1]], axis=1)
@@ -324,7 +326,7 @@ def test_joined_attention_by_hand_and_its_memory():
     many = [Translation("a", 0.0, 0.0, tuple(tokens), tuple(range(100)), tuple(tokens),
                         np.full((100, 100), 0.01, np.float32))] * 40  # fmt: skip
     tracemalloc.start()
-    joined = _join(many)
+    joined = join_parts(many)
     links = alignment.links(
         alignment.word_attention(joined.attention, joined.source_tokens, joined.tokens)
     )

@@ -273,15 +273,15 @@ def test_vocabulary_tokenizers_use_their_own_ids(tokenizers, tmp_path):
     assert tokenizer.decode(ids) == "one two"
     assert tokenizer.bos_id == -1
     pair = TokenizerPair(tokenizer, tokenizer, LanguageTags(">>{}<<"))
-    assert pair.prefixes("en", "de") == ([0], [])
+    assert pair.language_tags("en", "de") == ([0], [])
     pair.save(epath.Path(tmp_path))
     loaded = TokenizerPair.load(epath.Path(tmp_path))
     assert loaded.source.encode(">>de<< one two") == [0, *want]
     assert (loaded.tags, loaded.fingerprint) == (pair.tags, pair.fingerprint)
     both = TokenizerPair(tokenizer, tokenizer, LanguageTags(">>{}<<", both_sides=True))
-    assert both.prefixes("de", "de") == ([0], [0])
+    assert both.language_tags("de", "de") == ([0], [0])
     with pytest.raises(UserError, match="name source_lang and target_lang"):
-        both.prefixes("de", "")
+        both.language_tags("de", "")
 
 
 def test_our_language_tags_go_out_as_marians(tokenizers):
@@ -393,7 +393,7 @@ def test_fine_tuning_keeps_marians_start_and_language_tags(tokenizers, tmp_path)
     model = pretrained.Pretrained(config, prepared.tokenizers, prepared.initial_params, 0)
     model = dataclasses.replace(model, params=jax.device_get(model.params))
     again = Translator.load(write(tmp_path / "again", model))
-    assert again.engine.prefixes() == ([vocabulary[">>de<<"]], [])
+    assert again.engine.language_tags() == ([vocabulary[">>de<<"]], [])
 
 
 def test_parts_of_a_long_text_keep_the_tag_that_stood_in_it(tokenizers):

@@ -3,7 +3,7 @@
 import pytest
 
 from transformer_jax.decoding import long_texts
-from transformer_jax.decoding.job import Translation, _join
+from transformer_jax.decoding.translation import Translation, join_parts
 
 
 def pieces_of(text):
@@ -88,6 +88,6 @@ def test_characters_without_a_piece_are_read_from_their_bytes():
 )  # fmt: skip
 def test_parts_are_joined_as_their_script_has_it(texts, want):
     parts = [Translation(text, -1.0, -2.0, (text,), (1,)) for text in texts]
-    joined = _join(parts)
+    joined = join_parts(parts)
     assert joined.text == want
     assert joined.tokens == tuple(texts)

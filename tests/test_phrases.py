@@ -12,20 +12,22 @@ from tests.test_search import (
     EOS,
     compiled,
     log_softmax,
-    make_demands,
+    make_constraints,
     random_model,
     table_logits,
     tokens,
 )  # fmt: skip
-from tests.test_search_options import finished, holds
+from tests.test_search_options import contains, finished
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Tokenizer
-from transformer_jax.decoding import job, phrases
-from transformer_jax.decoding.engine import Engine, begins_word
-from transformer_jax.decoding.job import Translation
+from transformer_jax.decoding import phrases
+from transformer_jax.decoding.engine import Engine
+from transformer_jax.decoding.phrases import begins_word
 from transformer_jax.decoding.requests import Request
+from transformer_jax.decoding.search_settings import PhraseArrays
+from transformer_jax.decoding.translation import Translation, distinct
 
-ENDS_WORD = (True, True, False, True)  # of the table models: 2 continues a word
+STARTS_WORD = (True, True, False, True)  # of the table models: 2 continues a word
 
 
 def find(tables, limit, wanted, beam_size, word_ends=None, **settings):
@@ -35,11 +37,12 @@ def find(tables, limit, wanted, beam_size, word_ends=None, **settings):
     for c, phrase in enumerate(wanted):
         array[:, c, : len(phrase)] = phrase
     config = DecodeConfig(beam_size=beam_size, length_penalty=0.0, **settings)
-    demands = make_demands([limit] * rows, config=config, phrases=jnp.asarray(array))
-    if word_ends is not None:
-        demands = demands.replace(word_ends=jnp.asarray([word_ends] * rows))
-    may_follow = None if word_ends is None else ENDS_WORD
-    return compiled(rows, limit, config, 1, 0, may_follow)(table_logits(tables, limit), demands)
+    ends_word = np.broadcast_to([False] * len(wanted) if word_ends is None else word_ends,
+                                array.shape[:2])  # fmt: skip
+    arrays = PhraseArrays(jnp.asarray(array), jnp.asarray(ends_word))
+    constraints = make_constraints([limit] * rows, config, phrases=arrays)
+    searcher = compiled(limit, config, None if word_ends is None else STARTS_WORD)
+    return searcher(table_logits(tables, limit), constraints)
 
 
 @pytest.mark.parametrize("stopping", ["exact", "first_k"])
@@ -71,7 +74,7 @@ def has_word(sequence, phrase):
     """Whether `phrase` is in `sequence`, and nothing that continues its last word after it."""
     size = len(phrase)
     return any(
-        sequence[i : i + size] == phrase and ENDS_WORD[sequence[i + size]]
+        sequence[i : i + size] == phrase and STARTS_WORD[sequence[i + size]]
         for i in range(len(sequence) - size)
     )
 
@@ -94,7 +97,7 @@ def test_a_phrase_without_word_boundaries_may_be_followed_by_anything():
     found = find(tables, limit, [(0, 1)], 32, (False,))
     followed = 0
     for row, table in enumerate(tables):
-        want = [f for f in finished(table, limit) if holds(f[1], (0, 1))]
+        want = [f for f in finished(table, limit) if contains(f[1], (0, 1))]
         assert tokens(found, row, 0) == max(want)[1]
         followed += not has_word(tokens(found, row, 0), (0, 1))
     assert followed
@@ -129,7 +132,7 @@ def test_phrases_that_cannot_be_are_named_and_the_job_goes_on(translator, capsys
     assert [found[0], found[2]] == [free[0], free[2]]
     assert found[1].unmet
     assert np.isfinite(found[1].score)
-    missing = [p for p in wanted if not phrases.holds(found[1].text, p)]
+    missing = [p for p in wanted if not phrases.contains(found[1].text, p)]
     assert found[1].unmet == tuple(f"phrase {p!r}" for p in missing)
     assert f"line 2: not met: {'; '.join(found[1].unmet)}." in capsys.readouterr().err
     if kind == "suppressed":
@@ -184,7 +187,7 @@ def test_settings_that_allow_nothing_give_a_message(translator, capsys):
     ],
 )  # fmt: skip
 def test_phrases_in_text_by_hand(output, phrase, want):
-    assert phrases.holds(output, phrase) == want
+    assert phrases.contains(output, phrase) == want
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
@@ -236,5 +239,5 @@ def test_what_is_not_met_is_in_the_json():
 def test_equal_hypotheses_keep_their_order():
     a, b = (Translation(x, -1.0, -1.0, (), (i,)) for i, x in enumerate("ab"))
     again = dataclasses.replace(a, text="a again")
-    assert job._distinct([a, b, again]) == [a, b]
-    assert job._distinct([b, a, a, b]) == [b, a]
+    assert distinct([a, b, again]) == [a, b]
+    assert distinct([b, a, a, b]) == [b, a]

@@ -151,7 +151,7 @@ def test_nothing_is_shown_that_nobody_asks_for():
 
 def test_a_sentences_attention_is_that_of_the_translation(translator):
     """The padded, compiled look agrees with the search's own attention."""
-    from transformer_jax.decoding.job import AttentionChoice
+    from transformer_jax.decoding.alignment import AttentionChoice
 
     text = "three four nine"
     choice = AttentionChoice(-1, None)
@@ -170,7 +170,7 @@ def test_a_sentences_attention_is_that_of_the_translation(translator):
 
 
 def test_a_multilingual_models_tag_is_read_and_shown(translator):
-    from transformer_jax.decoding.job import AttentionChoice
+    from transformer_jax.decoding.alignment import AttentionChoice
 
     source = translator.tokenizers.source
     pair = TokenizerPair(source, source, LanguageTags("▁{}", both_sides=True))

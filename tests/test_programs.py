@@ -13,15 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.test_search import IDS, TableStepper, random_model, table_logits
+from tests.test_search import IDS, TableDecoder, random_model, table_logits
 from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.decoding import batching, programs
-from transformer_jax.decoding.beam import BeamSearch
+from transformer_jax.decoding.decoder import cache_sizes, decode_loop
 from transformer_jax.decoding.engine import Engine
-from transformer_jax.decoding.processors import SearchConstraints
-from transformer_jax.decoding.sampling import Sampling
-from transformer_jax.decoding.search_settings import SearchValues, structure_of, values_of
-from transformer_jax.decoding.stepping import cache_sizes, repeat
+from transformer_jax.decoding.search import search
+from transformer_jax.decoding.search_settings import (
+    SearchConstraints,
+    SearchValues,
+    structure_of,
+    values_of,
+)
 from transformer_jax.model import incremental
 from transformer_jax.model.transformer import init_params
 
@@ -52,19 +55,19 @@ def test_threads_share_one_prepared_copy(translator, monkeypatch):
 
     monkeypatch.setattr(programs, "_prepare", counted)
     own = Engine(translator.config, translator.tokenizers).programs
-    first, *others = in_threads(8, lambda: own.place(translator.params))
+    first, *others = in_threads(8, lambda: own.put_on_devices(translator.params))
     assert len(calls) == 1
     assert all(other is first for other in others)
     own.release()
-    assert own.place(translator.params) is not first
-    assert own.place(jax.tree.map(lambda x: x, translator.params)) is not first
+    assert own.put_on_devices(translator.params) is not first
+    assert own.put_on_devices(jax.tree.map(lambda x: x, translator.params)) is not first
     assert len(calls) == 3
 
 
 def test_another_number_of_parameter_trees_is_refused(translator):
     own = Engine(translator.config, translator.tokenizers).programs
     with pytest.raises(ValueError, match="2 parameter trees for 1 models"):
-        own.place((translator.params, translator.params))
+        own.put_on_devices((translator.params, translator.params))
 
 
 def settings_of_one_structure(method, number):
@@ -142,12 +145,11 @@ def test_each_row_is_searched_with_its_own_numbers(method):
     def find(logits, values):
         count = logits.shape[0]
         constraints = SearchConstraints(
-            limits=jnp.full(count, longest), minimums=jnp.zeros(count, jnp.int32), values=values,
+            max_lens=jnp.full(count, longest), min_lens=jnp.zeros(count, jnp.int32), values=values,
             seeds=jnp.full(count, 7, jnp.uint32), num_hypotheses=jnp.ones(count, jnp.int32),
         )  # fmt: skip
-        stepper = TableStepper(logits, beams)
-        search = Sampling if structure.is_sampling else BeamSearch
-        return search(stepper, constraints, IDS, structure, longest).run(stepper.begin())
+        decoder = TableDecoder(logits, beams)
+        return search(decoder, decoder.init_cache(), constraints, IDS, structure, longest)
 
     together = find(logits, stack(values))
     for row in range(rows):
@@ -158,14 +160,12 @@ def test_each_row_is_searched_with_its_own_numbers(method):
         assert not np.array_equal(alone.scores, other.scores)
 
 
-def test_programs_are_bounded_and_those_used_last_stay(translator, monkeypatch):
-    monkeypatch.setattr(programs, "MAX_PROGRAMS", 2)
-    own = Engine(translator.config, translator.tokenizers).programs
-    for key in "abacbb":  # c pushes b out, then b pushes a out
-        if own._find(key) is None:
-            own._keep(key, object())
-    assert own.num_compiled == 4
-    assert list(own._kept) == ["c", "b"]
+def test_program_cache_is_bounded_and_keeps_those_used_last():
+    cache, compiled = programs.ProgramCache(2), []
+    for key in "abacbbc":  # c pushes b out, then b pushes a out
+        cache.get(key, lambda key=key: compiled.append(key) or print)
+    assert compiled == ["a", "b", "c", "b"]
+    assert cache.num_compiled == 4
 
 
 @pytest.mark.parametrize("method", ["beam", "sample"])
@@ -175,7 +175,7 @@ def test_a_search_compiles_at_most_three_loops(method):
     decode = DecodeConfig(method=method, beam_size=2)
     params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
     weights = jax.eval_shape(lambda p: programs._prepare((p,), (model,)), params)
-    placed = programs.Placed((params,), weights)
+    placed = programs.DeviceParams((params,), weights, None)
     constraints = SearchConstraints(
         np.full(2, 1024),
         np.zeros(2, np.int32),
@@ -186,8 +186,8 @@ def test_a_search_compiles_at_most_three_loops(method):
     arrays = np.zeros((2, 8), np.int32), np.full(2, 8), constraints
     for longest in (16, 48, 128, 512, 1024):
         search = functools.partial(
-            programs._search, (model,), IDS, structure=structure_of(decode),
-            max_decode_len=longest, free_prefix=0, may_follow=None,
+            programs.search_batch, (model,), IDS, structure=structure_of(decode),
+            max_decode_len=longest,
         )  # fmt: skip
         lowered = jax.jit(search).lower(placed, *arrays)
         # Loops that carry the decoder's cache; the generator of random numbers has others.
@@ -235,16 +235,16 @@ class Counting:
 def test_a_cache_grows_only_where_work_is_left(steps, grown):
     sizes = []
 
-    class Stepper:
+    class Decoder:
         def grow(self, cache, size):
             jax.debug.callback(lambda: sizes.append(size))
             return jnp.pad(cache, (0, size - cache.size))
 
     @jax.jit
     def run():
-        return repeat(
+        return decode_loop(
             lambda state: state.replace(index=state.index + 1), lambda state: state.index < steps,
-            Counting(jnp.int32(0), jnp.zeros(16)), Stepper(), 96,
+            Counting(jnp.int32(0), jnp.zeros(16)), Decoder(), 96,
         )  # fmt: skip
 
     assert int(run().index) == steps

@@ -17,10 +17,10 @@ from tests.test_search import (
     EOS,
     IDS,
     VOCAB,
-    TableStepper,
+    TableDecoder,
     brute_force,
     log_softmax,
-    make_demands,
+    make_constraints,
     random_model,
     table_logits,
 )  # fmt: skip
@@ -32,11 +32,10 @@ from transformer_jax.ops.top_k import NEVER, top_k_columns
 
 @functools.cache
 def compiled(longest, config):
-    def find(logits, demands):
-        stepper = TableStepper(logits, config.beam_size)
-        demands = demands.replace(values=values_of(config, len(demands.limits)))
-        search = sampling.Sampling(stepper, demands, IDS, structure_of(config), longest)
-        return search.run(stepper.begin())
+    def find(logits, constraints):
+        decoder = TableDecoder(logits, config.beam_size)
+        search = sampling.Sampling(decoder, constraints, IDS, structure_of(config), longest)
+        return search.run(decoder.init_cache())
 
     return jax.jit(find)
 
@@ -44,8 +43,8 @@ def compiled(longest, config):
 def sample(tables, limits, longest=4, seeds=None, **settings):
     config = DecodeConfig(method="sample", **settings)
     seeds = range(len(tables)) if seeds is None else seeds
-    demands = make_demands(limits, config=config, seeds=jnp.asarray(seeds, jnp.uint32))
-    return compiled(longest, config)(table_logits(tables, longest), demands)
+    constraints = make_constraints(limits, config, seeds=jnp.asarray(seeds, jnp.uint32))
+    return compiled(longest, config)(table_logits(tables, longest), constraints)
 
 
 def sequences(found, row):

@@ -10,10 +10,9 @@ import pytest
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer_pair import SpecialIds
-from transformer_jax.decoding.beam import BeamSearch
 from transformer_jax.decoding.hypotheses import gather_beams, length_penalty
-from transformer_jax.decoding.processors import SearchConstraints
-from transformer_jax.decoding.search_settings import structure_of, values_of
+from transformer_jax.decoding.search import search
+from transformer_jax.decoding.search_settings import SearchConstraints, structure_of, values_of
 from transformer_jax.ops.top_k import NEVER
 
 VOCAB, EOS, START, PAD = 4, 3, 0, 9
@@ -52,22 +51,23 @@ def brute_force(table, limit, alpha, kind):
 
 def run(tables, limits, beam_size, num_hypotheses=1, longest=None, forced=(), free=None,
         **settings):  # fmt: skip
-    """`BeamSearch` over table models; the cache keeps each hypothesis's prefix."""
-    longest = longest or max(limits)
-    rows = len(tables)
+    """Searches table models; the cache keeps each hypothesis's prefix."""
     config = DecodeConfig(beam_size=beam_size, **settings)
-    demands = make_demands(limits, forced=forced, config=config)
     free = len(forced) if free is None else free
-    searcher = compiled(rows, longest, config, num_hypotheses, free)
-    return searcher(table_logits(tables, longest), demands)
+    constraints = make_constraints(limits, config, forced, free, num_hypotheses)
+    searcher = compiled(longest or max(limits), config)
+    return searcher(table_logits(tables, longest or max(limits)), constraints)
 
 
-def make_demands(limits, forced=(), config=None, **more):
+def make_constraints(limits, config, forced=(), free=0, num_hypotheses=1, **more):
     rows = len(limits)
     return SearchConstraints(
-        limits=jnp.asarray(limits),
-        minimums=jnp.minimum(config.min_decode_len if config else 0, jnp.asarray(limits)),
+        max_lens=jnp.asarray(limits),
+        min_lens=jnp.minimum(config.min_decode_len, jnp.asarray(limits)),
+        values=values_of(config, rows),
+        num_hypotheses=jnp.full(rows, num_hypotheses),
         prefix=jnp.asarray([list(forced)] * rows, jnp.int32) if forced else None,
+        num_free=jnp.full(rows, free),
         **more,
     )
 
@@ -82,8 +82,8 @@ def table_logits(tables, longest):
     return jnp.asarray(logits, jnp.float32)
 
 
-class TableStepper:
-    """The `Stepper` of table models: a beam's cache is the number of its prefix."""
+class TableDecoder:
+    """The `Decoder` of table models: a beam's cache is the number of its prefix."""
 
     def __init__(self, logits, beams, attention=None):
         self.logits, self.beams, self.attention = logits, beams, attention
@@ -92,7 +92,7 @@ class TableStepper:
     def vocab_size(self):
         return self.logits.shape[-1]
 
-    def begin(self):
+    def init_cache(self):
         rows = self.logits.shape[0]
         node = jnp.full((rows, self.beams), -1)
         width = 0 if self.attention is None else self.attention.shape[-1]
@@ -119,19 +119,15 @@ class TableStepper:
 
 
 @functools.cache
-def compiled(rows, longest, config, num_hypotheses, free=0, may_follow=None):
+def compiled(longest, config, starts_word=None):
     """Search over logits `[rows, prefixes, V]`, compiled once for all tables of one size."""
 
-    def find(logits, demands, attention=None):
-        stepper = TableStepper(logits, config.beam_size, attention)
-        demands = demands.replace(num_hypotheses=jnp.full(rows, num_hypotheses))
-        if demands.values is None:
-            demands = demands.replace(values=values_of(config, rows))
-        search = BeamSearch(
-            stepper, demands, IDS, structure_of(config), longest, free,
-            None if may_follow is None else np.array(may_follow),
+    def find(logits, constraints, attention=None):
+        decoder = TableDecoder(logits, config.beam_size, attention)
+        return search(
+            decoder, decoder.init_cache(), constraints, IDS, structure_of(config), longest,
+            None if starts_word is None else jnp.array(starts_word),
         )  # fmt: skip
-        return search.run(stepper.begin())
 
     return jax.jit(find)
 

@@ -12,7 +12,7 @@ from tests.test_search import (
     brute_force,
     compiled,
     log_softmax,
-    make_demands,
+    make_constraints,
     penalty,
     random_model,
     run,
@@ -20,6 +20,7 @@ from tests.test_search import (
     tokens,
 )  # fmt: skip
 from transformer_jax.config import DecodeConfig
+from transformer_jax.decoding.search_settings import PhraseArrays
 from transformer_jax.ops.top_k import NEVER
 
 
@@ -87,9 +88,9 @@ def test_a_prefix_of_each_sentence_counts_and_a_tag_does_not():
     prefixes = [[2, 1], [0, -1], [-1, -1]]
     config = DecodeConfig(beam_size=64, length_penalty=0.0)
     for free in (0, 1):
-        demands = make_demands(limits, config=config)
-        demands = demands.replace(prefix=jnp.asarray(prefixes))
-        found = compiled(3, 4, config, 2, free)(table_logits(tables, 4), demands)
+        constraints = make_constraints(limits, config, free=free, num_hypotheses=2)
+        constraints = constraints.replace(prefix=jnp.asarray(prefixes))
+        found = compiled(4, config)(table_logits(tables, 4), constraints)
         for row, table in enumerate(tables):
             forced = tuple(p for p in prefixes[row] if p >= 0)
             begin = [f for f in finished(table, 4) if f[1][: len(forced)] == forced]
@@ -106,9 +107,8 @@ def test_coverage_penalty_by_brute_force():
     rng = np.random.default_rng(0)
     attention = rng.dirichlet(np.full(3, 0.5), logits.shape[:2])
     config = DecodeConfig(beam_size=64, length_penalty=0.6, coverage_penalty=0.8)
-    found = compiled(2, 4, config, 3)(
-        logits, make_demands(limits), jnp.asarray(attention, jnp.float32)
-    )
+    constraints = make_constraints(limits, config, num_hypotheses=3)
+    found = compiled(4, config)(logits, constraints, jnp.asarray(attention, jnp.float32))
 
     def node(prefix):
         n = 0
@@ -127,7 +127,7 @@ def test_coverage_penalty_by_brute_force():
             assert float(found.scores[row, k]) == pytest.approx(score, abs=1e-3)
 
 
-def holds(sequence, phrase):
+def contains(sequence, phrase):
     return any(sequence[i : i + len(phrase)] == phrase for i in range(len(sequence)))
 
 
@@ -140,12 +140,13 @@ def test_phrases_appear_and_a_large_beam_finds_the_best_that_has_them(beam_size)
         for c, phrase in enumerate(own):
             array[row, c, : len(phrase)] = phrase
     config = DecodeConfig(beam_size=beam_size, length_penalty=0.0)
-    demands = make_demands(limits, phrases=jnp.asarray(array))
-    found = compiled(3, 5, config, 1)(table_logits(tables, 5), demands)
+    arrays = PhraseArrays(jnp.asarray(array), jnp.zeros((3, 2), bool))
+    constraints = make_constraints(limits, config, phrases=arrays)
+    found = compiled(5, config)(table_logits(tables, 5), constraints)
     for row, table in enumerate(tables):
-        want = [f for f in finished(table, 5) if all(holds(f[1], p) for p in phrases[row])]
+        want = [f for f in finished(table, 5) if all(contains(f[1], p) for p in phrases[row])]
         sequence = tokens(found, row, 0)
-        assert all(holds(sequence, p) for p in phrases[row])
+        assert all(contains(sequence, p) for p in phrases[row])
         assert float(found.log_probs[row, 0]) == pytest.approx(log_prob(table, sequence), abs=1e-4)
         if beam_size == 256:
             assert sequence == max(want)[1]

@@ -112,7 +112,7 @@ def test_a_cache_gets_its_name_only_when_it_is_on_the_disk(
 
 def test_tags_stand_before_the_text(tmp_path, tokenizers, monkeypatch):
     pairs = [("one", "eins"), ("", "x")]
-    monkeypatch.setattr(type(tokenizers), "prefixes", lambda self, *languages: ([7], [8]))
+    monkeypatch.setattr(type(tokenizers), "language_tags", lambda self, *languages: ([7], [8]))
     config = DataConfig(
         source="files",
         train=write_pairs(tmp_path, "a", pairs),

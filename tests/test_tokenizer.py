@@ -204,11 +204,11 @@ def test_marians_language_is_named_at_the_start_of_a_text_only(with_special_toke
 
 def test_language_tags_are_pieces_of_their_own(corpus_config):
     pair = make(corpus_config, target_language_tags=True)
-    (tag,), nothing = pair.prefixes("en", "de")
+    (tag,), nothing = pair.language_tags("en", "de")
     assert nothing == []
     assert pair.source.tokens([tag]) == ["<2de>"]
     with pytest.raises(UserError, match="<2fr>"):
-        pair.prefixes("en", "fr")
+        pair.language_tags("en", "fr")
 
 
 @pytest.mark.parametrize(

@@ -354,7 +354,7 @@ def test_several_corpora_with_weights_and_tags(tmp_path):
     from transformer_jax import Translator
 
     translator = Translator.load(tmp_path / "run")
-    assert translator.engine.prefixes("en") != translator.engine.prefixes()
+    assert translator.engine.language_tags("en") != translator.engine.language_tags()
     with pytest.raises(UserError, match="<2fr>"):
         list(translator.translate(["one"], target_lang="fr"))
 

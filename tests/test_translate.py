@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import digit_pairs
 from transformer_jax.decoding import batching
-from transformer_jax.decoding.job import Job
+from transformer_jax.decoding.batch_translator import BatchTranslator
 from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import corpus_metrics, model_metrics
@@ -116,13 +116,13 @@ def test_n_best_is_sorted_distinct_and_scores_are_those_of_force_decoding(transl
 
 def test_duplicates_are_searched_once(translator, monkeypatch):
     counted = []
-    original = Job._translate
+    original = BatchTranslator.__call__
 
-    def count(job, group, parts):
-        counted.append(len(parts))
-        return original(job, group, parts)
+    def count(translator, batch, texts):
+        counted.append(len(texts))
+        return original(translator, batch, texts)
 
-    monkeypatch.setattr(Job, "_translate", count)
+    monkeypatch.setattr(BatchTranslator, "__call__", count)
     translator.translate(["one", "two", "one", "", "two"], beam_size=1)
     assert counted == [2]
 
@@ -155,7 +155,7 @@ BAD = [("a\ud800", "character 1 is U.D800"), (None, "NoneType"), (b"one", "bytes
 @pytest.mark.parametrize(("bad", "word"), BAD)
 def test_a_bad_text_is_named_before_anything_runs(translator, monkeypatch, bad, word):
     ran = []
-    monkeypatch.setattr(Job, "_translate", lambda *_: ran.append(1))
+    monkeypatch.setattr(BatchTranslator, "__call__", lambda *_: ran.append(1))
     texts = [*["one"] * 5, bad]
     with pytest.raises(UserError, match=rf"texts\[5\] \(line 6\): .*{word}"):
         translator.translate_n_best(texts, 1, window=2)

@@ -11,7 +11,8 @@ import pytest
 from transformer_jax import Translator
 from transformer_jax.config import ModelConfig
 from transformer_jax.decoding import batching, workers
-from transformer_jax.decoding.job import AttentionChoice, Job
+from transformer_jax.decoding.alignment import AttentionChoice
+from transformer_jax.decoding.batch_translator import BatchTranslator
 from transformer_jax.decoding.programs import Programs
 from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
@@ -68,13 +69,13 @@ def test_after_warming_up_nothing_is_compiled(translator, monkeypatch):
     settings = {"beam_size": 2, "batch_tokens": 64, "num_hypotheses": 2}
     attention = AttentionChoice()
     ran = collections.Counter()
-    translate = Job._translate
+    translate = BatchTranslator.__call__
 
-    def count(job, group, parts):
-        ran[group.rows, group.length] += 1
-        return translate(job, group, parts)
+    def count(translator, batch, texts):
+        ran[batch.rows, batch.length] += 1
+        return translate(translator, batch, texts)
 
-    monkeypatch.setattr(Job, "_translate", count)
+    monkeypatch.setattr(BatchTranslator, "__call__", count)
     # 64 positions by 2 beams are 4 rows of 8; there are batches of one row and of 4.
     assert t.warmup([3, 8], num_texts=3, attention=attention, **settings) == 2
     assert set(ran) == {(1, 8), (4, 8)}
@@ -114,7 +115,7 @@ def test_a_translator_computes_on_the_default_device(translator):
     assert t.engine.programs.num_devices == 1
     (best,) = t.translate([Request("one two")], beam_size=2)  # outside, where another is default
     assert best.ids == translator.translate(["one two"], beam_size=2)[0].ids
-    placed = t.engine.programs.place(t.params)
+    placed = t.engine.programs.put_on_devices(t.params)
     assert {d for leaf in jax.tree.leaves(placed) for d in leaf.devices()} == {device}
 
 

@@ -10,9 +10,11 @@ from etils import epath
 from transformer_jax import paths
 from transformer_jax.config import Config, DecodeConfig, validate
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.decoding.engine import WINDOW, Engine, PairScores
-from transformer_jax.decoding.job import AttentionChoice, Translation
+from transformer_jax.decoding.alignment import AttentionChoice
+from transformer_jax.decoding.engine import WINDOW, Engine
 from transformer_jax.decoding.requests import Request
+from transformer_jax.decoding.scoring import PairScores
+from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError
 from transformer_jax.interop import pretrained
 from transformer_jax.interop.pretrained import Pretrained

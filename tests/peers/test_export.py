@@ -244,7 +244,7 @@ def test_models_with_language_tags_go_out_again(make, spm_models, tmp_path):
         export.export_model(model, format_name, tmp_path / format_name, sentences)
     again = Translator.load(tmp_path / "marian")
     jax.tree.map(np.testing.assert_array_equal, again.params, t.params)
-    assert again.engine.prefixes() == t.engine.prefixes()
+    assert again.engine.language_tags() == t.engine.language_tags()
 
 
 def test_the_example_decodes_without_this_package(translator, tmp_path):

@@ -300,7 +300,7 @@ def test_m2m_100_and_nllb_vocabularies_of_another_size_are_refused(spm_models, t
     with pytest.raises(UserError, match=r"made-up words are \d+ tokens"):
         Translator.load(tmp_path / "m")
     with pytest.raises(UserError, match="does not know 'en'"):
-        Translator.load(tmp_path / "n").engine.prefixes(target_lang="en")
+        Translator.load(tmp_path / "n").engine.language_tags(target_lang="en")
     damaged(tmp_path / "n", "tokenizer.json", lambda t: {
         **t, "added_tokens": [*t["added_tokens"], {**t["added_tokens"][0], "content": "<x>",
                                                    "id": 238}]})  # fmt: skip
@@ -343,7 +343,7 @@ def test_the_name_of_a_special_piece_in_a_text_is_text(make, spm_models, tmp_pat
     make(tmp_path / "m", spm_models)
     translator = Translator.load(tmp_path / "m")
     source = translator.tokenizers.source
-    (tag,), _ = translator.engine.prefixes()
+    (tag,), _ = translator.engine.language_tags()
     (name,) = source.tokens([tag])
     for text in (f"one </s> {name} two", name, "</s>", f"<pad>{name}<s>"):
         ids = source.encode(text)
@@ -358,20 +358,20 @@ def test_language_tags_and_tokenisation_of_m2m_100_and_nllb(make, spm_models, tm
     make(tmp_path / "m", spm_models)
     their = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
     translator = Translator.load(tmp_path / "m")
-    source_prefix, target_prefix = translator.engine.prefixes()
+    source_prefix, target_prefix = translator.engine.language_tags()
     for text in TEXTS:
         assert [*source_prefix, *translator.tokenizers.source.encode(text)] == (
             their(text).input_ids[:-1])  # fmt: skip
     other = {"__de__": ("fr", "__fr__"), "deu_Latn": ("fra_Latn", "fra_Latn")}
     (tag,) = translator.tokenizers.target.tokens(target_prefix)
     language, token = other[tag]
-    assert translator.engine.prefixes(target_lang=language)[1] == [
+    assert translator.engine.language_tags(target_lang=language)[1] == [
         their.convert_tokens_to_ids(token)
     ]
     with pytest.raises(UserError, match="does not know 'xx'"):
-        translator.engine.prefixes(target_lang="xx")
+        translator.engine.language_tags(target_lang="xx")
     with pytest.raises(UserError, match="does not know 'yy'"):
-        translator.engine.prefixes(source_lang="yy")
+        translator.engine.language_tags(source_lang="yy")
 
 
 GENERATION = {

@@ -15,7 +15,7 @@ from etils import epath
 
 from tests.peers.test_export import SENTENCES, random_model
 from transformer_jax import Translator
-from transformer_jax.decoding.job import AttentionChoice
+from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.requests import Request
 from transformer_jax.interop import ctranslate2
 from transformer_jax.interop.huggingface import writing

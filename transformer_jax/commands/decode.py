@@ -22,9 +22,10 @@ from transformer_jax.commands.decode_output import ResumableOutput
 from transformer_jax.commands.text_output import check_not_overwritten
 from transformer_jax.config import DecodeConfig, Setting, all_settings
 from transformer_jax.decoding.alignment import AttentionChoice
-from transformer_jax.decoding.engine import ON_ERROR, WINDOW, PairScores
+from transformer_jax.decoding.engine import ON_ERROR, WINDOW
 from transformer_jax.decoding.programs import matmul_precision
 from transformer_jax.decoding.requests import Request, windows
+from transformer_jax.decoding.scoring import PairScores
 from transformer_jax.errors import UserError
 from transformer_jax.runs import digests
 
@@ -157,12 +158,8 @@ def run() -> None:
             output.write(output_format.translation(output.done, result))
         output.finish()
     if is_primary:
-        programs = translator.engine.programs
-        print(
-            f"{output.done:,} lines; batch shapes: {programs.num_compiled}, "
-            f"compiled now: {programs.num_compiled - programs.num_loaded}",
-            file=sys.stderr,
-        )
+        num_programs = translator.engine.programs.num_compiled
+        print(f"{output.done:,} lines; compiled programs: {num_programs}", file=sys.stderr)
 
 
 def _requests(columns: dict[str, Lines]) -> Iterator[Any]:

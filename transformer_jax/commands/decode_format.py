@@ -9,8 +9,8 @@ import numpy as np
 
 from transformer_jax.commands.text_output import as_line
 from transformer_jax.decoding import alignment
-from transformer_jax.decoding.engine import PairScores
-from transformer_jax.decoding.job import Translation
+from transformer_jax.decoding.scoring import PairScores
+from transformer_jax.decoding.translation import Translation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -243,7 +243,7 @@ def _write(folder: Path, inputs: _Inputs) -> None:
         logging.info("tokenising %s", corpus.name)
         prefixes: tuple[list[int], list[int]] = ([], [])
         if inputs.config.target_language_tags:
-            prefixes = inputs.tokenizers.prefixes(corpus.source_lang, corpus.target_lang)
+            prefixes = inputs.tokenizers.language_tags(corpus.source_lang, corpus.target_lang)
         size = 0
         for chunk in _chunks(corpus.read()):
             for side, texts in enumerate(zip(*chunk, strict=True)):

@@ -70,7 +70,7 @@ class TokenizerPair:
                 digest.update(json.dumps([tokenizer.state, self.tags.template]).encode())
         return digest.hexdigest()
 
-    def prefixes(self, source_lang: str, target_lang: str) -> tuple[list[int], list[int]]:
+    def language_tags(self, source_lang: str, target_lang: str) -> tuple[list[int], list[int]]:
         """Ids of the language tags before the source and before the target.
 
         Raises:

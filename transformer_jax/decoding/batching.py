@@ -13,16 +13,16 @@ EXTRA_TOKENS = 10  # on top of max_decode_ratio
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
-    """Sentences that are computed together."""
+class Batch:
+    """Sentences that are computed together, and the shape of their arrays."""
 
     indices: list[int]  # of the sentences
-    rows: int  # at least as many
+    rows: int  # at least as many; the rest is empty
     length: int  # padded
 
 
 def padded_length(length: int, max_len: int) -> int:
-    """Smallest declared length that holds `length`: 8, 16, 24, 32, 48, 64, 96, …, then max_len."""
+    """The smallest batch length that holds `length`: 8, 16, 24, 32, 48, 64, 96, …, then max_len."""
     size = MIN_LEN
     while size < length and size < 2 * MIN_LEN:
         size *= 2
@@ -47,25 +47,25 @@ def output_room(source_length: int, limit: int, max_len: int) -> int:
     return room
 
 
-def roomy(size: int) -> int:
-    """The next power of two, so that few shapes are compiled."""
-    return 1 << (size - 1).bit_length()
+def next_power_of_two(size: int) -> int:
+    """The smallest power of two that is at least `size`; 0 stays 0. So few shapes are compiled."""
+    return 1 << (size - 1).bit_length() if size else 0
 
 
 def row_options(full: int) -> list[int]:
-    """Declared numbers of rows, rising: one, an eighth of a full batch, a full batch."""
+    """Numbers of rows that are used, rising: one, an eighth of a full batch, a full batch."""
     return sorted({1, max(1, full // 8), full})
 
 
 def shapes(
     length: int, num_sentences: int, max_len: int, batch_tokens: int, num_devices: int = 1
 ) -> list[tuple[int, int]]:
-    """(rows, padded length) of every group that calls of few sentences can form.
+    """(rows, padded length) of every batch that calls of few sentences can form.
 
     Args:
-      length: of a group's longest sentence.
+      length: of a batch's longest sentence.
       num_sentences: most of a call.
-      max_len: as in `group_by_length`, and so on.
+      max_len: longest padded length.
       batch_tokens: positions in a full batch on one device.
       num_devices: that share a batch.
     """
@@ -82,11 +82,11 @@ def _all_row_options(size: int, batch_tokens: int, num_devices: int) -> list[int
 
 def group_by_length(
     lengths: Sequence[int], max_len: int, batch_tokens: int, num_devices: int = 1
-) -> list[Group]:
-    """Groups sentences of like length, so that a file uses as many shapes as lengths, and one more.
+) -> list[Batch]:
+    """Batches of sentences of similar length, in the order of their first sentences.
 
-    Longest first, each group is filled up with the next shorter ones; only the last may be
-    smaller. Groups come in the order of their first sentences.
+    Each batch takes the longest sentences left. Only the last may be smaller than full, so a file
+    needs one shape for each length, and one more.
 
     Args:
       lengths: of the sentences, none above max_len.
@@ -95,21 +95,21 @@ def group_by_length(
       num_devices: rows are a multiple of it, or one.
     """
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    groups = []
+    batches = []
     while order:
         size = padded_length(lengths[order[0]], max_len)
         options = _all_row_options(size, batch_tokens, num_devices)
-        taken = order[: options[-1]]
-        rows = next(n for n in options if n >= len(taken))
-        groups.append(Group(sorted(taken), rows, size))
-        order = order[len(taken) :]
-    return sorted(groups, key=lambda group: group.indices[0])
+        longest = order[: options[-1]]
+        rows = next(n for n in options if n >= len(longest))
+        batches.append(Batch(sorted(longest), rows, size))
+        order = order[len(longest) :]
+    return sorted(batches, key=lambda batch: batch.indices[0])
 
 
 def pad_rows(
     sequences: Sequence[Sequence[int]], rows: int, length: int, fill: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids `[rows, length]` behind which `fill` stands, and lengths `[rows]`, 0 in unused rows."""
+    """Ids `[rows, length]` padded with `fill`, and lengths `[rows]`, 0 in unused rows."""
     ids = np.full((rows, length), fill, np.int32)
     lengths = np.zeros(rows, np.int32)
     for row, sequence in enumerate(sequences):

@@ -1,343 +1,263 @@
-"""Greedy and beam search, in groups and under constraints too, as one jitted loop.
+"""Beam search as one jitted loop; with one beam it is greedy search.
 
-Unless `at_limit` says otherwise, a hypothesis that reaches its limit is made to end there, so that
-every hypothesis returned ends with the end symbol and its score is that of force-decoding it.
+Arrays have R rows of k beams. A row is one search: a sentence, or one beam group of it
+(`beam_groups`). Phrases that the output has to contain change the selection (`phrase_selection`).
+
+Unless `at_limit` says otherwise, a hypothesis that reaches its length limit is forced to end there.
+So every hypothesis ends with the end symbol, and its score is that of force-decoding it.
 """
 
 import dataclasses
-from typing import Any
+from typing import Protocol
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 
 from transformer_jax.data.tokenizer_pair import SpecialIds
-from transformer_jax.decoding import phrase_banks
-from transformer_jax.decoding.beam_state import (
-    BeamState,
-    Candidates,
-    Finished,
-    best_finished,
-    pad_columns,
+from transformer_jax.decoding.candidates import (
+    Selection,
+    append,
+    best_candidates,
+    ends,
+    force_tokens,
 )
-from transformer_jax.decoding.hypotheses import (
-    Hypotheses,
-    coverage_penalty,
-    gather_beams,
-    length_penalty,
-)  # fmt: skip
+from transformer_jax.decoding.decoder import Cache, Decoder, decode_loop
+from transformer_jax.decoding.hypotheses import coverage_penalty, gather_beams, length_penalty
 from transformer_jax.decoding.processors import (
-    Next,
-    Rules,
-    SearchConstraints,
-    Written,
-    forbidden_tokens,
+    LogitsProcessors,
+    NextLogProbs,
+    Prefixes,
+    suppressed_mask,
 )
-from transformer_jax.decoding.search_settings import SearchStructure
-from transformer_jax.decoding.stepping import Stepper, repeat
-from transformer_jax.ops.top_k import NEVER, top_k_columns
+from transformer_jax.decoding.search_settings import SearchConstraints, SearchStructure
+from transformer_jax.ops.top_k import NEVER
+
+
+@flax.struct.dataclass
+class Finished:
+    """The best k hypotheses of each row that have ended, best first."""
+
+    tokens: jax.Array  # [R, k, T]
+    log_probs: jax.Array  # [R, k]
+    scores: jax.Array  # [R, k]; NEVER where there is none
+    lengths: jax.Array  # [R, k]
+    num_missing: jax.Array  # [R, k] phrases that it lacks
+
+
+@flax.struct.dataclass
+class BeamState:
+    """A search in progress."""
+
+    index: jax.Array  # position of the next token
+    cache: Cache
+    tokens: jax.Array  # [R, k, T] of the beams, the hypotheses that have not ended
+    log_probs: jax.Array  # [R, k] of the beams
+    finished: Finished
+    num_finished: jax.Array  # [R] hypotheses that have ever finished
+    done: jax.Array  # [R]
+    finite: jax.Array  # [R] whether all logits were
+
+
+class Selector(Protocol):
+    """Chooses among the continuations of the beams."""
+
+    def select(
+        self,
+        prefixes: Prefixes,
+        beam_log_probs: jax.Array,
+        next_log_probs: NextLogProbs,
+        cost: jax.Array | None = None,
+    ) -> Selection:
+        """Candidates, those that finish, and those that become the new beams."""
+
+    def best_finished(self, finished: Finished, count: int) -> Finished:
+        """The best `count` of `finished`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectBest:
+    """Keeps the k best continuations that do not end.
+
+    Args:
+      eos_id: the end symbol.
+      at_limit: `config.decode.at_limit`.
+    """
+
+    eos_id: int
+    at_limit: str
+
+    def select(
+        self,
+        prefixes: Prefixes,
+        beam_log_probs: jax.Array,
+        next_log_probs: NextLogProbs,
+        cost: jax.Array | None = None,
+    ) -> Selection:
+        """See `Selector`.
+
+        An end counts only if it is among the k best candidates: a wider beam would choose it too.
+
+        Args:
+          prefixes: of the beams.
+          beam_log_probs: `[R, k]`.
+          next_log_probs: of the next token.
+          cost: `[V, R, 1]`, subtracted from the ranking only.
+        """
+        beams = beam_log_probs.shape[1]
+        candidates = best_candidates(next_log_probs.log_probs, beam_log_probs, cost)
+        candidates = force_tokens(candidates, next_log_probs, beam_log_probs)
+        is_end = ends(candidates, prefixes, self.eos_id, self.at_limit)  # [R, N]
+        is_among_best = jnp.arange(is_end.shape[1]) < beams
+        _, survivors = jax.lax.top_k(jnp.where(is_end, NEVER, candidates.ranking), beams)
+        return Selection(
+            candidates,
+            ends=is_end,
+            finishes=is_end & (candidates.ranking > NEVER) & is_among_best,
+            num_missing=jnp.zeros(is_end.shape, jnp.int32),
+            survivors=survivors,
+        )
+
+    def best_finished(self, finished: Finished, count: int) -> Finished:
+        """The `count` of the highest scores; of equal ones the first."""
+        return gather_beams(finished, jax.lax.top_k(finished.scores, count)[1])
 
 
 @dataclasses.dataclass(frozen=True)
 class BeamSearch:
-    """The best continuations of the start symbol; one beam is greedy search.
+    """The best continuations of the start symbol.
 
-    Stopping rules: `first_k` ends a sentence once K hypotheses have finished (CTranslate2 with
-    patience 1, Hugging Face with `early_stopping=True`); `hf_default` once the worst of K finished
-    ones beats the best live one at its present length; `exact` once the worst of the
-    number of hypotheses asked for beats what any live one could still reach.
-
-    With `beam_groups`, every group searches by itself, but a piece costs `diversity_penalty` for
-    each earlier group's hypothesis that goes on with it at the same place (Vijayakumar et al.,
-    2018, Hamming diversity); the cost counts in choosing only.
+    Stopping rules: `first_k` ends a row once k hypotheses have finished (CTranslate2 with
+    patience 1, Hugging Face with `early_stopping=True`); `hf_default` once the worst of k finished
+    ones beats the best beam at its present length; `exact` once the worst of the number of
+    hypotheses asked for beats what any beam could still reach.
 
     Args:
-      stepper: of the model.
-      constraints: of each sentence.
+      decoder: gives logits, and reorders its cache.
+      selector: chooses the new beams at each step.
+      constraints: of each row.
       ids: start, end and padding.
       structure: of the settings, whose numbers are in `constraints.values`.
-      max_decode_len: pieces at most, T.
-      free_prefix: first pieces of each prefix that cost nothing.
-      may_follow: `[V]` boolean, tokens that may follow a phrase that ends a word, such as those
-        that begin one; None: all.
+      beams: k, of each row.
+      max_decode_len: T, most tokens of an output.
     """
 
-    stepper: Stepper
+    decoder: Decoder
+    selector: Selector
     constraints: SearchConstraints
     ids: SpecialIds
     structure: SearchStructure
+    beams: int
     max_decode_len: int
-    free_prefix: int = 0
-    may_follow: Any = None
 
-    @property
-    def groups(self) -> int:
-        return self.structure.beam_groups
-
-    @property
-    def beams(self) -> int:
-        """Of one group."""
-        return self.structure.beam_size // self.groups
-
-    def run(self, cache: Any) -> Hypotheses:
-        """Searches from a fresh cache of B sentences and `beam_size` beams."""
-        rules = Rules(
-            self.structure, self.ids.target_eos, self.free_prefix,
-            forbidden_tokens(self.constraints.values, self.stepper.vocab_size),
-        )  # fmt: skip
-        end = repeat(
-            lambda state: self._step(state, rules), lambda state: ~jnp.all(state.done),
-            self._start(cache), self.stepper, self.max_decode_len,
-        )  # fmt: skip
-        rows = self.constraints.limits.shape[0]
-        found = jax.tree.map(
-            lambda x: x.reshape(rows, -1, *x.shape[2:]),
-            end.finished,
-        )  # [B*G, k] --> [B, K]
-        if self.groups > 1:
-            found = best_finished(found, found.scores.shape[1])
-        return Hypotheses(
-            found.tokens, found.scores, found.log_probs, found.lengths, end.index, end.finite
+    def run(self, cache: Cache) -> BeamState:
+        """Searches from a fresh cache; returns the last state, without its cache."""
+        suppressed = suppressed_mask(self.constraints.values, self.decoder.vocab_size)
+        processors = LogitsProcessors(self.structure, self.ids.target_eos, suppressed)
+        return decode_loop(
+            lambda state: self._step(state, processors),
+            lambda state: ~jnp.all(state.done),
+            self._init_state(cache),
+            self.decoder,
+            self.max_decode_len,
         )
 
-    def _per_row(self, x: jax.Array) -> jax.Array:
-        """`x` `[B, ...]` for each group of a sentence, `[R, ...]`."""
-        return jnp.repeat(x, self.groups, axis=0) if self.groups > 1 else x
-
-    def _start(self, cache: Any) -> BeamState:
-        rows = self.constraints.limits.shape[0] * self.groups
+    def _init_state(self, cache: Cache) -> BeamState:
+        rows = self.constraints.max_lens.shape[0]
         shape = rows, self.beams
         tokens = jnp.full((*shape, self.max_decode_len), self.ids.target_pad, jnp.int32)
         never = jnp.full(shape, NEVER, jnp.float32)
+        zeros = jnp.zeros(shape, jnp.int32)
         return BeamState(
             index=jnp.zeros((), jnp.int32),
             cache=cache,
             tokens=tokens,
             # All beams start alike: only the first may grow.
             log_probs=never.at[:, 0].set(0.0),
-            finished=Finished(tokens, never, never, *[jnp.zeros(shape, jnp.int32)] * 2),
+            finished=Finished(tokens, never, never, lengths=zeros, num_missing=zeros),
             num_finished=jnp.zeros((rows,), jnp.int32),
-            done=self._per_row(self.constraints.limits <= 0),
-            finite=jnp.ones(self.constraints.limits.shape, bool),
+            done=self.constraints.max_lens <= 0,
+            finite=jnp.ones((rows,), bool),
         )
 
-    def _step(self, state: BeamState, rules: Rules) -> BeamState:
-        rows, total = self.constraints.limits.shape[0], self.structure.beam_size
-        last = jnp.take(state.tokens, jnp.maximum(state.index - 1, 0), axis=2)
-        last = jnp.where(state.index == 0, self.ids.decoder_start, last).reshape(-1)  # --> [B*K]
-        logits, cache = self.stepper.step(state.cache, last)
-        tokens = state.tokens.reshape(rows, total, -1)  # [R, k, T] --> [B, K, T]
-        following = rules(logits, Written(tokens, state.index, self.constraints))
-        candidates, kept = self._choose(state, following)
-        written = gather_beams(state.tokens, candidates.parents)
-        written = jax.lax.dynamic_update_index_in_dim(
-            written, candidates.pieces, state.index, axis=2
-        )
-        ends = self._ends(candidates, state.index)
-        finished, found = self._finish(state, candidates, written, cache)
-        parents = gather_beams(candidates.parents, kept)
-        if total > 1:
-            first = (jnp.arange(rows * self.groups) % self.groups * self.beams)[:, None]
-            cache = self.stepper.reorder(cache, (parents + first).reshape(rows, total))
-        live = jnp.where(ends, NEVER, candidates.log_probs)
+    def _step(self, state: BeamState, processors: LogitsProcessors) -> BeamState:
+        """Extends every beam by one token."""
+        # 1. Log-probabilities of the next token of every beam.
+        last = jnp.take(state.tokens, jnp.maximum(state.index - 1, 0), axis=2)  # --> [R, k]
+        last = jnp.where(state.index == 0, self.ids.decoder_start, last)
+        logits, cache = self.decoder.step(state.cache, last.reshape(-1))  # [V, R * k]
+        prefixes = Prefixes(state.tokens, state.index, self.constraints)
+        next_log_probs = processors(logits, prefixes)  # [V, R, k]
+
+        # 2. The best candidates: some end, k others become the new beams.
+        selection = self.selector.select(prefixes, state.log_probs, next_log_probs)
+        candidates, survivors = selection.candidates, selection.survivors
+        tokens = append(state.tokens, candidates, state.index)  # [R, N, T]
+
+        # 3. Those that end join the finished hypotheses, of which the best k are kept.
+        finished, num_new = self._add_finished(state, selection, tokens, cache)
+
+        # 4. The survivors take over their parents' cache.
+        if self.structure.beam_size > 1:
+            cache = self.decoder.reorder(cache, gather_beams(candidates.parents, survivors))
+        log_probs = jnp.where(selection.ends, NEVER, candidates.log_probs)
         state = BeamState(
             index=state.index + 1,
             cache=cache,
-            tokens=gather_beams(written, kept),
-            log_probs=gather_beams(live, kept),
+            tokens=gather_beams(tokens, survivors),
+            log_probs=gather_beams(log_probs, survivors),
             finished=finished,
-            num_finished=state.num_finished + found,
+            num_finished=state.num_finished + num_new,
             done=state.done,
-            finite=state.finite & jnp.all(following.finite, axis=1),
+            finite=state.finite & jnp.all(next_log_probs.finite, axis=1),
         )
         return dataclasses.replace(state, done=state.done | self._is_done(state))
 
-    # --- Choosing ------------------------------------------------------------------------------
-
-    def _choose(self, state: BeamState, following: Next) -> tuple[Candidates, jax.Array]:
-        """Candidates of every row, and which of them go on, `[R, k]`."""
-        if self.groups == 1:
-            return self._choose_rows(state.tokens, state.index, state.log_probs, following)
-        rows = self.constraints.limits.shape[0]
-
-        def groups(x):  # [R, ...] --> [B, G, ...]
-            return x.reshape(rows, self.groups, *x.shape[1:])
-
-        tokens, log_probs = groups(state.tokens), groups(state.log_probs)
-        batch = jnp.arange(rows)[:, None]
-        strength = jnp.asarray(self.constraints.values.diversity_penalty)[:, None]
-        per_group = []
-        taken = jnp.zeros((following.log_probs.shape[0], rows, 1), jnp.float32)
-        for g in range(self.groups):
-            beams = slice(g * self.beams, (g + 1) * self.beams)
-            own = Next(
-                following.log_probs[:, :, beams],
-                following.forced,
-                following.forced_log_probs[:, beams],
-                following.finite[:, beams],
-            )
-            candidates, kept = self._choose_rows(
-                tokens[:, g], state.index, log_probs[:, g], own, taken
-            )
-            pieces = gather_beams(candidates.pieces, kept)
-            taken = taken.at[pieces, batch, 0].add(strength)
-            per_group.append((candidates, kept))
-        return jax.tree.map(
-            lambda *x: jnp.stack(x, axis=1).reshape(rows * self.groups, *x[0].shape[1:]),
-            *per_group,
-        )  # --> [R, ...]
-
-    def _choose_rows(
-        self,
-        tokens: jax.Array,
-        index: jax.Array,
-        live: jax.Array,
-        following: Next,
-        taken: jax.Array | None = None,
-    ) -> tuple[Candidates, jax.Array]:
-        log_probs = following.log_probs
-        vocab, rows, beams = log_probs.shape
-        if self.constraints.phrases is not None:
-            progress = self._progress(tokens, index)
-            if self.may_follow is not None:
-                log_probs = phrase_banks.forbid_longer_words(
-                    log_probs, progress, self.constraints.phrases, self.may_follow
-                )
-        count = min(2 * beams, vocab * beams) if beams > 1 else 1
-        priced = log_probs if taken is None else log_probs - taken
-        forced = following.forced[:, None]
-        # 2k candidates hold k that go on, since each parent ends in one way only.
-        choice, parents, pieces = top_k_columns(priced, live, count)
-        found = Candidates(jnp.maximum(choice, NEVER), choice, parents, pieces)
-        if taken is not None:
-            totals = self._candidates(log_probs, live, parents, pieces).log_probs
-            found = dataclasses.replace(found, log_probs=totals)
-        if self.constraints.phrases is not None:
-            found = self._with_phrases(found, log_probs, live, progress)
-        must = jnp.maximum(live + following.forced_log_probs, NEVER)
-        must = pad_columns(must, found.choice.shape[1], NEVER)
-        own = pad_columns(jnp.broadcast_to(jnp.arange(beams), (rows, beams)), must.shape[1], 0)
-        order = jnp.argsort(-must, axis=1)
-        must, own = gather_beams((must, own), order)
-        found = Candidates(
-            choice=jnp.where(forced >= 0, must, found.choice),
-            log_probs=jnp.where(forced >= 0, must, found.log_probs),
-            parents=jnp.where(forced >= 0, own, found.parents),
-            pieces=jnp.where(forced >= 0, forced, found.pieces),
-        )
-        if self.constraints.phrases is not None:
-            return self._choose_banks(tokens, index, found)
-        ends = self._ends(found, index)
-        choice = jnp.where(ends, NEVER, found.choice)
-        finishes = ends & (found.choice > NEVER) & (jnp.arange(ends.shape[1]) < beams)
-        unmet = jnp.zeros(ends.shape, jnp.int32)
-        found = dataclasses.replace(found, finishes=finishes, unmet=unmet)
-        return found, jax.lax.top_k(choice, beams)[1]
-
-    def _candidates(self, log_probs, live, parents, pieces) -> Candidates:
-        """Candidates by parent and piece, `[R, N]`, chosen by log-probability."""
-        row = jnp.arange(live.shape[0])[:, None]
-        own = log_probs[jnp.maximum(pieces, 0), row, parents]
-        totals = jnp.maximum(live[row, parents] + own, NEVER)
-        totals = jnp.where(pieces < 0, NEVER, totals)
-        return Candidates(totals, totals, parents, pieces)
-
-    def _progress(self, tokens: jax.Array, index: jax.Array) -> phrase_banks.Progress:
-        asked: Any = self.constraints
-        return phrase_banks.progress(tokens, index, asked.phrases, asked.word_ends, self.may_follow)
-
-    def _with_phrases(self, found: Candidates, log_probs, live, progress) -> Candidates:
-        """More candidates: each hypothesis's best piece, its end, and what brings phrases on."""
-        rows, beams, _ = progress.met.shape
-        phrases: Any = self.constraints.phrases
-        following = phrase_banks.next_tokens(progress, phrases)  # --> [R, k, C]
-        best = jnp.argmax(log_probs, axis=0)[..., None]  # --> [R, k, 1]
-        ending = jnp.full_like(best, self.ids.target_eos)
-        pieces = jnp.concatenate([best, ending, following], axis=-1)
-        parents = jnp.broadcast_to(jnp.arange(beams)[:, None], pieces.shape)
-        extra = self._candidates(
-            log_probs, live, parents.reshape(rows, -1), pieces.reshape(rows, -1)
-        )
-        merged = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), found, extra)
-        choice = phrase_banks.drop_repeated(merged.choice, merged.parents, merged.pieces)
-        return dataclasses.replace(merged, choice=choice)
-
-    def _choose_banks(self, tokens, index, found: Candidates) -> tuple[Candidates, jax.Array]:
-        """Candidates, and which go on; each bank of hypotheses gets its share of both.
-
-        An end counts if it would be chosen to go on. One without all phrases counts only as the
-        best of its bank, and is taken where there is no better.
-        """
-        written = gather_beams(tokens, found.parents)
-        written = jax.lax.dynamic_update_index_in_dim(written, found.pieces, index, axis=2)
-        progress = self._progress(written, index + 1)
-        unmet = jnp.sum(~progress.met, axis=-1)
-        bank = phrase_banks.bank(progress, self.constraints.phrases)
-        beams = tokens.shape[1]
-        ends, possible = self._ends(found, index), found.choice > NEVER
-        incomplete = ends & (unmet > 0)
-        is_best = phrase_banks.rank_in_bank(found.choice, bank) == 0
-        chosen = phrase_banks.allot(jnp.where(incomplete, NEVER, found.choice), bank, beams)
-        counts = jnp.any(chosen[..., None] == jnp.arange(ends.shape[1]), axis=1)  # --> [R, N]
-        finishes = ends & possible & jnp.where(incomplete, is_best, counts)
-        found = dataclasses.replace(found, finishes=finishes, unmet=unmet)
-        return found, phrase_banks.allot(jnp.where(ends, NEVER, found.choice), bank, beams)
-
-    # --- Ending --------------------------------------------------------------------------------
-
-    def _ends(self, found: Candidates, index: jax.Array) -> jax.Array:
-        ends = found.pieces == self.ids.target_eos
-        if self.structure.at_limit == "cut":
-            ends |= self._limits(found) <= index + 1
-        return ends
-
-    def _limits(self, found: Candidates) -> jax.Array:
-        """`[R or B, 1]`, as the candidates' rows are."""
-        limits = self.constraints.limits
-        same = found.pieces.shape[0] == limits.shape[0]
-        return (limits if same else self._per_row(limits))[:, None]
-
-    def _finish(
-        self, state: BeamState, found: Candidates, written: jax.Array, cache: Any
+    def _add_finished(
+        self, state: BeamState, selection: Selection, tokens: jax.Array, cache: Cache
     ) -> tuple[Finished, jax.Array]:
-        """Adds the ends that count to the finished hypotheses, and says how many are complete."""
-        ends = found.finishes & ~state.done[:, None]
-        scores = found.log_probs / self._penalty(state.index + 1)[:, None]
-        if self.structure.coverage_penalty:
-            coverage = self.stepper.coverage(cache)  # --> [B, K, S]
-            coverage = coverage.reshape(*state.log_probs.shape, -1)  # --> [R, k, S]
-            beta = self._per_row(jnp.asarray(self.constraints.values.coverage_penalty))
-            cost = coverage_penalty(coverage, beta[:, None])
-            scores = scores + gather_beams(cost, found.parents)
-        scores = jnp.where(ends, scores, NEVER)
-        length = jnp.full(scores.shape, state.index + 1, jnp.int32)
-        new = Finished(written, found.log_probs, scores, length, found.unmet)
-        pool = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), state.finished, new)
-        complete = ends & (found.unmet == 0)
-        if self.constraints.phrases is None:
-            _, order = jax.lax.top_k(pool.scores, self.beams)
-            kept = gather_beams(pool, order)
-        else:
-            kept = best_finished(pool, self.beams)
-        return kept, jnp.sum(complete, axis=1, dtype=jnp.int32)
+        """The best finished hypotheses, and how many new ones lack no phrase, `[R]`.
 
-    def _penalty(self, length: jax.Array) -> jax.Array:
-        """Length penalty of each row, `[R]`."""
-        alpha = self._per_row(jnp.asarray(self.constraints.values.length_penalty))
+        Args:
+          state: before the step.
+          selection: of the step.
+          tokens: `[R, N, T]` of the candidates.
+          cache: after the step, not yet reordered.
+        """
+        candidates, finishes = selection.candidates, selection.finishes & ~state.done[:, None]
+        length = state.index + 1
+        scores = candidates.log_probs / self._length_penalty(length)[:, None]  # [R, N]
+        if self.structure.coverage_penalty:
+            beta = self.constraints.values.coverage_penalty[:, None]
+            penalty = coverage_penalty(self.decoder.coverage(cache), beta)  # [R, k]
+            scores = scores + gather_beams(penalty, candidates.parents)
+        scores = jnp.where(finishes, scores, NEVER)
+        lengths = jnp.full(scores.shape, length, jnp.int32)
+        new = Finished(tokens, candidates.log_probs, scores, lengths, selection.num_missing)
+        both = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), state.finished, new)
+        complete = finishes & (selection.num_missing == 0)
+        return (
+            self.selector.best_finished(both, self.beams),
+            jnp.sum(complete, axis=1, dtype=jnp.int32),
+        )
+
+    def _length_penalty(self, length: jax.Array) -> jax.Array:
+        """What the log-probabilities of each row are divided by, `[R]`."""
+        alpha = self.constraints.values.length_penalty
         return length_penalty(length, alpha, self.structure.length_penalty_kind)
 
     def _is_done(self, state: BeamState) -> jax.Array:
-        best_live = jnp.max(state.log_probs, axis=1)
-        stopping = self.structure.stopping
-        scores = jnp.where(state.finished.unmet > 0, NEVER, state.finished.scores)
-        if stopping == "first_k":
+        """Whether each row stops, `[R]`, by the rule that `structure.stopping` names."""
+        best_beam = jnp.max(state.log_probs, axis=1)
+        scores = jnp.where(state.finished.num_missing > 0, NEVER, state.finished.scores)
+        if self.structure.stopping == "first_k":
             enough = state.num_finished >= self.beams
-        elif stopping == "hf_default":
-            enough = scores[:, -1] >= best_live / self._penalty(state.index)
+        elif self.structure.stopping == "hf_default":
+            enough = scores[:, -1] >= best_beam / self._length_penalty(state.index)
         else:
-            # A log-probability only falls; over a longer hypothesis's penalty it may still rise.
-            limits = self._per_row(self.constraints.limits)
-            asked: Any = self.constraints.num_hypotheses
-            needed = jnp.minimum(self._per_row(jnp.asarray(asked)), self.beams)
-            last = jnp.take_along_axis(scores, needed[:, None] - 1, axis=1)[:, 0]
-            enough = last >= best_live / self._penalty(limits)
-        return enough | (best_live <= NEVER)
+            # A log-probability only falls; divided by a larger length penalty it may still rise.
+            bound = best_beam / self._length_penalty(self.constraints.max_lens)
+            needed = jnp.minimum(self.constraints.num_hypotheses, self.beams)
+            worst_needed = jnp.take_along_axis(scores, needed[:, None] - 1, axis=1)[:, 0]
+            enough = worst_needed >= bound
+        return enough | (best_beam <= NEVER)

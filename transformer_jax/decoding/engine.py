@@ -1,66 +1,47 @@
-"""Text in, text out: a model, or several, with tokenizers, and what a user asks of them."""
+"""Text in, text out: a model, or an ensemble, with its tokenizers."""
 
+import collections
+import concurrent.futures
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
-
-import numpy as np
 
 from transformer_jax.config import Config, DecodeConfig, ModelConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
-from transformer_jax.data.writing_systems import separates_words
 from transformer_jax.decoding import batching, workers
-from transformer_jax.decoding.job import AttentionChoice, Job, Translation, reported, say
+from transformer_jax.decoding.alignment import AttentionChoice
+from transformer_jax.decoding.batch_translator import BatchTranslator
+from transformer_jax.decoding.batching import Batch
+from transformer_jax.decoding.phrases import starts_word
 from transformer_jax.decoding.programs import Programs, matmul_precision
 from transformer_jax.decoding.requests import (
+    EncodedText,
     Request,
     RequestEncoder,
     check_text,
     item_error,
     line_numbers,
     read_requests,
+    warn,
     windows,
-)  # fmt: skip
-from transformer_jax.decoding.warmup import warm_up
+)
+from transformer_jax.decoding.scoring import PairScorer, PairScores
+from transformer_jax.decoding.translation import Translation, join_parts, no_translation
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import bleu_tokenizers
+from transformer_jax.model.transformer import Params
 from transformer_jax.ops import platforms
 from transformer_jax.ops.platforms import compute_dtype
 
 WINDOW = 4096  # sentences sorted together, and held in memory
 ON_ERROR = ("raise", "skip")
 
-Prefixes = tuple[list[int], list[int]]  # ids before source and target
-
-
-@dataclasses.dataclass(frozen=True)
-class PairScores:
-    """Teacher-forced scores of one sentence pair, its end symbol included."""
-
-    log_prob: float
-    num_tokens: int
-    num_correct: int
-    tokens: tuple[str, ...]
-    log_probs: tuple[float, ...]  # of each token
-
-
-def begins_word(token: str) -> bool:
-    """Whether a token cannot continue the word before it.
-
-    It begins with a space or a letter of a script without spaces, or it has no letter.
-    """
-    is_byte = token.startswith("<0x")  # of any character; the text is looked at afterwards
-    if is_byte or token.startswith("▁") or not any(c.isalnum() for c in token):
-        return True
-    return not separates_words(token[0])
-
 
 class Engine:
-    """Translates and scores with given parameters; compiled functions stay for later calls.
+    """Translates and scores with given parameters; compiled programs stay for later calls.
 
     Args:
-      config: of the model; as many local devices as `parallel` asks for share the batches.
+      config: of the model. As many local devices as `parallel` asks for share the batches.
       tokenizers: of the model.
       others: further models of the same vocabularies, whose probabilities are averaged with it.
         Parameters are then a tuple, of the model and of the others.
@@ -73,7 +54,7 @@ class Engine:
         self.tokenizers = tokenizers
         self.ids = special_ids(tokenizers, config.model)
         devices, parallel = platforms.local_devices(), config.parallel
-        # As whoever calls later may have another default device.
+        # Fixed now, because a later caller may have another default device.
         platform = platforms.of(devices[0])
         self.models = tuple(
             dataclasses.replace(model, dtype=compute_dtype(model, platform).name)  # type: ignore[arg-type]
@@ -84,36 +65,34 @@ class Engine:
         if -1 not in sizes:
             devices = devices[: math.prod(sizes)]
         self.device = devices[0]
-        target = tokenizers.target
-        ends_word = np.ones(config.model.target_vocab_size, bool)
-        names = target.tokens(range(min(target.vocab_size, ends_word.size)))
-        ends_word[: len(names)] = [begins_word(name) for name in names]
-        ends_word[self.ids.target_eos] = True
-        self.programs = Programs(self.models, self.ids, devices, ends_word)
+        may_follow = starts_word(tokenizers.target, config.model.target_vocab_size)
+        self.programs = Programs(self.models, self.ids, devices, may_follow)
 
-    def prefixes(self, target_lang: str = "", source_lang: str = "") -> Prefixes:
-        """Ids before source and target that tell a multilingual model its languages.
+    def language_tags(
+        self, target_lang: str = "", source_lang: str = ""
+    ) -> tuple[list[int], list[int]]:
+        """Ids before source and target that name the languages to a multilingual model.
 
         Raises:
-          UserError: where the model does not know a language.
+          UserError: a language that the model does not know.
         """
         data = self.config.data
         if not (data.target_language_tags or target_lang or source_lang):
             return [], []
-        return self.tokenizers.prefixes(
+        return self.tokenizers.language_tags(
             source_lang or data.source_lang, target_lang or data.target_lang
         )
 
     def encoder(self, target_lang: str = "", source_lang: str = "") -> RequestEncoder:
-        """What turns text into ids, for these languages."""
-        prefixes = self.prefixes(target_lang, source_lang)
-        return RequestEncoder(self.tokenizers, prefixes, self.max_len, self.ids.source_eos)
+        """Encodes text for these languages."""
+        tags = self.language_tags(target_lang, source_lang)
+        return RequestEncoder(self.tokenizers, tags, self.max_len, self.ids.source_eos)
 
     # --- Translation ---------------------------------------------------------------------------
 
     def translate(
         self,
-        params: Any,
+        params: Params | tuple[Params, ...],
         texts: Iterable[str | Request],
         decode: DecodeConfig,
         num_hypotheses: int = 1,
@@ -124,26 +103,26 @@ class Engine:
         on_error: str = "raise",
         ready: Callable[[], bool] | None = None,
     ) -> Iterator[list[Translation]]:
-        """Hypotheses of each text, best first, one list a text, in order, as batches finish.
+        """Translations of each text, best first, one list a text, in order, as batches finish.
 
-        An empty text gives one empty hypothesis. A text longer than the model reads is translated
-        in parts, which is said on standard error; its one hypothesis joins the parts. Texts that
+        An empty text gives one empty translation. A text longer than the model reads is translated
+        in parts, with a message on standard error; its one translation joins the parts. Texts that
         are the same are translated once a window.
 
         Args:
-          params: the model's; a tuple where there are several.
+          params: the model's; a tuple for an ensemble.
           texts: any iterable of text. A list is checked before anything runs, other iterables
             window by window.
           decode: search settings.
           num_hypotheses: at most decode.beam_size, or decode.mbr_samples.
           target_lang: of a multilingual model; "": the config's.
-          source_lang: of a model that is told this too; "": the config's.
-          attention: to come with the best hypothesis.
+          source_lang: of a multilingual model that needs it; "": the config's.
+          attention: to come with the best translation.
           window: texts that are read ahead, to be sorted by length.
           on_error: what a text that cannot be translated gives: `raise`, or `skip`, an empty
-            translation whose `error` says why.
-          ready: whether the next text can be read without waiting for it; where it cannot, what
-            has been read is translated first. None: always.
+            translation with its `error`.
+          ready: whether the next text can be read without waiting. While it cannot, the texts read
+            so far are translated first. None: always.
 
         Raises:
           UserError: an item that is no text, with its place.
@@ -152,44 +131,24 @@ class Engine:
             raise UserError(f"on_error={on_error!r} must be one of {', '.join(ON_ERROR)}.")
         requests = read_requests(texts)
         if isinstance(texts, Sequence):
-            every = list(requests)
-            for index, request in enumerate(every if on_error == "raise" else ()):
-                if isinstance(request, UserError):
-                    raise item_error(request, index + 1)
-            requests = iter(every)
-        encoder = self.encoder(target_lang, source_lang)
-        job = self._job(params, encoder, decode, num_hypotheses, attention, target_lang, on_error)
-        return self._windows(job, windows(requests, window, ready))
-
-    @staticmethod
-    def _windows(
-        job: Job, read_windows: Iterator[list[Request | UserError]]
-    ) -> Iterator[list[Translation]]:
-        num_read = 0
-        for read in read_windows:
-            numbers = line_numbers(read, num_read + 1)
-            yield from reported(job.window(read, numbers), numbers)
-            num_read += len(read)
-
-    def _job(
-        self,
-        params: Any,
-        encoder: RequestEncoder,
-        decode: DecodeConfig,
-        num_hypotheses: int,
-        attention: AttentionChoice | None,
-        target_lang: str,
-        on_error: str = "raise",
-    ) -> Job:
-        bleu_tokenizer = self._bleu_tokenizer(decode, target_lang)
-        return Job(
-            self.programs, self.programs.place(params), encoder, decode, num_hypotheses, attention,
-            matmul_precision(), self.device, bleu_tokenizer, on_error,
-        )  # fmt: skip
+            items = list(requests)
+            for number, item in enumerate(items, start=1):
+                if isinstance(item, UserError) and on_error == "raise":
+                    raise item_error(item, number)
+            requests = iter(items)
+        translator = self._batch_translator(
+            params, decode, num_hypotheses, target_lang, source_lang, attention
+        )
+        submit = self._submitter(translator)
+        return (
+            translations
+            for items, numbers in _numbered(windows(requests, window, ready))
+            for translations in _translate_window(translator, submit, items, numbers, on_error)
+        )
 
     def warmup(
         self,
-        params: Any,
+        params: Params | tuple[Params, ...],
         lengths: Iterable[int],
         num_texts: int,
         decode: DecodeConfig,
@@ -201,14 +160,14 @@ class Engine:
         """Compiles what calls of `translate` need, and runs each program once.
 
         Args:
-          params: the model's; a tuple where there are several.
+          params: the model's; a tuple for an ensemble.
           lengths: tokens of the longest text of a batch, tags and end symbol included.
           num_texts: most texts of a call.
-          decode: search settings.
-          num_hypotheses: as in `translate`, and so on.
-          target_lang: of a multilingual model; "": the config's.
-          source_lang: of a model that is told this too; "": the config's.
-          attention: to come with the best hypothesis.
+          decode: search settings; these and all below as in `translate`.
+          num_hypotheses: of each text.
+          target_lang: of a multilingual model.
+          source_lang: of a multilingual model that needs it.
+          attention: to come with the best translation.
 
         Returns:
           The number of batch shapes.
@@ -216,82 +175,161 @@ class Engine:
         Raises:
           UserError: a length that the model does not read.
         """
-        encoder = self.encoder(target_lang, source_lang)
-        job = self._job(params, encoder, decode, num_hypotheses, attention, target_lang)
-        return warm_up(job, lengths, num_texts)
-
-    def _bleu_tokenizer(self, decode: DecodeConfig, target_lang: str) -> str:
-        """What `mbr` by BLEU splits words by; a missing one shows before anything runs."""
-        if (decode.method, decode.mbr_metric) != ("mbr", "bleu"):
-            return bleu_tokenizers.DEFAULT
-        data = self.config.data
-        name = bleu_tokenizers.choose(
-            target_lang or data.target_lang, data.pretokenized, data.bleu_tokenizer
+        translator = self._batch_translator(
+            params, decode, num_hypotheses, target_lang, source_lang, attention
         )
-        bleu_tokenizers.make_bleu(name)
-        return name
+        shapes: set[tuple[int, int]] = set()
+        for length in lengths:
+            if not 1 <= length <= self.max_len:
+                raise UserError(
+                    f"No text has {length} tokens; the model reads 1 to {self.max_len}."
+                )
+            shapes |= set(batching.shapes(length, num_texts, *translator.batch_limits))
+        submit = self._submitter(translator)
+        # An empty text ends the search soon; the shape alone decides what is compiled.
+        text = translator.encoder.empty_text()
+        for rows, length in sorted(shapes):
+            submit(Batch([0], rows, length), [text]).result()
+        return len(shapes)
+
+    def _batch_translator(
+        self,
+        params: Params | tuple[Params, ...],
+        decode: DecodeConfig,
+        num_hypotheses: int,
+        target_lang: str,
+        source_lang: str,
+        attention: AttentionChoice | None,
+    ) -> BatchTranslator:
+        data, tokenizer = self.config.data, bleu_tokenizers.DEFAULT
+        if (decode.method, decode.mbr_metric) == ("mbr", "bleu"):
+            tokenizer = bleu_tokenizers.choose(
+                target_lang or data.target_lang, data.pretokenized, data.bleu_tokenizer
+            )
+            bleu_tokenizers.make_bleu(tokenizer)  # a missing one shows before anything runs
+        return BatchTranslator(
+            self.programs,
+            self.programs.put_on_devices(params),
+            self.encoder(target_lang, source_lang),
+            decode,
+            num_hypotheses,
+            attention,
+            tokenizer,
+        )
+
+    def _submitter(self, translator: BatchTranslator) -> "SubmitBatch":
+        """Has a worker translate a batch, on this engine's device and at the caller's precision."""
+        precision = matmul_precision()
+        return lambda batch, texts: workers.submit(self.device, precision, translator, batch, texts)
 
     # --- Scoring -------------------------------------------------------------------------------
 
     def score(
         self,
-        params: Any,
+        params: Params | tuple[Params, ...],
         sources: Sequence[str],
         targets: Sequence[str],
         target_lang: str = "",
         batch_tokens: int = 4096,
         source_lang: str = "",
     ) -> list[PairScores]:
-        """Teacher-forced scores of pairs, in order; over-long sides are cut, and it is said.
+        """Teacher-forced scores of pairs, in order; too long sides are cut, with a message.
 
         Raises:
           UserError: an item that is no text, with its place; before anything runs.
         """
         for name, texts in (("sources", sources), ("targets", targets)):
-            for index, text in enumerate(texts):
+            for number, text in enumerate(texts, start=1):
                 try:
                     check_text(text)
                 except UserError as error:
-                    raise item_error(error, index + 1, name) from error
-        placed, encoder = self.programs.place(params), self.encoder(target_lang, source_lang)
-        before = self.prefixes(target_lang, source_lang)[1]
-        target_ids = self.tokenizers.target.encode_batch(list(targets))
-        limit, pairs, num_cut = self.max_len - 1, [], 0
-        for source, ids in zip(encoder.source_ids(sources), target_ids, strict=True):
-            target = [*before, *ids]
-            num_cut += max(len(source), len(target)) > limit
-            pairs.append((
-                [*source[:limit], self.ids.source_eos],
-                [*target[:limit], self.ids.target_eos],
-            ))  # fmt: skip
-        if num_cut:
-            say(f"{num_cut} sentence pairs exceed the model's {self.max_len} tokens: "
-                 "scored as cut.")  # fmt: skip
-        results: list[PairScores | None] = [None] * len(pairs)
-        groups = batching.group_by_length(
-            [max(map(len, pair)) for pair in pairs],
-            self.max_len,
-            batch_tokens,
-            self.programs.num_devices,
+                    raise item_error(error, number, name) from error
+        scorer = PairScorer(
+            self.programs,
+            self.programs.put_on_devices(params),
+            self.encoder(target_lang, source_lang),
+            self.device,
         )
-        for group in groups:
-            sides: list[np.ndarray] = []
-            for side, pad in ((0, self.ids.source_pad), (1, self.ids.target_pad)):
-                own = [pairs[i][side] for i in group.indices]
-                sides += batching.pad_rows(own, group.rows, group.length, pad)
-            # Its turn among all programs of the process.
-            run = workers.submit(
-                self.device, matmul_precision(), self.programs.score, placed, *sides
-            )
-            found = run.result()
-            for row, i in enumerate(group.indices):
-                counted = slice(len(before), len(pairs[i][1]))
-                log_probs = found.log_probs[row, counted]
-                results[i] = PairScores(
-                    float(log_probs.sum(dtype=np.float64)),
-                    log_probs.size,
-                    int(found.correct[row, counted].sum()),
-                    tuple(self.tokenizers.target.tokens(pairs[i][1][counted])),
-                    tuple(map(float, log_probs)),
+        return scorer.score(sources, targets, batch_tokens)
+
+
+Items = list[Request | UserError]  # an error instead of a request that could not be read
+SubmitBatch = Callable[[Batch, Sequence[EncodedText]], concurrent.futures.Future]
+
+
+def _numbered(read_windows: Iterable[Items]) -> Iterator[tuple[Items, list[int]]]:
+    """Each window with the numbers of its items in the user's input, from 1."""
+    num_read = 0
+    for items in read_windows:
+        yield items, line_numbers(items, num_read + 1)
+        num_read += len(items)
+
+
+def _translate_window(
+    translator: BatchTranslator,
+    submit: SubmitBatch,
+    items: Items,
+    numbers: Sequence[int],
+    on_error: str,
+) -> Iterator[list[Translation]]:
+    """Translations of each item, as soon as they and all before them are there.
+
+    Raises:
+      UserError: naming an item that cannot be translated, unless `on_error` is `skip`.
+    """
+    requests = [item for item in dict.fromkeys(items) if isinstance(item, Request)]
+    encoded: dict[Request | UserError, list[EncodedText] | UserError] = {
+        item: item for item in items if isinstance(item, UserError)
+    }
+    encoded |= zip(requests, translator.encoder.encode(requests), strict=True)
+    texts: list[EncodedText] = []
+    places: dict[Request | UserError, range] = {}  # numbers of an item's parts in `texts`
+    for item, number in zip(items, numbers, strict=True):
+        parts = encoded[item]
+        if isinstance(parts, UserError):
+            if on_error == "raise":
+                raise item_error(parts, number)
+        elif item not in places:
+            if len(parts) > 1:
+                warn(
+                    f"line {number}: longer than the {translator.encoder.max_len - 1} tokens that "
+                    f"the model reads; translated in {len(parts)} parts."
                 )
-        return results  # type: ignore[return-value]
+            places[item] = range(len(texts), len(texts) + len(parts))
+            texts += parts
+
+    translated: dict[int, list[Translation]] = {}  # of each of `texts`
+    batches = _run_batches(translator, submit, texts)
+    for item, number in zip(items, numbers, strict=True):
+        if item not in places:
+            yield [no_translation(error=str(encoded[item]))]
+            continue
+        while not all(i in translated for i in places[item]):
+            translated.update(next(batches))
+        hypotheses = [translated[i] for i in places[item]]
+        best = hypotheses[0] if len(hypotheses) == 1 else [join_parts([h[0] for h in hypotheses])]
+        if best[0].unmet:
+            warn(f"line {number}: not met: {'; '.join(best[0].unmet)}.")
+        yield best
+
+
+def _run_batches(
+    translator: BatchTranslator, submit: SubmitBatch, texts: Sequence[EncodedText]
+) -> Iterator[dict[int, list[Translation]]]:
+    """Translations of each batch of `texts`, by their numbers; a few batches ahead."""
+    lengths = [len(text.source) for text in texts]
+    running: collections.deque[tuple[Batch, concurrent.futures.Future]] = collections.deque()
+    try:
+        for batch in batching.group_by_length(lengths, *translator.batch_limits):
+            running.append((batch, submit(batch, [texts[i] for i in batch.indices])))
+            if len(running) > workers.NUM_WORKERS:
+                yield _results(*running.popleft())
+        while running:
+            yield _results(*running.popleft())
+    finally:
+        for _, future in running:
+            future.cancel()
+
+
+def _results(batch: Batch, future: concurrent.futures.Future) -> dict[int, list[Translation]]:
+    return dict(zip(batch.indices, future.result(), strict=True))

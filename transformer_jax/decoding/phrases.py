@@ -1,4 +1,4 @@
-"""Phrases of a request as text: their tokens, and which of them an output holds."""
+"""Phrases of a request: their tokens, and which of them an output contains."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,16 +10,17 @@ from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.writing_systems import separates_words
 from transformer_jax.decoding import batching
+from transformer_jax.decoding.search_settings import PhraseArrays
 
 
 @dataclasses.dataclass(frozen=True)
 class Phrase:
-    """What must appear in a translation."""
+    """What a translation has to contain."""
 
     asked: str  # as the user wrote it
     text: str  # as the tokenizer gives it back
     ids: tuple[int, ...]
-    ends_word: bool  # the token after it must not continue its last word
+    ends_word: bool  # the token after it may not continue its last word
     is_known: bool = True  # the tokenizer can write it
 
     @property
@@ -38,10 +39,10 @@ def encode(tokenizer: Tokenizer, text: str) -> Phrase | None:
     if not ids:
         return None
     is_known = tokenizer.unk_id not in ids
-    given_back = (tokenizer.decode(ids).strip() if is_known else "") or text
-    if not separates_words(given_back[0]):
-        ids = _without_space(tokenizer, given_back, ids)
-    return Phrase(text, given_back, tuple(ids), separates_words(given_back[-1]), is_known)
+    decoded = (tokenizer.decode(ids).strip() if is_known else "") or text
+    if not separates_words(decoded[0]):
+        ids = _without_space(tokenizer, decoded, ids)
+    return Phrase(text, decoded, tuple(ids), separates_words(decoded[-1]), is_known)
 
 
 def _without_space(tokenizer: Tokenizer, text: str, ids: list[int]) -> list[int]:
@@ -59,38 +60,37 @@ def _without_space(tokenizer: Tokenizer, text: str, ids: list[int]) -> list[int]
     return ids
 
 
-def holds(output: str, phrase: str) -> bool:
-    """Whether `output` has `phrase`, with word boundaries around it where its script has them."""
+def contains(output: str, phrase: str) -> bool:
+    """Whether `output` contains `phrase`, between word boundaries if its script has them."""
     start = output.find(phrase)
     while start >= 0:
         end = start + len(phrase)
-        before = start == 0 or _is_boundary(output[start - 1], phrase[0])
-        after = end == len(output) or _is_boundary(phrase[-1], output[end])
-        if before and after:
+        starts = start == 0 or _is_boundary(output[start - 1], phrase[0])
+        ends = end == len(output) or _is_boundary(phrase[-1], output[end])
+        if starts and ends:
             return True
         start = output.find(phrase, start + 1)
     return False
 
 
 def missing(output: str, phrases: Sequence[Phrase]) -> tuple[str, ...]:
-    """Names of the phrases that `output` does not hold, each once."""
-    return tuple(dict.fromkeys(p.name for p in phrases if not holds(output, p.text)))
+    """Names of the phrases that `output` does not contain, each once."""
+    return tuple(dict.fromkeys(p.name for p in phrases if not contains(output, p.text)))
 
 
-def stack(wanted: Sequence[Sequence[Phrase]], rows: int) -> tuple[Any, Any]:
-    """Phrases `[rows, C, L]` and whether each ends a word `[rows, C]`; None where there is none."""
-    most = max(map(len, wanted))
-    if not most:
-        return None, None
-    most = batching.roomy(most)
-    longest = batching.roomy(max(len(p.ids) for own in wanted for p in own))
-    ids = np.full((rows, most, longest), -1, np.int32)
-    word_ends = np.zeros((rows, most), bool)
-    for row, own in enumerate(wanted):
-        for number, phrase in enumerate(own):
+def stack(wanted: Sequence[Sequence[Phrase]], rows: int) -> PhraseArrays | None:
+    """Arrays of the phrases of each row; None where there is none."""
+    num_phrases = batching.next_power_of_two(max(map(len, wanted)))
+    if not num_phrases:
+        return None
+    longest = max(len(phrase.ids) for phrases in wanted for phrase in phrases)
+    ids: Any = np.full((rows, num_phrases, batching.next_power_of_two(longest)), -1, np.int32)
+    ends_word: Any = np.zeros((rows, num_phrases), bool)
+    for row, phrases in enumerate(wanted):
+        for number, phrase in enumerate(phrases):
             ids[row, number, : len(phrase.ids)] = phrase.ids
-            word_ends[row, number] = phrase.ends_word
-    return ids, word_ends
+            ends_word[row, number] = phrase.ends_word
+    return PhraseArrays(ids, ends_word)
 
 
 def _is_boundary(left: str, right: str) -> bool:
@@ -104,3 +104,23 @@ def is_possible(phrase: Phrase, decode: DecodeConfig) -> bool:
     grams = [ids[i : i + size] for i in range(len(ids) - size + 1)] if size else []
     allowed = not set(ids) & set(decode.suppressed_ids) and len(set(grams)) == len(grams)
     return phrase.is_known and allowed
+
+
+def starts_word(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
+    """`[V]` boolean: tokens that cannot continue the word before them, the end symbol included."""
+    is_start = np.ones(vocab_size, bool)
+    names = tokenizer.tokens(range(min(tokenizer.vocab_size, vocab_size)))
+    is_start[: len(names)] = [begins_word(name) for name in names]
+    is_start[tokenizer.eos_id] = True
+    return is_start
+
+
+def begins_word(token: str) -> bool:
+    """Whether a token cannot continue the word before it.
+
+    It begins with a space or a letter of a script without spaces, or it has no letter.
+    """
+    is_byte = token.startswith("<0x")  # of any character; the text is checked afterwards
+    if is_byte or token.startswith("▁") or not any(c.isalnum() for c in token):
+        return True
+    return not separates_words(token[0])

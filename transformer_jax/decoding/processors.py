@@ -1,178 +1,180 @@
-"""What may be written next: small functions of log-probabilities, composed in a fixed order.
+"""Which token may be next: small functions of log-probabilities, applied in a fixed order.
 
-Arrays are `[V, B, K]`, pieces first, as the decoder gives them.
+Arrays are `[V, R, k]`, the vocabulary first, as the decoder gives them: R rows of k hypotheses.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.decoding.search_settings import SearchStructure, SearchValues
+from transformer_jax.decoding.search_settings import (
+    SearchConstraints,
+    SearchStructure,
+    SearchValues,
+)
 from transformer_jax.ops.top_k import NEVER
 
 
 @flax.struct.dataclass
-class SearchConstraints:
-    """What each sentence's output must keep to, as arrays; B sentences."""
+class Prefixes:
+    """The tokens decoded so far, with the constraints of their rows."""
 
-    limits: Any  # [B] most pieces, the end symbol included; 0: the row is not used
-    minimums: Any  # [B] fewest pieces, the end symbol included
-    values: Any = None  # `SearchValues`: the numbers of the search settings
-    num_hypotheses: Any = None  # [B] how many will be read, for `stopping="exact"`
-    prefix: Any = None  # [B, P] pieces to begin with, -1 behind them
-    phrases: Any = None  # [B, C, L] pieces that must appear in a row, -1 behind them
-    word_ends: Any = None  # [B, C] boolean: the phrase must end where a word ends
-    seeds: Any = None  # [B] uint32, for sampling
-
-
-@flax.struct.dataclass
-class Written:
-    """What stands so far."""
-
-    tokens: jax.Array  # [B, K, T]
-    index: jax.Array  # pieces written
+    tokens: jax.Array  # [R, k, T]; only the first `index` of T count
+    index: jax.Array  # position of the next token
     constraints: SearchConstraints
 
 
-Processor = Callable[[jax.Array, Written], jax.Array]
+@flax.struct.dataclass
+class NextLogProbs:
+    """Log-probabilities of the next token, and the rows in which it is not free."""
+
+    log_probs: jax.Array  # [V, R, k]; `NEVER` where a token is forbidden
+    forced_tokens: jax.Array  # [R] the only token allowed; -1 where the choice is free
+    forced_log_probs: jax.Array  # [R, k] what that token costs
+    finite: jax.Array  # [R, k] whether all logits were
 
 
-def repetition_penalty(logits: jax.Array, written: Written) -> jax.Array:
-    """Divides positive logits of pieces that were written by the penalty, multiplies negative ones.
+Processor = Callable[[jax.Array, Prefixes], jax.Array]
 
-    From CTRL (Keskar et al., 2019, section 4.1).
+
+@dataclasses.dataclass(frozen=True)
+class LogitsProcessors:
+    """Turns logits into log-probabilities of the next token, in Hugging Face's order.
+
+    The repetition penalty changes logits. Then log-probabilities are masked: repeated n-grams,
+    minimum length, suppressed tokens. Renormalisation is last.
+
+    Args:
+      structure: says which of them are active.
+      eos_id: the end symbol.
+      suppressed: `[V, R]` boolean, from `suppressed_mask`.
     """
-    values: Any = written.constraints.values
-    penalty = jnp.asarray(values.repetition_penalty)[:, None, None]
-    batch, beam, place = jnp.indices(written.tokens.shape, sparse=True)
-    seen = place < written.index
-    pieces = jnp.where(seen, written.tokens, written.tokens[..., :1])
-    old = logits[pieces, batch, beam]
+
+    structure: SearchStructure
+    eos_id: int
+    suppressed: jax.Array | None = None
+
+    def __call__(self, logits: jax.Array, prefixes: Prefixes) -> NextLogProbs:
+        """Applies them to `logits` `[V, R·k]`."""
+        shape = (logits.shape[0], *prefixes.tokens.shape[:2])  # [V, R, k]
+        if self.structure.repetition_penalty:
+            logits = repetition_penalty(logits.reshape(shape), prefixes).reshape(logits.shape)
+        # Over two axes: with a last one of size 1, XLA's sum on CPU is several times slower.
+        unmasked = jax.nn.log_softmax(logits, axis=0).reshape(shape)
+        finite = ~jnp.isnan(unmasked[self.eos_id])  # one NaN among the logits makes all NaN
+        unmasked = jnp.where(finite, unmasked, NEVER)
+        log_probs = unmasked
+        for process in self._masks():
+            log_probs = process(log_probs, prefixes)
+        return self._force(log_probs, unmasked, finite, prefixes)
+
+    def _masks(self) -> list[Processor]:
+        """The active processors of log-probabilities."""
+        processors: list[Processor] = []
+        if self.structure.no_repeat_ngram_size:
+            processors.append(no_repeat_ngrams(self.structure.no_repeat_ngram_size))
+        if self.structure.minimum_length:
+            processors.append(minimum_length(self.eos_id))
+        if self.suppressed is not None:
+            processors.append(suppress(self.suppressed))
+        if self.structure.renormalize:
+            processors.append(renormalize)
+        return processors
+
+    def _force(
+        self, log_probs: jax.Array, unmasked: jax.Array, finite: jax.Array, prefixes: Prefixes
+    ) -> NextLogProbs:
+        """Forces the end symbol at the length limit, and the tokens of a given prefix.
+
+        A prefix costs its log-probability before masks; language tags in it cost nothing.
+        """
+        constraints, index = prefixes.constraints, prefixes.index
+        at_limit = index + 1 >= constraints.max_lens
+        if self.structure.at_limit == "cut":
+            at_limit = jnp.zeros_like(at_limit)
+        forced = jnp.where(at_limit, self.eos_id, -1)
+        end_cost = 0.0 if self.structure.at_limit == "free_end" else log_probs[self.eos_id]
+        costs = jnp.broadcast_to(end_cost, log_probs.shape[1:])  # --> [R, k]
+        if constraints.prefix is not None:
+            width = constraints.prefix.shape[1]
+            given = jnp.take(constraints.prefix, jnp.minimum(index, width - 1), axis=1)  # --> [R]
+            given = jnp.where(index < width, given, -1)
+            in_prefix = given >= 0
+            forced = jnp.where(in_prefix, given, forced)
+            given_costs = unmasked[jnp.maximum(given, 0), jnp.arange(given.shape[0])]  # --> [R, k]
+            if constraints.num_free is not None:
+                is_free = index < constraints.num_free
+                given_costs = jnp.where(is_free[:, None], 0.0, given_costs)
+            costs = jnp.where(in_prefix[:, None], given_costs, costs)
+        return NextLogProbs(log_probs, forced, costs, finite)
+
+
+def repetition_penalty(logits: jax.Array, prefixes: Prefixes) -> jax.Array:
+    """Divides positive logits of tokens in the prefix by the penalty, multiplies negative ones.
+
+    CTRL (Keskar et al., 2019, section 4.1).
+    """
+    penalty = prefixes.constraints.values.repetition_penalty[:, None, None]
+    row, beam, position = jnp.indices(prefixes.tokens.shape, sparse=True)
+    tokens = jnp.where(position < prefixes.index, prefixes.tokens, prefixes.tokens[..., :1])
+    old = logits[tokens, row, beam]  # --> [R, k, T]
     new = jnp.where(old < 0, old * penalty, old / penalty)
-    return logits.at[pieces, batch, beam].set(jnp.where(written.index == 0, old, new))
+    return logits.at[tokens, row, beam].set(jnp.where(prefixes.index == 0, old, new))
 
 
 def no_repeat_ngrams(size: int) -> Processor:
-    """Forbids the piece that would write a sequence of `size` pieces a second time."""
+    """Forbids a token that would repeat a sequence of `size` tokens."""
 
-    def process(log_probs, written):
-        tokens, index = written.tokens, written.index
+    def process(log_probs: jax.Array, prefixes: Prefixes) -> jax.Array:
+        tokens, index = prefixes.tokens, prefixes.index
         length = tokens.shape[-1]
-        places = jnp.arange(length)
-        same = places + size - 1 < index  # an n-gram that begins here is complete
+        starts = jnp.arange(length)
+        matches = starts + size - 1 < index  # an n-gram that starts here is complete
         for i in range(size - 1):
             last = jnp.take(tokens, index - (size - 1) + i, axis=2, mode="clip")
-            there = jnp.take(tokens, jnp.minimum(places + i, length - 1), axis=2)
-            same = same & (there == last[..., None])
-        ends = jnp.take(tokens, jnp.minimum(places + size - 1, length - 1), axis=2)
-        batch, beam, _ = jnp.indices(tokens.shape, sparse=True)
-        ends = jnp.where(same, ends, log_probs.shape[0])  # out of range: dropped
-        return log_probs.at[ends, batch, beam].set(NEVER, mode="drop")
+            earlier = jnp.take(tokens, jnp.minimum(starts + i, length - 1), axis=2)
+            matches = matches & (earlier == last[..., None])  # --> [R, k, T]
+        ends = jnp.take(tokens, jnp.minimum(starts + size - 1, length - 1), axis=2)
+        row, beam, _ = jnp.indices(tokens.shape, sparse=True)
+        ends = jnp.where(matches, ends, log_probs.shape[0])  # out of range: dropped
+        return log_probs.at[ends, row, beam].set(NEVER, mode="drop")
 
     return process
 
 
 def minimum_length(eos_id: int) -> Processor:
-    """Forbids the end symbol where the output would be shorter than its minimum."""
+    """Forbids the end symbol while the output is shorter than its minimum."""
 
-    def process(log_probs, written):
-        short = written.index + 1 < written.constraints.minimums
-        at_end = jnp.where(short[:, None], NEVER, log_probs[eos_id])
-        return log_probs.at[eos_id].set(at_end)
+    def process(log_probs: jax.Array, prefixes: Prefixes) -> jax.Array:
+        is_short = prefixes.index + 1 < prefixes.constraints.min_lens
+        end = jnp.where(is_short[:, None], NEVER, log_probs[eos_id])
+        return log_probs.at[eos_id].set(end)
 
     return process
 
 
-def forbidden_tokens(values: SearchValues | None, vocab_size: int) -> jax.Array | None:
-    """Whether each token is suppressed in a row, `[V, B]`; None where no row suppresses any."""
-    if values is None or values.suppressed_ids is None:
+def suppressed_mask(values: SearchValues, vocab_size: int) -> jax.Array | None:
+    """Whether each token is suppressed in each row, `[V, R]`; None where no row suppresses any."""
+    if values.suppressed_ids is None:
         return None
-    ids = jnp.asarray(values.suppressed_ids).T  # --> [N, B]
+    ids = values.suppressed_ids.T  # --> [N, R]
     return jnp.any(ids == jnp.arange(vocab_size)[:, None, None], axis=1)
 
 
-def suppress(forbidden: jax.Array) -> Processor:
-    """Forbids the tokens `[V, B]`."""
+def suppress(suppressed: jax.Array) -> Processor:
+    """Forbids the tokens where `suppressed` `[V, R]` is True."""
 
-    def process(log_probs, written):
-        del written
-        return jnp.where(forbidden[..., None], NEVER, log_probs)
+    def process(log_probs: jax.Array, prefixes: Prefixes) -> jax.Array:
+        del prefixes
+        return jnp.where(suppressed[..., None], NEVER, log_probs)
 
     return process
 
 
-def renormalize(log_probs: jax.Array, written: Written) -> jax.Array:
-    """Makes the probabilities of what may be written add up to 1."""
-    del written
+def renormalize(log_probs: jax.Array, prefixes: Prefixes) -> jax.Array:
+    """Makes the probabilities of the allowed tokens sum to 1."""
+    del prefixes
     return jnp.maximum(jax.nn.log_softmax(log_probs, axis=0), NEVER)
-
-
-def log_prob_processors(
-    structure: SearchStructure, eos_id: int, forbidden: jax.Array | None
-) -> list[Processor]:
-    """The active ones, in Hugging Face's order."""
-    chosen: list[Processor] = []
-    if structure.no_repeat_ngram_size:
-        chosen.append(no_repeat_ngrams(structure.no_repeat_ngram_size))
-    if structure.minimum_length:
-        chosen.append(minimum_length(eos_id))
-    if forbidden is not None:
-        chosen.append(suppress(forbidden))
-    if structure.renormalize:
-        chosen.append(renormalize)
-    return chosen
-
-
-@flax.struct.dataclass
-class Next:
-    """What may come next."""
-
-    log_probs: jax.Array  # [V, B, K], `NEVER` where a piece is forbidden
-    forced: jax.Array  # [B] the only piece that may come; -1 where the choice is free
-    forced_log_probs: jax.Array  # [B, K] of that piece
-    finite: jax.Array  # [B, K] whether the logits are
-
-
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    """From logits to what may come next."""
-
-    structure: SearchStructure
-    eos_id: int
-    free_prefix: int = 0  # first pieces of every prefix, language tags, that cost nothing
-    forbidden: jax.Array | None = None  # [V, B] from `forbidden_tokens`
-
-    def __call__(self, logits: jax.Array, written: Written) -> Next:
-        """Logits `[V, B·K]` after what was written."""
-        structure, constraints = self.structure, written.constraints
-        shape = (logits.shape[0], *written.tokens.shape[:2])  # [V, B, K]
-        if structure.repetition_penalty:
-            logits = repetition_penalty(logits.reshape(shape), written).reshape(logits.shape)
-        # Over two axes: with a last one of size 1, XLA's sum on CPU is several times slower.
-        plain = jax.nn.log_softmax(logits, axis=0).reshape(shape)
-        finite = ~jnp.isnan(plain[self.eos_id])  # one logit that is not makes all of them NaN
-        plain = jnp.where(finite, plain, NEVER)
-        log_probs = plain
-        for process in log_prob_processors(structure, self.eos_id, self.forbidden):
-            log_probs = process(log_probs, written)
-
-        at_end = written.index + 1 >= constraints.limits
-        if structure.at_limit == "cut":
-            at_end = jnp.zeros_like(at_end)
-        forced = jnp.where(at_end, self.eos_id, -1)
-        ending = 0.0 if structure.at_limit == "free_end" else log_probs[self.eos_id]
-        costs = jnp.broadcast_to(ending, log_probs.shape[1:])
-        if constraints.prefix is not None:
-            width = constraints.prefix.shape[1]
-            wanted = jnp.take(constraints.prefix, jnp.minimum(written.index, width - 1), axis=1)
-            wanted = jnp.where(written.index < width, wanted, -1)
-            in_prefix = wanted >= 0
-            forced = jnp.where(in_prefix, wanted, forced)
-            given = plain[jnp.maximum(wanted, 0), jnp.arange(wanted.shape[0])]  # --> [B, K]
-            given = jnp.where(written.index < self.free_prefix, 0.0, given)
-            costs = jnp.where(in_prefix[:, None], given, costs)
-        return Next(log_probs, forced, costs, finite)

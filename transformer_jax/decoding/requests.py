@@ -1,6 +1,7 @@
-"""What is asked for a line of text, and the parts of it that a model can read."""
+"""Requests: texts to translate, checked, and encoded as token ids that the model can read."""
 
 import dataclasses
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ class Request:
 
     text: str
     prefix: str = ""  # what the translation begins with
-    phrases: Sequence[str] = ()  # what must appear in it; one string is one phrase
+    phrases: Sequence[str] = ()  # what the translation has to contain; one string is one phrase
     # Its number in a file, for messages; None: messages name its place in the list of texts.
     line: int | None = dataclasses.field(default=None, compare=False)
 
@@ -37,7 +38,7 @@ class Request:
 
 
 def read_requests(items: Iterable[Any]) -> Iterator[Request | UserError]:
-    """Requests of texts or requests; for an item that holds something else than text, its error."""
+    """The request of each item; of an item that is not text, what is wrong with it."""
     for item in items:
         request = item if isinstance(item, Request) else Request(item)
         try:
@@ -56,7 +57,7 @@ def windows(
     Args:
       items: read as lists are asked for.
       size: at least 1.
-      ready: whether the next item can be had at once; None: always.
+      ready: whether the next item can be read without waiting; None: always.
     """
     window = []
     for item in items:
@@ -98,33 +99,33 @@ def line_numbers(items: Sequence[Request | UserError], first: int) -> list[int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """A text, or as much of it as the model reads at once, as ids."""
+class EncodedText:
+    """Token ids of a text, or of a part of a text that is longer than the model reads."""
 
-    source: tuple[int, ...]  # language tag and end symbol included
-    prefix: tuple[int, ...] = ()  # language tag included
+    source: tuple[int, ...]  # with language tags and end symbol
+    prefix: tuple[int, ...] = ()  # what the output begins with, language tags included
     phrases: tuple[Phrase, ...] = ()
-    num_tags: int = 0  # at the beginning of `source`
+    num_source_tags: int = 0
+    num_target_tags: int = 0  # at the beginning of `prefix`
 
     @property
     def seed(self) -> int:
         """A number of 32 bits that depends on the source alone."""
         return zlib.crc32(np.asarray(self.source, np.int32).tobytes())
 
-    @property
-    def needed(self) -> int:
-        """Tokens of output that prefix and phrases may take, the end symbol included."""
-        if not self.prefix and not self.phrases:
+    def min_output(self, wanted: Sequence[Phrase]) -> int:
+        """Output tokens that the prefix and `wanted` phrases may take, with the end symbol."""
+        if not self.prefix and not wanted:
             return 0
-        return len(self.prefix) + sum(len(p.ids) for p in self.phrases) + 1
+        return len(self.prefix) + sum(len(phrase.ids) for phrase in wanted) + 1
 
 
 class RequestEncoder:
-    """Turns requests into parts.
+    """Encodes requests.
 
     Args:
       tokenizers: of the model.
-      prefixes: language tags before source and target.
+      language_tags: ids before source and target.
       max_len: tokens that the model reads and writes, the end symbol included.
       source_eos: end symbol of a source.
     """
@@ -132,77 +133,75 @@ class RequestEncoder:
     def __init__(
         self,
         tokenizers: TokenizerPair,
-        prefixes: tuple[list[int], list[int]],
+        language_tags: tuple[list[int], list[int]],
         max_len: int,
         source_eos: int,
     ):
         self.tokenizers, self.max_len = tokenizers, max_len
-        self._prefixes, self._source_eos = prefixes, source_eos
-
-    @property
-    def free_prefix(self) -> int:
-        """Tokens of every prefix that are language tags."""
-        return len(self._prefixes[1])
+        self._source_tags, self.target_tags = language_tags
+        self._source_eos = source_eos
 
     def source_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text behind its tag, without the end symbol; [] where it is empty."""
+        """Ids of each text with its tags, without the end symbol; [] where it is empty."""
         encoded = self.tokenizers.source.encode_batch(texts)
-        return [[*self._prefixes[0], *ids] if ids else [] for ids in encoded]
+        return [[*self._source_tags, *ids] if ids else [] for ids in encoded]
 
-    def empty_part(self) -> Part:
-        """An empty text, with the language tags that every part has."""
-        tags, prefix = self._prefixes
-        return Part((*tags, self._source_eos), tuple(prefix), (), len(tags))
+    def empty_text(self) -> EncodedText:
+        """An empty text with the language tags that every text has."""
+        return self._encoded([*self._source_tags], len(self._source_tags))
 
-    def encode(self, requests: Sequence[Request]) -> list[list[Part] | UserError]:
-        """Parts of each request: none for an empty text, several for one that is too long.
+    def encode(self, requests: Sequence[Request]) -> list[list[EncodedText] | UserError]:
+        """The parts of each request: none if it is empty, several if it is too long.
 
-        A request whose phrases or prefix cannot be kept has an error instead.
+        Of a request whose phrases or prefix do not fit, what is wrong with it.
         """
         sources = self.source_ids([request.text for request in requests])
-        found: list[list[Part] | UserError] = []
+        encoded: list[list[EncodedText] | UserError] = []
         for request, ids in zip(requests, sources, strict=True):
             try:
-                found.append(self._encode(request, ids))
+                encoded.append(self._encode(request, ids))
             except UserError as error:
-                found.append(error)
-        return found
+                encoded.append(error)
+        return encoded
 
-    def _encode(self, request: Request, ids: list[int]) -> list[Part]:
-        limit = self.max_len - 1  # the end symbol needs a place
-        tags = len(self._prefixes[0])
-        tokens = [ids] if ids else []
+    def _encode(self, request: Request, ids: list[int]) -> list[EncodedText]:
+        limit = self.max_len - 1  # the end symbol needs a position
+        num_tags = len(self._source_tags)
+        parts = [ids] if ids else []
         if len(ids) > limit:
-            tags += self.tokenizers.begins_with_tag(ids[tags:])
-            tokens = self._split(ids, limit, tags)
+            num_tags += self.tokenizers.begins_with_tag(ids[num_tags:])
             if request.phrases:
                 raise UserError(
                     f"{request.text[:40]!r}… has {len(ids)} tokens and the model reads "
                     f"{limit}: it is translated in parts, in which phrases cannot be placed."
                 )
-        return self._parts(request, tokens, tags)
+            tags, body = ids[:num_tags], ids[num_tags:]
+            tokens = self.tokenizers.source.tokens(body)
+            bodies = long_texts.split_ids(body, tokens, limit - num_tags)
+            parts = [tags + part for part in bodies]
+        if not parts:
+            return []
+        first = self._with_output(self._encoded(parts[0], num_tags), request)
+        return [first, *(self._encoded(part, num_tags) for part in parts[1:])]
 
-    def _split(self, ids: list[int], limit: int, tags: int) -> list[list[int]]:
-        """Parts of at most `limit`, each behind the first `tags` ids."""
-        body = ids[tags:]
-        names = self.tokenizers.source.tokens(body)
-        return [ids[:tags] + part for part in long_texts.split_ids(body, names, limit - tags)]
+    def _encoded(self, ids: list[int], num_tags: int) -> EncodedText:
+        tags = tuple(self.target_tags)
+        return EncodedText((*ids, self._source_eos), tags, (), num_tags, len(tags))
 
-    def _parts(self, request: Request, tokens: list[list[int]], tags: int) -> list[Part]:
-        parts = []
-        for number, ids in enumerate(tokens):
-            prefix = list(self._prefixes[1])
-            wanted: list[Phrase | None] = []
-            if number == 0:
-                target = self.tokenizers.target
-                if request.prefix:
-                    prefix += target.encode(request.prefix)
-                wanted = [phrases.encode(target, p) for p in request.phrases]
-            part = Part((*ids, self._source_eos), tuple(prefix), tuple(filter(None, wanted)), tags)
-            if part.needed > self.max_len:
-                raise UserError(
-                    f"The prefix and phrases for {request.text[:40]!r} take {part.needed} tokens, "
-                    f"the model writes {self.max_len}."
-                )
-            parts.append(part)
-        return parts
+    def _with_output(self, text: EncodedText, request: Request) -> EncodedText:
+        """`text` with the prefix and phrases of `request`."""
+        target = self.tokenizers.target
+        prefix = (*text.prefix, *(target.encode(request.prefix) if request.prefix else ()))
+        wanted = tuple(filter(None, (phrases.encode(target, p) for p in request.phrases)))
+        text = dataclasses.replace(text, prefix=prefix, phrases=wanted)
+        if text.min_output(wanted) > self.max_len:
+            raise UserError(
+                f"The prefix and phrases for {request.text[:40]!r} take "
+                f"{text.min_output(wanted)} tokens, the model writes {self.max_len}."
+            )
+        return text
+
+
+def warn(message: str) -> None:
+    """Says something about the input, on standard error."""
+    print(message, file=sys.stderr, flush=True)

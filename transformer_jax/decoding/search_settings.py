@@ -1,9 +1,10 @@
-"""Search settings in two parts: what shapes a compiled program, and the numbers it reads."""
+"""What a search is given: the structure it is compiled for, and arrays with a row a sentence."""
 
 import dataclasses
 from typing import Any
 
 import flax.struct
+import jax
 import numpy as np
 
 from transformer_jax.config import DecodeConfig
@@ -14,7 +15,7 @@ NO_TOKEN = np.iinfo(np.int32).max  # pads suppressed ids
 
 @dataclasses.dataclass(frozen=True)
 class SearchStructure:
-    """What a program is compiled for. Two settings of one structure share their programs.
+    """What a program is compiled for. Settings of one structure share their programs.
 
     A rule that is not active is not compiled, so it costs no time.
     """
@@ -54,33 +55,59 @@ def structure_of(config: DecodeConfig) -> SearchStructure:
 
 @flax.struct.dataclass
 class SearchValues:
-    """Numbers of the search settings, one of each a row; B rows."""
+    """Numbers of the search settings, one of each for every row."""
 
-    length_penalty: Any  # [B] float32, as are all but `top_k` and `seed`
-    coverage_penalty: Any
-    repetition_penalty: Any
-    diversity_penalty: Any
-    temperature: Any
-    top_k: Any  # [B] int32; 0: all tokens
-    top_p: Any
-    min_p: Any
-    seed: Any  # [B] uint32
-    suppressed_ids: Any = None  # [B, N] int32, padded with `NO_TOKEN`
+    length_penalty: jax.Array  # [R] float32, as are all but `top_k` and `seed`
+    coverage_penalty: jax.Array
+    repetition_penalty: jax.Array
+    diversity_penalty: jax.Array
+    temperature: jax.Array
+    top_k: jax.Array  # [R] int32; 0: all tokens
+    top_p: jax.Array
+    min_p: jax.Array
+    seed: jax.Array  # [R] uint32
+    suppressed_ids: jax.Array | None = None  # [R, N] int32, padded with `NO_TOKEN`
 
 
-def values_of(config: DecodeConfig, rows: int) -> SearchValues:
-    """The numbers of `config` for each of `rows` rows."""
-    names = [field.name for field in dataclasses.fields(SearchValues)]
+def values_of(config: DecodeConfig, num_rows: int) -> SearchValues:
+    """The numbers of `config`, the same for each of `num_rows` rows."""
     types = {"top_k": np.int32, "seed": np.uint32}
-    found: dict[str, Any] = {
-        name: np.full(rows, getattr(config, name), types.get(name, np.float32))
-        for name in names
-        if name != "suppressed_ids"
+    values: dict[str, Any] = {
+        field.name: np.full(
+            num_rows, getattr(config, field.name), types.get(field.name, np.float32)
+        )
+        for field in dataclasses.fields(SearchValues)
+        if field.name != "suppressed_ids"
     }
     ids = config.suppressed_ids
     if ids:
         size = max(MIN_SUPPRESSED, 1 << (len(ids) - 1).bit_length())
-        padded = np.full((rows, size), NO_TOKEN, np.int32)
+        padded = np.full((num_rows, size), NO_TOKEN, np.int32)
         padded[:, : len(ids)] = ids
-        found["suppressed_ids"] = padded
-    return SearchValues(**found)
+        values["suppressed_ids"] = padded
+    return SearchValues(**values)
+
+
+@flax.struct.dataclass
+class PhraseArrays:
+    """Phrases that outputs have to contain, up to C in a row."""
+
+    ids: jax.Array  # [R, C, L] tokens that have to follow each other, padded with -1
+    ends_word: jax.Array  # [R, C] boolean: the phrase has to end where a word ends
+
+
+@flax.struct.dataclass
+class SearchConstraints:
+    """What the output of each row has to satisfy; NumPy arrays until a program runs.
+
+    A row is a sentence; in a search with beam groups, one group of a sentence.
+    """
+
+    max_lens: jax.Array  # [R] most tokens, the end symbol included; 0: the row is not used
+    min_lens: jax.Array  # [R] fewest tokens, the end symbol included
+    values: SearchValues
+    num_hypotheses: jax.Array  # [R] how many will be read, for `stopping="exact"`
+    prefix: jax.Array | None = None  # [R, P] tokens to begin with, padded with -1
+    num_free: jax.Array | None = None  # [R] tokens of the prefix that cost nothing: language tags
+    phrases: PhraseArrays | None = None
+    seeds: jax.Array | None = None  # [R] uint32, for sampling

@@ -8,7 +8,7 @@ from typing import Any
 from transformer_jax import distributed
 from transformer_jax.config import DataConfig, DecodeConfig
 from transformer_jax.decoding.engine import Engine
-from transformer_jax.decoding.job import Translation
+from transformer_jax.decoding.translation import Translation
 from transformer_jax.evaluation import bleu_tokenizers
 from transformer_jax.evaluation.corpus_metrics import corpus_scores
 

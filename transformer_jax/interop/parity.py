@@ -72,7 +72,7 @@ class Reference:
         Raises:
           UserError: where none is left.
         """
-        _, target_prefix = self.engine.prefixes()
+        _, target_prefix = self.engine.language_tags()
         limit, eos = self.config.model.max_len - 1, self.engine.ids.source_eos
         encoded = self.engine.encoder().source_ids(sentences)
         kept = [

@@ -184,7 +184,7 @@ def _manifest(config: Config, tokenizers: TokenizerPair) -> dict[str, Any]:
     source, target = tokenizers.source, tokenizers.target
     prefixes: tuple[list[int], list[int]] = ([], [])
     if config.data.target_language_tags:
-        prefixes = tokenizers.prefixes(config.data.source_lang, config.data.target_lang)
+        prefixes = tokenizers.language_tags(config.data.source_lang, config.data.target_lang)
     return {
         "functions": FUNCTIONS,
         "platforms": PLATFORMS,

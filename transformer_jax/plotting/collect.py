@@ -77,7 +77,7 @@ def sentence_attention(
     else:
         text_ids = tokenizers.target.encode(target)
     # The decoder reads its language tag too.
-    target_ids = [*engine.prefixes(target_lang, source_lang)[1], *text_ids, ids.target_eos]
+    target_ids = [*engine.language_tags(target_lang, source_lang)[1], *text_ids, ids.target_eos]
     _check_length(target or source, target_ids, engine.max_len)
     params = translator.params
     inputs = [ids.decoder_start, *target_ids[:-1]]

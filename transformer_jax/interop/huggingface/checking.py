@@ -47,7 +47,7 @@ class HuggingFacePeer:
 
     def _check_tokenizer(self, transformers: Any, folder: epath.Path, reference: Reference) -> None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
-        prefix, _ = reference.engine.prefixes()
+        prefix, _ = reference.engine.language_tags()
         before, pair = "", reference.engine.tokenizers
         if prefix and not pair.tags.both_sides:
             # There, a tag on the source alone is part of the text.

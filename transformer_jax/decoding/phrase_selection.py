@@ -1,0 +1,243 @@
+"""Beam search with phrases that the output has to contain.
+
+Dynamic beam allocation (Post and Vilar, 2018): hypotheses that contain equally many tokens of the
+phrases share a bank, and each bank gets its share of the beams.
+"""
+
+import dataclasses
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.decoding.beam import Finished
+from transformer_jax.decoding.candidates import (
+    Candidates,
+    Selection,
+    append,
+    best_candidates,
+    candidates_of,
+    ends,
+    force_tokens,
+)
+from transformer_jax.decoding.hypotheses import gather_beams
+from transformer_jax.decoding.processors import NextLogProbs, Prefixes
+from transformer_jax.decoding.search_settings import PhraseArrays
+from transformer_jax.ops.top_k import NEVER
+
+
+@flax.struct.dataclass
+class Progress:
+    """How much of each phrase hypotheses contain: R rows, N hypotheses, C phrases."""
+
+    # [R, N, C] the hypothesis contains the phrase, and not only as the start of a longer word.
+    met: jax.Array
+    # [R, N, C] how many first tokens of the phrase the hypothesis ends with.
+    num_matched: jax.Array
+    # [R, N, C] met by the last tokens alone, so a longer word would undo it.
+    at_end: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectWithPhrases:
+    """Gives each bank of hypotheses its share of the candidates and of the new beams.
+
+    Args:
+      eos_id: the end symbol.
+      at_limit: `config.decode.at_limit`.
+      starts_word: `[V]` boolean, tokens that may follow a phrase that has to end where a word ends;
+        None: all.
+    """
+
+    eos_id: int
+    at_limit: str
+    starts_word: jax.Array | None = None
+
+    def select(
+        self,
+        prefixes: Prefixes,
+        beam_log_probs: jax.Array,
+        next_log_probs: NextLogProbs,
+        cost: jax.Array | None = None,
+    ) -> Selection:
+        """See `Selector`.
+
+        An end counts if its candidate would be selected. One that lacks a phrase counts only as
+        the best of its bank; it is the result where there is no better one.
+        """
+        phrases, log_probs = prefixes.constraints.phrases, next_log_probs.log_probs
+        assert phrases is not None
+        beams = beam_log_probs.shape[1]
+        progress = phrase_progress(prefixes.tokens, prefixes.index, phrases, self.starts_word)
+        if self.starts_word is not None:
+            log_probs = forbid_longer_words(log_probs, progress, phrases, self.starts_word)
+        candidates = best_candidates(log_probs, beam_log_probs, cost)
+        candidates = self._add_phrase_candidates(
+            candidates, log_probs, beam_log_probs, next_tokens(progress, phrases)
+        )
+        candidates = force_tokens(candidates, next_log_probs, beam_log_probs)
+        tokens = append(prefixes.tokens, candidates, prefixes.index)  # [R, N, T]
+        progress = phrase_progress(tokens, prefixes.index + 1, phrases, self.starts_word)
+        num_missing = jnp.sum(~progress.met, axis=-1)  # [R, N]
+        bank = bank_of(progress, phrases)
+        is_end = ends(candidates, prefixes, self.eos_id, self.at_limit)
+        incomplete = is_end & (num_missing > 0)
+        best_of_bank = rank_in_bank(candidates.ranking, bank) == 0
+        chosen = allot(jnp.where(incomplete, NEVER, candidates.ranking), bank, beams)  # [R, k]
+        is_chosen = jnp.any(chosen[..., None] == jnp.arange(is_end.shape[1]), axis=1)  # [R, N]
+        counts = jnp.where(incomplete, best_of_bank, is_chosen)
+        return Selection(
+            candidates,
+            ends=is_end,
+            finishes=is_end & (candidates.ranking > NEVER) & counts,
+            num_missing=num_missing,
+            survivors=allot(jnp.where(is_end, NEVER, candidates.ranking), bank, beams),
+        )
+
+    def best_finished(self, finished: Finished, count: int) -> Finished:
+        """See `best_complete`."""
+        return best_complete(finished, count)
+
+    def _add_phrase_candidates(
+        self,
+        candidates: Candidates,
+        log_probs: jax.Array,
+        beam_log_probs: jax.Array,
+        following: jax.Array,
+    ) -> Candidates:
+        """Adds for each beam its best token, its end, and `following` `[R, k, C]`."""
+        rows, beams = beam_log_probs.shape
+        best = jnp.argmax(log_probs, axis=0)[..., None]  # [R, k, 1]
+        end = jnp.full_like(best, self.eos_id)
+        tokens = jnp.concatenate([best, end, following], axis=-1)  # [R, k, C + 2]
+        parents = jnp.broadcast_to(jnp.arange(beams)[:, None], tokens.shape)
+        added = candidates_of(
+            log_probs, beam_log_probs, parents.reshape(rows, -1), tokens.reshape(rows, -1)
+        )
+        both = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), candidates, added)
+        return both.replace(ranking=drop_repeated(both.ranking, both.parents, both.tokens))
+
+
+def phrase_progress(
+    tokens: jax.Array,
+    index: jax.Array,
+    phrases: PhraseArrays,
+    starts_word: jax.Array | None = None,
+) -> Progress:
+    """How much of each phrase the hypotheses `tokens` contain.
+
+    Args:
+      tokens: `[R, N, T]`.
+      index: number of tokens that count.
+      phrases: of each row.
+      starts_word: `[V]` boolean, tokens that may follow a phrase that has to end where a word ends;
+        None: all.
+    """
+    length, width = tokens.shape[-1], phrases.ids.shape[-1]
+    sizes = _sizes(phrases)  # [R, 1, C]
+    wanted = phrases.ids[:, None]  # --> [R, 1, C, L]
+    starts = jnp.arange(length)
+    stops = starts + sizes[..., None]  # --> [R, 1, C, T]
+    matches = stops <= index  # --> [R, N, C, T]: the phrase starts here
+    separates = None if starts_word is None else starts_word[tokens]  # --> [R, N, T]
+    for i in range(width + 1):
+        position = jnp.minimum(starts + i, length - 1)
+        if i < width:
+            token = jnp.take(tokens, position, axis=2)[:, :, None]
+            matches = matches & ((token == wanted[..., i, None]) | (sizes[..., None] <= i))
+        if separates is not None:
+            after = jnp.take(separates, position, axis=2)[:, :, None]
+            unlimited = ~phrases.ends_word[:, None, :, None]
+            unlimited = unlimited | (sizes[..., None] != i) | (stops >= index)
+            matches = matches & (after | unlimited)
+    met_before = jnp.any(matches & (stops < index), axis=-1) | (sizes == 0)
+    num_matched = jnp.zeros(met_before.shape, jnp.int32)
+    for size in range(1, width + 1):
+        last = jnp.take(tokens, index - size + jnp.arange(size), axis=2, mode="clip")
+        equal = jnp.all(last[:, :, None] == wanted[..., :size], axis=-1) & (index >= size)
+        num_matched = jnp.where(equal & (size <= sizes), size, num_matched)
+    complete = (num_matched == sizes) & (sizes > 0)
+    at_end = complete & ~met_before & phrases.ends_word[:, None]
+    return Progress(met_before | complete, num_matched, at_end)
+
+
+def _sizes(phrases: PhraseArrays) -> jax.Array:
+    """Number of tokens of each phrase, `[R, 1, C]`."""
+    return jnp.sum(phrases.ids >= 0, axis=-1)[:, None]
+
+
+def bank_of(progress: Progress, phrases: PhraseArrays) -> jax.Array:
+    """How many tokens of the phrases each hypothesis contains, `[R, N]`."""
+    num_tokens = jnp.where(progress.met, _sizes(phrases), progress.num_matched)
+    return jnp.sum(num_tokens, axis=-1)
+
+
+def next_tokens(progress: Progress, phrases: PhraseArrays) -> jax.Array:
+    """The token that continues each phrase, `[R, N, C]`; -1 where the phrase is met."""
+    position = jnp.minimum(progress.num_matched, phrases.ids.shape[-1] - 1)
+    tokens = jnp.take_along_axis(phrases.ids[:, None], position[..., None], axis=-1)[..., 0]
+    return jnp.where(progress.met, -1, tokens)
+
+
+def forbid_longer_words(
+    log_probs: jax.Array, progress: Progress, phrases: PhraseArrays, starts_word: jax.Array
+) -> jax.Array:
+    """Forbids tokens that would make a phrase at the end part of a longer word.
+
+    A token that continues another phrase, which the prefix contains in part, stays allowed.
+
+    Args:
+      log_probs: `[V, R, k]`.
+      progress: of the k beams.
+      phrases: of each row.
+      starts_word: `[V]` boolean.
+    """
+    vocab, rows, beams = log_probs.shape
+    allowed = starts_word[:, None, None] | ~jnp.any(progress.at_end, axis=-1)
+    following = jnp.where(progress.num_matched > 0, next_tokens(progress, phrases), -1)
+    following = jnp.where(following < 0, vocab, following)  # out of range: dropped
+    row, beam = jnp.arange(rows)[:, None, None], jnp.arange(beams)[:, None]
+    allowed = allowed.at[following, row, beam].set(True, mode="drop")
+    return jnp.where(allowed, log_probs, NEVER)
+
+
+def rank_in_bank(ranking: jax.Array, bank: jax.Array) -> jax.Array:
+    """How many candidates of the same bank are better, `[R, N]`; of equal ones the first is."""
+    number = jnp.arange(ranking.shape[1])
+    is_better = (ranking[:, None] > ranking[..., None]) | (
+        (ranking[:, None] == ranking[..., None]) & (number[None] < number[:, None])
+    )
+    return jnp.sum(is_better & (bank[:, None] == bank[..., None]), axis=-1)
+
+
+def allot(ranking: jax.Array, bank: jax.Array, count: int) -> jax.Array:
+    """Selects candidates: each bank's best, fullest bank first, then each bank's second best…
+
+    Args:
+      ranking: `[R, N]`; `NEVER` for what cannot be selected.
+      bank: `[R, N]`.
+      count: at most N.
+
+    Returns:
+      `[R, count]` numbers of candidates.
+    """
+    rank = rank_in_bank(ranking, bank)
+    num_banks = jnp.max(bank, axis=-1, keepdims=True) + 1
+    order = rank * num_banks + (num_banks - 1 - bank)  # lower is better
+    order = jnp.where(ranking > NEVER, order, jnp.iinfo(jnp.int32).max)
+    return jax.lax.top_k(-order, count)[1]
+
+
+def drop_repeated(ranking: jax.Array, parents: jax.Array, tokens: jax.Array) -> jax.Array:
+    """`ranking` `[R, N]` with `NEVER` where an earlier candidate is the same."""
+    same = (parents[:, None] == parents[..., None]) & (tokens[:, None] == tokens[..., None])
+    number = jnp.arange(ranking.shape[1])
+    is_earlier = number[None] < number[:, None]
+    return jnp.where(jnp.any(same & is_earlier, axis=-1), NEVER, ranking)
+
+
+def best_complete(finished: Finished, count: int) -> Finished:
+    """The best `count`: fewest phrases missing, then the highest score, then the first."""
+    num_missing = jnp.where(finished.scores > NEVER, finished.num_missing, jnp.iinfo(jnp.int32).max)
+    order = jnp.lexsort((-finished.scores, num_missing), axis=1)[:, :count]
+    return gather_beams(finished, order)

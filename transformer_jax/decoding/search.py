@@ -1,0 +1,65 @@
+"""The search that a structure names: beam search, in groups or with phrases, or sampling."""
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.data.tokenizer_pair import SpecialIds
+from transformer_jax.decoding.beam import BeamSearch, SelectBest, Selector
+from transformer_jax.decoding.beam_groups import (
+    GroupedDecoder,
+    SelectInGroups,
+    merge_groups,
+    repeat_constraints,
+)
+from transformer_jax.decoding.decoder import Cache, Decoder
+from transformer_jax.decoding.hypotheses import Hypotheses
+from transformer_jax.decoding.phrase_selection import SelectWithPhrases
+from transformer_jax.decoding.sampling import Sampling
+from transformer_jax.decoding.search_settings import SearchConstraints, SearchStructure
+
+
+def search(
+    decoder: Decoder,
+    cache: Cache,
+    constraints: SearchConstraints,
+    ids: SpecialIds,
+    structure: SearchStructure,
+    max_decode_len: int,
+    starts_word: jax.Array | None = None,
+) -> Hypotheses:
+    """Searches for the outputs of B sentences, under `jit`.
+
+    Args:
+      decoder: of the model.
+      cache: before the first step, of B sentences and K = `structure.beam_size` beams.
+      constraints: of each sentence.
+      ids: start, end and padding.
+      structure: of the settings, whose numbers are in `constraints.values`.
+      max_decode_len: T, most tokens of an output.
+      starts_word: `[V]` boolean, tokens that may follow a phrase that has to end where a word
+        ends; None: all.
+
+    Returns:
+      K outputs of each sentence.
+    """
+    if structure.is_sampling:
+        return Sampling(decoder, constraints, ids, structure, max_decode_len).run(cache)
+    selector: Selector = SelectBest(ids.target_eos, structure.at_limit)
+    if constraints.phrases is not None:
+        selector = SelectWithPhrases(ids.target_eos, structure.at_limit, starts_word)
+    groups = structure.beam_groups
+    if groups > 1:  # each is a row of its own
+        decoder = GroupedDecoder(decoder, groups)
+        selector = SelectInGroups(selector, groups)
+        constraints = repeat_constraints(constraints, groups)
+    beams = structure.beam_size // groups
+    end = BeamSearch(decoder, selector, constraints, ids, structure, beams, max_decode_len).run(
+        cache
+    )
+    finished, finite = end.finished, end.finite
+    if groups > 1:
+        finished = merge_groups(finished, groups)
+        finite = jnp.all(finite.reshape(-1, groups), axis=1)  # [R] --> [B]
+    return Hypotheses(
+        finished.tokens, finished.scores, finished.log_probs, finished.lengths, end.index, finite
+    )

@@ -1,0 +1,72 @@
+"""`Translation`, the result for a text; and how those of its parts and searches are combined."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from transformer_jax.decoding import alignment, long_texts
+
+
+@dataclasses.dataclass(frozen=True)
+class Translation:
+    """One hypothesis."""
+
+    text: str
+    score: float  # log-probability over length penalty; of `mbr`, the expected metric
+    log_prob: float  # natural log-probability of all tokens and the end symbol
+    tokens: tuple[str, ...]
+    ids: tuple[int, ...]  # of the tokens
+    source_tokens: tuple[str, ...] = ()  # where attention was asked for
+    # [T, S]; of a text that was translated in parts, sparse
+    attention: np.ndarray | sparse.csr_array | None = dataclasses.field(default=None, compare=False)
+    error: str = ""  # why the text was not translated, with on_error="skip"; text is then ""
+    unmet: tuple[str, ...] = ()  # what was asked for and is not so, such as "phrase 'Haus'"
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields of a line of JSON; a score of -inf, of no output, is None."""
+        fields: dict[str, Any] = {
+            name: getattr(self, name) for name in ("text", "score", "log_prob")
+        }
+        fields["tokens"] = list(self.tokens)
+        if self.unmet:
+            fields["unmet"] = list(self.unmet)
+        return {name: None if value == -math.inf else value for name, value in fields.items()}
+
+
+def no_translation(error: str = "", unmet: tuple[str, ...] = ()) -> Translation:
+    """An empty translation, whose score is below all others."""
+    return Translation("", -math.inf, -math.inf, (), (), error=error, unmet=unmet)
+
+
+def join_parts(parts: Sequence[Translation]) -> Translation:
+    """The translations of a text's parts as one; of no part, an empty one."""
+    attention = [part.attention for part in parts if part.attention is not None]
+    return Translation(
+        text=long_texts.join([part.text for part in parts]),
+        score=sum(part.score for part in parts),
+        log_prob=sum(part.log_prob for part in parts),
+        tokens=tuple(token for part in parts for token in part.tokens),
+        ids=tuple(i for part in parts for i in part.ids),
+        source_tokens=tuple(token for part in parts for token in part.source_tokens),
+        attention=alignment.block_diagonal(attention) if attention else None,
+        unmet=tuple(dict.fromkeys(name for part in parts for name in part.unmet)),
+    )
+
+
+def distinct(hypotheses: Sequence[Translation]) -> list[Translation]:
+    """The first of those with the same tokens, which groups and samples may repeat."""
+    first: dict[tuple[int, ...], Translation] = {}
+    for hypothesis in hypotheses:
+        first.setdefault(hypothesis.ids, hypothesis)
+    return list(first.values())
+
+
+def fewest_unmet(hypotheses: Sequence[Translation]) -> list[Translation]:
+    """Those that lack the fewest phrases, best score first."""
+    fewest = min(len(hypothesis.unmet) for hypothesis in hypotheses)
+    kept = [hypothesis for hypothesis in hypotheses if len(hypothesis.unmet) == fewest]
+    return distinct(sorted(kept, key=lambda hypothesis: -hypothesis.score))
