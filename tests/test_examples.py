@@ -4,13 +4,17 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from etils import epath
 
-from tests.conftest import digit_pairs, write_pairs
+from tests.conftest import digit_pairs, tiny_config, write_pairs
 from transformer_jax import Translator
+from transformer_jax.config import ModelConfig
+from transformer_jax.configs import quickstart
 from transformer_jax.interop.huggingface import writing
 from transformer_jax.interop.pretrained import load
+from transformer_jax.ops import norms
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MAX_LINES = 60
@@ -70,3 +74,25 @@ def test_fine_tune_example_scores_the_model_before_and_after(
     assert before.startswith(f"{folder}: BLEU ")
     assert after.startswith(f"{tmp_path / 'run'}: BLEU ")
     assert Translator.load(tmp_path / "run").checkpoint_step == 2
+
+
+def test_rms_norm_example_trains_and_decodes_without_biases(run_example, tmp_path, monkeypatch):
+    for name in ("init_norm", "norm"):  # restored after the test
+        monkeypatch.setattr(norms, name, getattr(norms, name))
+    config = tiny_config(tmp_path, num_steps=2, eval_every_steps=2)
+    monkeypatch.setattr(quickstart, "get_config", lambda: config)
+    run_example("rms_norm", f"--workdir={tmp_path / 'run'}")
+    params = Translator.load(tmp_path / "run").params
+    assert set(params["encoder_norm"]["norm"]) == {"scale"}
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((2, 3, 8), -1), ((8, 5), 0)])
+def test_rms_norm_example_matches_float64(shape, axis):
+    functions = runpy.run_path(str(EXAMPLES / "rms_norm.py"), run_name="example")
+    rng = np.random.default_rng(0)
+    x, scale = rng.normal(size=shape), rng.normal(size=8)
+    wanted = x / np.sqrt(np.mean(x**2, axis, keepdims=True) + 1e-6)
+    scale = scale if axis == -1 else scale[:, None]
+    params = {"scale": scale.astype(np.float32)}
+    out = functions["rms_norm"](ModelConfig(), params, x.astype(np.float32), axis)
+    np.testing.assert_allclose(out, wanted * scale, rtol=1e-5, atol=1e-6)

@@ -21,10 +21,11 @@ import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.transformer import Params
+from transformer_jax.ops import norms
 from transformer_jax.ops.activations import ACTIVATIONS
 from transformer_jax.ops.attention.softmax import exponentials, hiding
 from transformer_jax.ops.embedding import embed_tokens
-from transformer_jax.ops.norms import NormParams, norm, norm_after, norm_before
+from transformer_jax.ops.norms import NormParams
 from transformer_jax.ops.platforms import compute_dtype
 from transformer_jax.ops.positional import SINUSOIDS, apply_rotary, position_table
 
@@ -266,20 +267,20 @@ def decode_step(
     for layer, self_cache, cross_cache in zip(
         weights.layers, cache.self_attention, cache.cross_attention, strict=True
     ):
-        h = norm_before(config, layer.self_attention_norm, x, axis=0)
+        h = norms.norm_before(config, layer.self_attention_norm, x, axis=0)
         h, self_cache = _self_attention(config, layer, self_cache, self_bias, index, h)
-        x = norm_after(config, layer.self_attention_norm, x + h, axis=0)
+        x = norms.norm_after(config, layer.self_attention_norm, x + h, axis=0)
         self_attention.append(self_cache)
 
-        h = norm_before(config, layer.cross_attention_norm, x, axis=0)
+        h = norms.norm_before(config, layer.cross_attention_norm, x, axis=0)
         h, source_weights = _cross_attention(config, layer, cross_cache, source_bias, h)
-        x = norm_after(config, layer.cross_attention_norm, x + h, axis=0)
+        x = norms.norm_after(config, layer.cross_attention_norm, x + h, axis=0)
 
-        h = norm_before(config, layer.feed_forward_norm, x, axis=0)
+        h = norms.norm_before(config, layer.feed_forward_norm, x, axis=0)
         h = layer.down(ACTIVATIONS[config.activation](layer.up(h)))
-        x = norm_after(config, layer.feed_forward_norm, x + h, axis=0)
+        x = norms.norm_after(config, layer.feed_forward_norm, x + h, axis=0)
     if weights.norm is not None:
-        x = norm(config, weights.norm, x, axis=0)
+        x = norms.norm(config, weights.norm, x, axis=0)
 
     logits = jnp.matmul(weights.output_table, x, preferred_element_type=jnp.float32)  # --> [V, N]
     if weights.output_bias is not None:
