@@ -1,8 +1,8 @@
 """Files that grow at their end, on a disk or in an object store.
 
 An object store cannot append: opening an object for appending replaces it. There the file is kept
-in memory and written anew by each `append`, which is atomic: a reader, and a process that is
-started after a kill, finds what the last completed `append` has written.
+in memory, and each `append` writes all of it. That is atomic: a reader, and a process that starts
+after a kill, gets what the last completed `append` has written.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ class AppendedFile:
     """A file to which bytes are added.
 
     Args:
-      path: of the file; what it holds stays.
+      path: of the file; its content is kept.
     """
 
     def __init__(self, path: epath.Path):
@@ -28,12 +28,12 @@ class AppendedFile:
         """Adds `data` at the end.
 
         Raises:
-          OSError: where it cannot be written; the file is then as it was.
+          OSError: where it cannot be written; the file is then unchanged.
         """
         if paths.is_remote(self.path):
             self._replace(data)
             return
-        before = self.path.stat().length if self.path.exists() else 0
+        old_length = self.path.stat().length if self.path.exists() else 0
         try:
             with self.path.open("ab") as out:
                 out.write(data)
@@ -41,7 +41,7 @@ class AppendedFile:
             # A part of a line would spoil the next one.
             if self.path.exists():
                 with contextlib.suppress(OSError):
-                    os.truncate(self.path, before)
+                    os.truncate(self.path, old_length)
             raise
 
     def _replace(self, data: bytes) -> None:

@@ -1,10 +1,10 @@
 """The lock of a work directory in an object store, where a file cannot be locked.
 
-The object `.lock` names the process that trains there, which writes it anew every `PERIOD` seconds
-and removes it at its end. It counts as left behind where its process is gone (which can only be
-seen on the same machine), or where it has not changed for `EXPIRES` seconds. The store creates an
-object atomically, so of two processes that start at once one gets the lock. Where both remove the
-same old lock, the one that finds the other's name at its next renewal ends.
+The object `.lock` names the process that trains there. That process writes it again every `PERIOD`
+seconds and removes it at its end. Other processes remove the lock of a process that has ended
+(which shows only on the same machine), and one that has not changed for `EXPIRES` seconds. The
+store creates an object atomically, so of two processes that start at once one gets the lock. If
+both have removed the same old lock, the one that reads the other's name at its next renewal ends.
 """
 
 import contextlib
@@ -25,7 +25,9 @@ from transformer_jax import paths
 from transformer_jax.errors import UserError
 
 PERIOD, EXPIRES = 15.0, 60.0  # seconds
-OLD = 600.0  # seconds by the clock, which may differ between machines, after which nobody waits
+OLD = 600.0  # seconds since the renewal, by clocks that may differ, after which nobody waits
+
+Lock = dict[str, Any]  # the JSON object in `.lock`
 
 
 @contextlib.contextmanager
@@ -49,67 +51,79 @@ def lock(workdir: epath.PathLike) -> Iterator[None]:
 
 
 class _Lease:
+    """The lock as this process creates, renews and removes it."""
+
     def __init__(self, workdir: epath.PathLike):
         self._workdir = workdir
         self._path = epath.Path(workdir) / ".lock"
         self._process = {
             "id": uuid.uuid4().hex,
-            "who": f"process {os.getpid()} on {socket.gethostname()}, "
-                   f"since {time.strftime('%Y-%m-%d %H:%M:%S')}",
-            "machine": _machine(), "pid": os.getpid(), "started": _start_time(os.getpid()),
-        }  # fmt: skip
+            "who": (
+                f"process {os.getpid()} on {socket.gethostname()}, "
+                f"since {time.strftime('%Y-%m-%d %H:%M:%S')}"
+            ),
+            "machine": _machine(),
+            "pid": os.getpid(),
+            "started": _start_time(os.getpid()),
+        }
 
     def acquire(self) -> None:
-        """Creates the lock, once no other process holds it."""
-        seen: dict[str, Any] | None = None
+        """Creates the lock, once no other process has it."""
+        waited_for: Lock | None = None
         waited_since = 0.0
         while not self._create():
-            found = self._read()
-            if found is None:
+            lock = self._read()
+            if lock is None:
                 continue
-            if not found.keys() >= self._process.keys():
+            if not lock.keys() >= self._process.keys():
                 self._path.unlink(missing_ok=True)  # the lock of a disk, copied with the run
                 continue
-            if found["id"] == self._process["id"]:
+            if lock["id"] == self._process["id"]:
                 return  # created by a request whose answer was lost
-            is_alive = _is_alive(found)
-            if is_alive or (seen is not None and found != seen):
+            is_alive = _is_alive(lock)
+            was_renewed = waited_for is not None and lock != waited_for
+            if is_alive or was_renewed:
                 raise UserError(
-                    f"Another process trains in {self._workdir} ({found['who']}); wait for it or "
+                    f"Another process trains in {self._workdir} ({lock['who']}); wait for it or "
                     "end it, or use another --workdir."
                 )
-            if is_alive is False or time.time() - found["renewed"] > OLD or (
-                seen is not None and time.monotonic() - waited_since > EXPIRES
-            ):  # fmt: skip
+            has_expired = waited_for is not None and time.monotonic() - waited_since > EXPIRES
+            if is_alive is False or has_expired or time.time() - lock["renewed"] > OLD:
                 self._path.unlink(missing_ok=True)
-            elif seen is None:
-                print(f"{self._workdir} is locked by {found['who']}; waiting up to {EXPIRES:.0f} s "
-                      "to see whether it still runs", flush=True)  # fmt: skip
-                seen, waited_since = found, time.monotonic()
+            elif waited_for is None:
+                print(
+                    f"{self._workdir} is locked by {lock['who']}; waiting up to {EXPIRES:.0f} s "
+                    "to see whether it still runs",
+                    flush=True,
+                )
+                waited_for, waited_since = lock, time.monotonic()
             else:
                 time.sleep(1)
 
     def renew_until(self, ended: threading.Event) -> None:
-        """Writes the lock anew every `PERIOD`; ends the process where another one holds it now."""
+        """Renews the lock every `PERIOD`; ends the process if another one has it now."""
         while not ended.wait(PERIOD):
-            # The store may not answer for a while, or somebody has written something else.
+            # The store may not answer for a while, or the object may be no lock.
             with contextlib.suppress(OSError, ValueError):
-                found = self._read()
-                if found and found.get("id") != self._process["id"]:
-                    self._lose(found)
+                lock = self._read()
+                if lock and lock.get("id") != self._process["id"]:
+                    self._end_process(lock)
                 paths.write(self._path, self._text())
 
     def release(self) -> None:
         with contextlib.suppress(OSError):
-            found = self._read()
-            if found and found.get("id") == self._process["id"]:
+            lock = self._read()
+            if lock and lock.get("id") == self._process["id"]:
                 self._path.unlink(missing_ok=True)
 
-    def _lose(self, found: dict[str, Any]) -> None:
-        print(f"error: {found.get('who')} trains in {self._workdir} now, because this process did "
-              "not renew its lock in time; start it again after that run.",
-              file=sys.stderr, flush=True)  # fmt: skip
-        os._exit(2)  # anything that is written now would spoil the other's run
+    def _end_process(self, lock: Lock) -> None:
+        print(
+            f"error: {lock.get('who')} trains in {self._workdir} now, because this process did "
+            "not renew its lock in time; start it again after that run.",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(2)  # whatever this process wrote now would damage the other's run
 
     def _create(self) -> bool:
         try:
@@ -122,31 +136,32 @@ class _Lease:
             ) from error
         return True
 
-    def _read(self) -> dict[str, Any] | None:
+    def _read(self) -> Lock | None:
+        """The lock; None if there is none, empty if the object is no lock."""
         try:
             with paths.store_errors():
                 text = self._path.read_bytes()
         except FileNotFoundError:
             return None
         try:
-            found = json.loads(text)
+            lock = json.loads(text)
         except ValueError:
-            found = None
-        return found if isinstance(found, dict) else {}
+            lock = None
+        return lock if isinstance(lock, dict) else {}
 
     def _text(self) -> bytes:
         return json.dumps({**self._process, "renewed": time.time()}).encode()
 
 
-def _is_alive(found: dict[str, Any]) -> bool | None:
-    """Whether the process of a lock runs; None where that cannot be seen from here."""
-    if found["machine"] != _machine() or not found["started"]:
+def _is_alive(lock: Lock) -> bool | None:
+    """Whether the process of a lock runs; None if it is not known, being on another machine."""
+    if lock["machine"] != _machine() or not lock["started"]:
         return None
-    return _start_time(found["pid"]) == found["started"]
+    return _start_time(lock["pid"]) == lock["started"]
 
 
 def _machine() -> str:
-    """This boot of this machine and its process numbers, which containers have of their own."""
+    """Names this boot of the machine, and the namespace of process numbers (of a container)."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -155,7 +170,7 @@ def _machine() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """When a process was started, in ticks; empty where there is none of that number."""
+    """When a process was started, in ticks; empty if there is no process of that number."""
     try:
         # The name, in parentheses, may hold anything.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]

@@ -2,8 +2,8 @@
 
 Orbax notices a missing file, but neither flipped bytes nor every shortened file. In an object store
 the digest is the MD5 that the store itself has computed of each object it received. A listing shows
-it, so that nothing is downloaded, neither to write the digests nor to compare them. (Its CRC-32C
-would not do: TensorStore's files end with their own, and so all have the same.)
+it, so nothing is downloaded, neither to write the digests nor to compare them. (Its CRC-32C does
+not serve: each file of TensorStore ends with its CRC-32C, which makes that of all files equal.)
 """
 
 import base64
@@ -20,15 +20,15 @@ from etils import epath
 from transformer_jax import paths
 
 NAME = "digests.json"
-# Orbax writes these while it commits, after the digests; no parameter is in them.
+# Orbax writes these while it commits, after the digests. They contain no parameters.
 _COMMIT_FILES = ("_CHECKPOINT_METADATA", "commit_success.txt")
 _CHUNK = 1 << 20
 _NUM_THREADS = 8
-_MD5 = "md5:"  # begins a digest of the kind that object stores compute; the others are BLAKE2b
+_MD5 = "md5:"  # prefix of digests as object stores compute them; the others are BLAKE2b
 
 
 def write(folder: epath.Path) -> None:
-    """Writes `digests.json` for every file that is below `folder` now."""
+    """Writes `digests.json` for every file that is in `folder` or its folders now."""
     is_remote = paths.is_remote(folder)
     names = sorted(paths.fetch_details(folder)) if is_remote else _names(folder, "")
     names = [name for name in names if name not in (*_COMMIT_FILES, NAME)]
@@ -37,11 +37,11 @@ def write(folder: epath.Path) -> None:
 
 
 def find_damage(folder: epath.Path, parts: Iterable[str] = ()) -> str | None:
-    """What is wrong with the files of `folder`, in a few words; None where all are as written.
+    """What is wrong with the files of `folder`, in a few words; None if all are as written.
 
     Args:
       folder: of one checkpoint.
-      parts: names of folders in it that are looked at; (): everything.
+      parts: names of the folders in it to check; (): everything.
     """
     if not (folder / NAME).exists():
         return f"it has no {NAME}: it was cut short, or an older version wrote it"
@@ -51,32 +51,27 @@ def find_damage(folder: epath.Path, parts: Iterable[str] = ()) -> str | None:
             json.loads((folder / _COMMIT_FILES[0]).read_text())
     except (ValueError, OSError) as error:
         return f"its {NAME} or {_COMMIT_FILES[0]} cannot be read ({error})"
-    parts = tuple(f"{part}/" for part in parts)
-    wanted = [name for name in recorded if not parts or name.startswith(parts)]
-    found = _digests(folder, {name: recorded[name] for name in wanted})
-    missing = [name for name in wanted if name not in found]
+    folders = tuple(f"{part}/" for part in parts)
+    if folders:
+        recorded = {name: d for name, d in recorded.items() if name.startswith(folders)}
+    present = _digests(folder, recorded)
+    missing = [name for name in recorded if name not in present]
     if missing:
         return f"{missing[0]} is missing"
-    changed = [name for name in wanted if found[name] != recorded[name]]
-    return f"{changed[0]} does not hold what was written" if changed else None
+    changed = [name for name in recorded if present[name] != recorded[name]]
+    return f"{changed[0]} does not contain what was written" if changed else None
 
 
 def of_arrays(tree: Any) -> str:
-    """Digest of a tree of arrays: of names, shapes, types and values, on any device.
-
-    One array at a time is copied to the host.
-    """
-
-    def one(leaf: tuple[Any, Any]) -> bytes:
-        path, array = leaf
-        host = np.ascontiguousarray(array)
+    """Digest of names, shapes, types and values of a tree of arrays, on any device."""
+    digests = []
+    for path, array in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        on_host = np.ascontiguousarray(array)  # one array at a time
         digest = hashlib.blake2b(digest_size=16)
-        digest.update(f"{jax.tree_util.keystr(path)} {host.dtype} {host.shape}".encode())
-        digest.update(host.reshape(-1).view(np.uint8).data)
-        return digest.digest()
-
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return hashlib.blake2b(b"".join(map(one, leaves)), digest_size=16).hexdigest()
+        digest.update(f"{jax.tree_util.keystr(path)} {on_host.dtype} {on_host.shape}".encode())
+        digest.update(on_host.reshape(-1).view(np.uint8).data)
+        digests.append(digest.digest())
+    return hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
 
 
 def has(folder: epath.Path, part: str) -> bool:
@@ -90,6 +85,7 @@ def has(folder: epath.Path, part: str) -> bool:
 
 
 def _names(folder: epath.Path, prefix: str) -> list[str]:
+    """Names of all files in `folder` and its folders, each after `prefix`."""
     names = []
     for path in sorted(folder.iterdir()):
         if path.is_dir():
@@ -100,7 +96,7 @@ def _names(folder: epath.Path, prefix: str) -> list[str]:
 
 
 def _digests(folder: epath.Path, recorded: dict[str, str]) -> dict[str, str]:
-    """Digests of those files of `recorded` that are there, each of the kind recorded for it."""
+    """Digests of the files of `recorded` that exist, each of the kind recorded for it."""
     stored: dict[str, str] = {}
     if paths.is_remote(folder):
         details = paths.fetch_details(folder)
@@ -112,7 +108,7 @@ def _digests(folder: epath.Path, recorded: dict[str, str]) -> dict[str, str]:
 
     def digest(name: str) -> str:
         is_md5 = recorded[name].startswith(_MD5)
-        # One that was copied from a disk to a store, or back, has to be read.
+        # A file that was copied from a disk to a store, or back, has to be read.
         return stored[name] if is_md5 and name in stored else _digest(folder / name, is_md5)
 
     with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as pool:

@@ -49,12 +49,12 @@ def write_config(workdir: epath.PathLike, config: Config) -> None:
 
 
 def has_checkpoints(workdir: epath.PathLike) -> bool:
-    """Whether a run in `workdir` would go on instead of starting."""
+    """Whether a run in `workdir` would resume instead of starting."""
     return bool(committed_steps(workdir))
 
 
 def committed_steps(workdir: epath.PathLike) -> list[int]:
-    """Steps of the checkpoints in `workdir` that were written to their end, rising.
+    """Steps of the complete checkpoints in `workdir`, rising.
 
     On a disk Orbax renames a checkpoint when it is complete. In an object store nothing can be
     renamed, and `commit_success.txt` is written last.
@@ -62,20 +62,20 @@ def committed_steps(workdir: epath.PathLike) -> list[int]:
     folder = epath.Path(workdir) / "checkpoints"
     if not folder.exists():
         return []
-    found = [path for path in folder.iterdir() if path.name.isdigit()]
+    complete = [path for path in folder.iterdir() if path.name.isdigit()]
     if paths.is_remote(folder):
-        found = [path for path in found if (path / COMMIT_FILE).exists()]
-    return sorted(int(path.name) for path in found)
+        complete = [path for path in complete if (path / COMMIT_FILE).exists()]
+    return sorted(int(path.name) for path in complete)
 
 
 def uncommitted_checkpoints(workdir: epath.PathLike) -> list[epath.Path]:
-    """Folders of checkpoints in `workdir` that were not written to their end."""
+    """Folders of incomplete checkpoints in `workdir`."""
     folder = epath.Path(workdir) / "checkpoints"
     if not paths.is_remote(folder):
         return list(folder.glob(f"*{TMP_SUFFIX}*"))
     committed = committed_steps(workdir)
-    there = folder.iterdir() if folder.exists() else ()
-    return [path for path in there if path.name.isdigit() and int(path.name) not in committed]
+    folders = folder.iterdir() if folder.exists() else ()
+    return [path for path in folders if path.name.isdigit() and int(path.name) not in committed]
 
 
 def check_resumable(workdir: epath.PathLike, config: Config) -> None:
@@ -107,13 +107,13 @@ def check_same_data(workdir: epath.PathLike, fingerprints: dict[str, str]) -> No
       fingerprints: of the `corpus` and the `tokenizer`.
 
     Raises:
-      UserError: naming what is not as it was when the run was started.
+      UserError: naming what differs from when the run was started.
     """
-    before = read_data_record(workdir)
-    if before is None or not has_checkpoints(workdir):
+    recorded = read_data_record(workdir)
+    if recorded is None or not has_checkpoints(workdir):
         return
     for name, fingerprint in fingerprints.items():
-        if before.get(name) != fingerprint:
+        if recorded.get(name) != fingerprint:
             raise UserError(
                 f"The training {name} is not the one that the run in {workdir} was started on; "
                 "restore it, or use another --workdir."
@@ -121,7 +121,7 @@ def check_same_data(workdir: epath.PathLike, fingerprints: dict[str, str]) -> No
 
 
 def read_data_record(workdir: epath.PathLike) -> dict[str, Any] | None:
-    """`data.json`: fingerprints of what is trained on, and how its tokenizer was made."""
+    """`data.json`: fingerprints of corpus and tokenizer, and the settings of the tokenizer."""
     path = epath.Path(workdir) / "data.json"
     return json.loads(path.read_text()) if path.exists() else None
 
@@ -133,9 +133,9 @@ def write_data_record(workdir: epath.PathLike, record: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def lock(workdir: epath.PathLike) -> Iterator[None]:
-    """Makes the work directory and keeps other runs out of it; ends with the process at the latest.
+    """Makes the work directory and keeps other runs out of it, until the process ends at latest.
 
-    By a lock of the file system; in an object store, by an object (`lease.py`).
+    On a disk it is a lock of the file system, in an object store an object (`bucket_lock.py`).
 
     Raises:
       UserError: where another process trains there, or it cannot be written.
@@ -156,9 +156,10 @@ def lock(workdir: epath.PathLike) -> Iterator[None]:
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 logging.warning(
-                    "%s has no locks (%s): see to it that no other process trains there",
-                    path.parent, error.strerror,
-                )  # fmt: skip
+                    "%s has no locks (%s): make sure that no other process trains there",
+                    path.parent,
+                    error.strerror,
+                )
                 yield
                 return
             file.seek(0)

@@ -1,4 +1,4 @@
-"""What happens to long runs: they are told to stop, and steps go wrong."""
+"""Faults of long runs: requests to stop, and steps that are skipped."""
 
 import io
 import json
@@ -14,8 +14,11 @@ from jax.experimental import multihost_utils
 from transformer_jax import distributed, paths
 from transformer_jax.config import Config
 from transformer_jax.data.loader import Batch
+from transformer_jax.data.token_cache import TokenizedSide
+from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.training.setup import TrainingData
+from transformer_jax.training.step import Metrics
 
 MAX_SKIPPED_IN_A_ROW = 10
 
@@ -23,71 +26,66 @@ MAX_SKIPPED_IN_A_ROW = 10
 class StopRequest:
     """Whether the run was asked to stop, by SIGTERM or a preemption notice to any process.
 
-    Among several processes JAX's preemption service listens, and finds a step for all to stop at.
+    With several processes, JAX's preemption service listens, and chooses a step at which all stop.
 
     Args:
-      after: a step behind which to stop in any case.
+      after: a step after which to stop in any case.
     """
 
     def __init__(self, after: int | None = None) -> None:
-        self._asked, self._after = False, after
-        self._before: Any = None
+        self._after = after
+        self._got_signal = False
+        self._old_handler: Any = None  # as `signal` returns it
 
     def __enter__(self) -> "StopRequest":
         if (
             distributed.process_count() == 1
             and threading.current_thread() is threading.main_thread()
         ):
-            self._before = signal.signal(signal.SIGTERM, self._note)
+            self._old_handler = signal.signal(signal.SIGTERM, self._handle_signal)
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+    def __exit__(self, *_: object) -> None:
+        if self._old_handler is not None:
+            signal.signal(signal.SIGTERM, self._old_handler)
 
-    def _note(self, *_: Any) -> None:
-        self._asked = True
+    def _handle_signal(self, *_: object) -> None:
+        self._got_signal = True
 
     def reached(self, step: int) -> bool:
         """Whether to stop before step `step`; the same answer on all processes."""
         if self._after is not None and step > self._after:
             return True
         if distributed.process_count() == 1:
-            return self._asked
+            return self._got_signal
         return multihost_utils.reached_preemption_sync_point(step)
 
 
 def write_bad_batch(
-    workdir: epath.Path, step: int, metrics: dict[str, Any], data: TrainingData, config: Config
+    workdir: epath.Path, step: int, metrics: Metrics, data: TrainingData, config: Config
 ) -> epath.Path:
-    """Writes the whole batch of a skipped step to `bad_batches/step_N.npz`, for `--replay`.
+    """Writes the batch of a skipped step to `bad_batches/step_N.npz`, for `--replay`.
 
-    It holds the arrays of the batch, as `batch_NAME`; `pairs`, the numbers of its pairs in the
-    corpus; `sources` and `targets`, their text; `about`, JSON with `step`, `loss`, `grad_norm` and
-    `digest`.
+    The file contains the arrays of the batch, as `batch_NAME`; `pairs`, the numbers of its pairs in
+    the corpus; `sources` and `targets`, their text; `about`, JSON with `step`, `loss`, `grad_norm`
+    and `digest`.
     """
-    source = data.batches(config)
-    pairs = source.pairs(step - 1)
+    batches = data.batches(config)
+    pairs = batches.pairs(step - 1)
     about = {
         "step": step,
         "loss": float(metrics["loss_sum"] / metrics["tokens"]),
         "grad_norm": float(metrics["grad_norm"]),
-        "digest": source.digest(step - 1),
+        "digest": batches.digest(step - 1),
     }
     corpus = data.epochs.at(step - 1)[0].corpus
-    sides = ((data.tokenizers.source, corpus.source),
-             (data.tokenizers.target, corpus.target))  # fmt: skip
-    texts = [
-        [
-            tokenizer.decode(side.tokens[side.offsets[i] : side.offsets[i + 1]].tolist())
-            for i in pairs
-        ]
-        for tokenizer, side in sides
-    ]
-    arrays: dict[str, Any] = {
-        "about": json.dumps(about), "pairs": pairs, "sources": texts[0], "targets": texts[1],
-        **{f"batch_{name}": array for name, array in source[step - 1].items()},
-    }  # fmt: skip
+    arrays: dict[str, Any] = {  # whatever NumPy makes an array of
+        "about": json.dumps(about),
+        "pairs": pairs,
+        "sources": _texts(data.tokenizers.source, corpus.source, pairs),
+        "targets": _texts(data.tokenizers.target, corpus.target, pairs),
+        **{f"batch_{name}": array for name, array in batches[step - 1].items()},
+    }
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     path = workdir / "bad_batches" / f"step_{step}.npz"
@@ -97,11 +95,17 @@ def write_bad_batch(
     return path
 
 
+def _texts(tokenizer: Tokenizer, side: TokenizedSide, pairs: np.ndarray) -> list[str]:
+    """One side of pairs of the corpus."""
+    ranges = [slice(side.offsets[i], side.offsets[i + 1]) for i in pairs]
+    return [tokenizer.decode(side.tokens[tokens].tolist()) for tokens in ranges]
+
+
 def read_bad_batch(path: epath.PathLike) -> tuple[dict[str, Any], Batch]:
-    """What is said about a skipped batch, and its arrays.
+    """`about` and the arrays of a skipped batch.
 
     Raises:
-      UserError: where the file is none of `write_bad_batch`.
+      UserError: where the file is not one of `write_bad_batch`.
     """
     try:
         with np.load(io.BytesIO(epath.Path(path).read_bytes())) as file:
@@ -114,10 +118,9 @@ def read_bad_batch(path: epath.PathLike) -> tuple[dict[str, Any], Batch]:
         ) from error
 
 
-def advice(config: Config, step: int, metrics: dict[str, Any]) -> str:
+def advice(config: Config, step: int, metrics: Metrics) -> str:
     """What may help a run whose steps are all skipped."""
-    finite = math.isfinite(metrics["loss_sum"]) and math.isfinite(metrics["grad_norm"])
-    if finite:
+    if math.isfinite(metrics["loss_sum"]) and math.isfinite(metrics["grad_norm"]):
         return (
             "their gradients are finite but all above config.train.skip_spikes="
             f"{config.train.skip_spikes:g} times the usual norm: raise it, or lower "

@@ -1,4 +1,4 @@
-"""What a run tells: `metrics.jsonl`, TensorBoard, `samples.jsonl`, and the terminal."""
+"""Reports of a run: `metrics.jsonl`, TensorBoard, `samples.jsonl`, and the terminal."""
 
 import contextlib
 import json
@@ -14,35 +14,36 @@ from etils import epath
 from transformer_jax import paths
 from transformer_jax.paths import write_atomically
 from transformer_jax.runs.appended_file import AppendedFile
+from transformer_jax.training.step import Metrics
 
 MAX_REMOTE_EVENTS = 1 << 20  # bytes of a remote event file, after which another is begun
 NUM_SHOWN = 2  # translations on the terminal after an evaluation; samples.jsonl has more
 
 
 class Reporter:
-    """Writes the same numbers to every place.
+    """Writes the same numbers to every file, and prints them.
 
-    What cannot be written (a full disk) is said, kept, and written with what comes next.
+    What cannot be written (to a full disk) is reported, kept, and written with the next lines.
 
     Args:
       workdir: of the run.
       first_step: steps already done; lines of later ones, from before a crash, are dropped.
-      num_steps: of the whole run.
-      is_primary: others of several processes say and write nothing.
+      num_steps: of the entire run.
+      is_primary: False on other processes, which print and write nothing.
     """
 
     def __init__(
         self, workdir: epath.Path, first_step: int, num_steps: int, is_primary: bool = True
     ):
         self._num_steps, self._is_primary = num_steps, is_primary
-        self._bar: Any = None
-        self._files: list[_Lines | _Board] = []
+        self._bar: tqdm.tqdm | None = None
+        self._files: list[_JsonLines | _EventFile] = []
         self._first: tuple[int, float] | None = None  # the first step here, and when it was done
         if not is_primary:
             return
-        self._metrics = _Lines(workdir / "metrics.jsonl", first_step)
-        self._samples = _Lines(workdir / "samples.jsonl", first_step)
-        self._board = _Board(workdir / "tensorboard", first_step)
+        self._metrics = _JsonLines(workdir / "metrics.jsonl", first_step)
+        self._samples = _JsonLines(workdir / "samples.jsonl", first_step)
+        self._board = _EventFile(workdir / "tensorboard", first_step)
         self._files = [self._metrics, self._samples, self._board]
         if sys.stderr.isatty():
             self._bar = tqdm.tqdm(
@@ -57,7 +58,7 @@ class Reporter:
             print(message, flush=True)
 
     def advance(self, step: int) -> None:
-        """Notes that `step` is done, for the time left; moves the bar, where there is one."""
+        """Records that `step` is done, for the time left; moves the bar, if there is one."""
         if self._first is None:  # compiling, before it, happens only once
             self._first = step, time.monotonic()
         if self._bar:
@@ -78,8 +79,10 @@ class Reporter:
         if self._bar:
             self._bar.set_postfix_str(numbers)
         else:
-            print(f"step {step}/{self._num_steps}: {numbers}, {self._time_left(step)} left",
-                  flush=True)  # fmt: skip
+            print(
+                f"step {step}/{self._num_steps}: {numbers}, {self._time_left(step)} left",
+                flush=True,
+            )
 
     def evaluation(self, step: int, metrics: dict[str, Any], samples: list[dict]) -> None:
         """Scores on the validation set, and some of its sentences with their translations.
@@ -89,7 +92,7 @@ class Reporter:
           metrics: by name.
           samples: each with `source`, `reference` and `hypothesis`.
 
-        Signatures and the like, which are no floats, only go to `metrics.jsonl`.
+        Metrics that are no floats, such as signatures, are only written to `metrics.jsonl`.
         """
         if not self._is_primary:
             return
@@ -118,7 +121,7 @@ class Reporter:
                 why = paths.explain(error)
                 self.say(f"{file.path} cannot be written ({why}); tried again later")
                 if paths.is_remote(file.path):
-                    return  # its client has tried for long; the other files are in the same store
+                    return  # its client has retried; the other files are in the same store
 
     def close(self) -> None:
         if self._bar:
@@ -139,7 +142,7 @@ class Reporter:
         self.flush()
 
 
-class _Lines:
+class _JsonLines:
     """A file of JSON lines; those of steps after `first_step` are dropped from it first."""
 
     def __init__(self, path: epath.Path, first_step: int):
@@ -157,15 +160,17 @@ class _Lines:
             self._waiting = ""
 
 
-class _Board:
-    """TensorBoard's event file, written at once: tensorboardX's own thread would block a run whose
-    disk is full."""
+class _EventFile:
+    """TensorBoard's event file.
+
+    It is written by the training thread: that of tensorboardX would block a run whose disk is full.
+    """
 
     def __init__(self, path: epath.Path, first_step: int):
         self.path = path
         self._waiting: list[Any] = []
         self._file: Any = None
-        self._number = 0  # of files; one that could not be written is not gone on with
+        self._number = 0  # of files; after a failed write a new one is started
         self._size = 0  # bytes in the newest file
         with _without_torch():
             from tensorboardX.proto import event_pb2, summary_pb2
@@ -174,9 +179,10 @@ class _Board:
         register_writer_factory("gs", _RemoteEventFiles())
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        # Points of later steps, from before a crash, are hidden.
-        self._waiting.append(self._event(
-            wall_time=time.time(), step=first_step + 1, session_log=session))  # fmt: skip
+        # TensorBoard then hides points of later steps, from before a crash.
+        self._waiting.append(
+            self._event(wall_time=time.time(), step=first_step + 1, session_log=session)
+        )
 
     def add(self, step: int, metrics: dict[str, Any]) -> None:
         values = [
@@ -200,7 +206,7 @@ class _Board:
             raise
         self._waiting = []
         if self._size > MAX_REMOTE_EVENTS and paths.is_remote(self.path):
-            self._file = None  # each flush writes a remote file anew
+            self._file = None  # each flush writes all of a remote file
 
     def _new_file(self) -> Any:
         with _without_torch():
@@ -212,7 +218,7 @@ class _Board:
 
 
 class _RemoteEventFiles:
-    """Opens event files in an object store, as tensorboardX asks for them."""
+    """Opens event files in an object store for tensorboardX."""
 
     def open(self, path: str) -> "_RemoteEventFile":
         return _RemoteEventFile(path)
@@ -251,18 +257,18 @@ def _without_torch():
 
 
 class Window:
-    """Metrics of the steps between two reports, skipped ones left out."""
+    """Metrics of the steps between two reports, without skipped ones."""
 
     def __init__(self, padding: float):
         self._padding = padding
         self._sums = {"loss_sum": 0.0, "correct_sum": 0.0, "tokens": 0.0}
-        self._last: dict[str, Any] = {}
+        self._last: Metrics = {}
         self.num_steps = 0
         self._seconds = 0.0
         self._started: float | None = None
 
     def resume(self) -> None:
-        """Lets the clock run."""
+        """Starts the clock."""
         self._started = time.monotonic()
 
     def pause(self) -> None:
@@ -277,14 +283,15 @@ class Window:
         yield
         self.resume()
 
-    def add(self, metrics: dict[str, Any]) -> None:
+    def add(self, metrics: Metrics) -> None:
+        """Adds a step's metrics, as NumPy scalars."""
         for name in self._sums:
             self._sums[name] += float(metrics[name])
         self._last = metrics
         self.num_steps += 1
 
     def summary(self, skipped: int) -> dict[str, float]:
-        """Means over the window; `skipped` are the steps that the whole run has skipped."""
+        """Means over the window; `skipped` counts skipped steps of the entire run."""
         self.pause()
         tokens = max(self._sums["tokens"], 1.0)
         return {
@@ -303,7 +310,7 @@ def _drop_after(path: epath.Path, step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text().split("\n"):  # text may hold other ends of lines
+    for line in path.read_text().split("\n"):  # `splitlines` would split at U+2028 in samples
         try:
             if json.loads(line)["step"] <= step:
                 kept.append(line + "\n")
