@@ -1,11 +1,11 @@
-"""Measures the implementations of attention, and torch's beside them, and writes `auto`'s table.
+"""Times the implementations of attention and torch's, and writes the table that `auto` uses.
 
     python benchmarks/attention.py [--json=FILE] [--plot=FILE.png] [--write_table]
 
-Each engine runs in a process of its own, one at a time and taking turns; a time is the median over
-the turns, of one call inside a loop of calls that each wait for the one before. Every
-implementation is compared with the reference first. `--memory_lengths=16384` also measures how much
-memory one forward and backward pass takes in a fresh process.
+Each engine runs in a separate process. Engines take turns, and a time is the median over the turns.
+A turn runs a loop of calls, each of which needs the result of the previous one. Every
+implementation is compared with the reference first. `--memory_lengths=16384` also measures the
+memory of one forward and backward pass in a fresh process.
 """
 
 import dataclasses
@@ -28,25 +28,33 @@ from transformer_jax.ops.attention import IMPLEMENTATIONS
 
 _JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")
 _PLOT = flags.DEFINE_string("plot", None, "Draw the times to this picture.")
-_TABLE = flags.DEFINE_bool("write_table", False, "Write what `auto` chooses from.")
-_CASES = flags.DEFINE_list("cases", list(attention_workers.CASES), "Kinds of attention.")
+_TABLE = flags.DEFINE_bool("write_table", False, "Write the table that `auto` chooses from.")
+_CASES = flags.DEFINE_list("cases", list(attention_workers.CASES), "Kinds of attention to time.")
 _LENGTHS = flags.DEFINE_list("lengths", ["64", "256", "1024", "4096"], "Numbers of keys.")
-_BATCH = flags.DEFINE_integer("batch", 2, "B, as far as --tokens allows.")
-_TOKENS = flags.DEFINE_integer("tokens", 4096, "Largest B x length where B is above 1.")
-_HEADS = flags.DEFINE_integer("heads", 8, "H.")
-_HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "D.")
-_DTYPE = flags.DEFINE_string("dtype", None, "float32 or bfloat16; by default the device's.")
-_NAMES = flags.DEFINE_list(
-    "implementations", [n for n in IMPLEMENTATIONS if n != "reference"], "Which of ours."
+_BATCH = flags.DEFINE_integer("batch", 2, "Batch size, reduced where --tokens requires it.")
+_TOKENS = flags.DEFINE_integer(
+    "tokens", 4096, "Largest batch size x length for batch sizes above 1."
 )
-_PEERS = flags.DEFINE_list("peers", ["torch"], "Peers; one that is not installed is left out.")
-_TURNS = flags.DEFINE_integer("turns", 7, "Turns of every engine.")
-_MEMORY = flags.DEFINE_list("memory_lengths", [], "Lengths to measure memory at, case `full`, B 1.")
+_HEADS = flags.DEFINE_integer("heads", 8, "Number of heads.")
+_HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "Width of a head.")
+_DTYPE = flags.DEFINE_string(
+    "dtype", None, "float32 or bfloat16; by default bfloat16, on CPUs float32."
+)
+_NAMES = flags.DEFINE_list(
+    "implementations",
+    [n for n in IMPLEMENTATIONS if n != "reference"],
+    "Implementations of this package.",
+)
+_PEERS = flags.DEFINE_list("peers", ["torch"], "Peers; those that are not installed are skipped.")
+_TURNS = flags.DEFINE_integer("turns", 7, "Turns of each engine.")
+_MEMORY = flags.DEFINE_list(
+    "memory_lengths", [], "Lengths for which memory is measured, case `full`, batch size 1."
+)
 
 PASSES = ("forward", "forward+backward")
 # Largest difference from the reference, relative to the largest value.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
-# One turn takes about this long: long against the clock, short against the machine's moods.
+# Duration of a turn: long compared with the clock, short compared with changes of the machine.
 TURN_SECONDS = 0.15
 
 
@@ -60,17 +68,17 @@ def problems(dtype: str) -> Iterator[Problem]:
 
 
 def measure(problem: Problem, workers: dict[str, Worker], rates: dict[str, float]) -> list[dict]:
-    """One row for each implementation that serves the problem."""
-    rows, wanted = [], None
+    """One row for each implementation that can compute the problem."""
+    rows, expected = [], None
     served = {engine: worker.call("names", problem) for engine, worker in workers.items()}
     for engine, name in [(engine, name) for engine, names in served.items() for name in names]:
         prepared = workers[engine].call("prepare", problem, name)
         if "error" in prepared:
             print(f"  {problem.case} {problem.length} {problem.which}: {name}: {prepared['error']}")
             continue
-        if wanted is None:
-            wanted = workers["jax"].call("reference", problem)
-        error = difference(prepared.pop("outputs"), wanted)
+        if expected is None:
+            expected = workers["jax"].call("reference", problem)
+        error = difference(prepared.pop("outputs"), expected)
         if not error <= TOLERANCE[problem.dtype]:
             raise SystemExit(f"{name} differs from the reference by {error:.1e} at {problem}")
         rows.append(
@@ -92,7 +100,7 @@ def measure(problem: Problem, workers: dict[str, Worker], rates: dict[str, float
             seconds = worker.call("time", problem, row["implementation"], row["calls"])
             times[row["implementation"]].append(seconds)
     for worker in workers.values():
-        worker.call("forget")
+        worker.call("clear")
     flops = attention_workers.flops(problem)
     for row in rows:
         seconds = statistics.median(times[row["implementation"]])
@@ -102,9 +110,9 @@ def measure(problem: Problem, workers: dict[str, Worker], rates: dict[str, float
     return rows
 
 
-def difference(outputs: list[np.ndarray], wanted: list[np.ndarray]) -> float:
+def difference(outputs: list[np.ndarray], expected: list[np.ndarray]) -> float:
     """Largest difference of any array, relative to its largest value."""
-    pairs = zip(outputs, wanted, strict=True)
+    pairs = zip(outputs, expected, strict=True)
     return max(float(np.max(np.abs(a - b)) / np.max(np.abs(b))) for a, b in pairs)
 
 
@@ -112,17 +120,17 @@ def measure_memory(length: int, engines: list[str], dtype: str) -> Iterator[dict
     """What one forward and backward pass adds to a fresh process, and its peak, in bytes."""
     problem = Problem("full", 1, length, _HEADS.value, _HEAD_DIM.value, dtype, PASSES[1])
     for engine in engines:
-        # Not those that hold the whole score matrix.
+        # Without those that store the complete score matrix.
         ours = [name for name in _NAMES.value if name not in ("auto", "xla")]
         with Worker(ENGINES[engine], ours) as worker:
             names = worker.call("names", problem)
         for name in names:
             with Worker(ENGINES[engine], ours) as worker:
-                found = worker.call("memory", problem, name)
-            if "error" in found:
-                print(f"  memory: {name}: {found['error']}")
+                memory = worker.call("memory", problem, name)
+            if "error" in memory:
+                print(f"  memory: {name}: {memory['error']}")
                 continue
-            yield {"length": length, "engine": engine, "implementation": name, **found}
+            yield {"length": length, "engine": engine, "implementation": name, **memory}
 
 
 def main(argv: list[str]) -> None:

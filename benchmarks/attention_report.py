@@ -1,4 +1,4 @@
-"""What `benchmarks/attention.py` found: as text, as a picture, and as the table of `auto`."""
+"""Results of `benchmarks/attention.py` as text, as a picture, and as the table that `auto` uses."""
 
 import collections
 import importlib.resources
@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-# Benchmark case -> the row of the table that serves such calls.
+# Benchmark case -> the entry of the table that `auto` uses for such calls.
 KINDS = {
     "full": "full",
     "encoder": "full",
@@ -18,7 +18,7 @@ KINDS = {
 
 
 def lines(rows: list[dict]) -> str:
-    """One line for each row, fastest first."""
+    """One line per row, fastest first."""
     out = []
     for row in sorted(rows, key=lambda row: row["milliseconds"]):
         shape = f"[{row['batch']}, {row['length']}, {row['heads']}, {row['head_dim']}]"
@@ -31,26 +31,26 @@ def lines(rows: list[dict]) -> str:
     return "\n".join(out)
 
 
-def _by_problem(result: dict) -> dict[tuple, dict[str, float]]:
-    """(case, pass) and length -> implementation -> milliseconds."""
-    found: dict[tuple, dict[str, float]] = collections.defaultdict(dict)
+def _times(result: dict) -> dict[tuple[str, str, int], dict[str, float]]:
+    """(case, pass, length) -> implementation -> milliseconds."""
+    times: dict[tuple[str, str, int], dict[str, float]] = collections.defaultdict(dict)
     for row in result["rows"]:
-        found[row["case"], row["which"], row["length"]][row["implementation"]] = row["milliseconds"]
-    return found
+        times[row["case"], row["which"], row["length"]][row["implementation"]] = row["milliseconds"]
+    return times
 
 
 def table(result: dict) -> str:
-    """Milliseconds by length, and how many times the best peer's speed ours are."""
-    found = _by_problem(result)
+    """Milliseconds by length, and the speed of ours relative to the fastest peer."""
+    by_problem = _times(result)
     out = []
-    for case, which in dict.fromkeys((c, w) for c, w, _ in found):
-        lengths = [n for c, w, n in found if (c, w) == (case, which)]
-        names = dict.fromkeys(name for n in lengths for name in found[case, which, n])
+    for case, which in dict.fromkeys((c, w) for c, w, _ in by_problem):
+        lengths = [n for c, w, n in by_problem if (c, w) == (case, which)]
+        names = dict.fromkeys(name for n in lengths for name in by_problem[case, which, n])
         out.append(f"\n{case}, {which}" + "".join(f"{n:>20}" for n in lengths))
         for name in names:
             cells = []
             for n in lengths:
-                times = found[case, which, n]
+                times = by_problem[case, which, n]
                 peers = [t for other, t in times.items() if other.startswith("torch")]
                 cell = f"{times[name]:.3f} ms" if name in times else "-"
                 if name in times and peers and not name.startswith("torch"):
@@ -64,13 +64,13 @@ def table(result: dict) -> str:
 
 
 def rules(result: dict) -> dict[str, list]:
-    """Rows of `auto`'s table: kind -> [largest S, implementations, fastest first].
+    """Entries of `auto`'s table: kind -> rows of [largest S, implementations, fastest first].
 
-    An implementation's cost at a length is its time relative to the fastest, multiplied up over the
-    cases and passes of a kind.
+    The cost of an implementation at a length is its time relative to the fastest, as a product over
+    the cases and passes of the kind.
     """
     costs: dict[str, dict[int, dict[str, list[float]]]] = {}
-    for (case, _, length), times in _by_problem(result).items():
+    for (case, _, length), times in _times(result).items():
         ours = {n: t for n, t in times.items() if n != "auto" and not n.startswith("torch")}
         cell = costs.setdefault(KINDS[case], {}).setdefault(length, {})
         for name, milliseconds in ours.items():
@@ -85,7 +85,7 @@ def rules(result: dict) -> dict[str, list]:
                 rows[-1][0] = length
             else:
                 rows.append([length, order])
-        # Between two measured lengths the boundary lies half way (in octaves).
+        # The boundary between two measured lengths is their geometric mean.
         for row in rows[:-1]:
             row[0] = round(math.sqrt(row[0] * min(n for n in by_length if n > row[0])))
         rows[-1][0] = None
@@ -94,7 +94,7 @@ def rules(result: dict) -> dict[str, list]:
 
 
 def write_table(result: dict) -> None:
-    """Puts the measured rows of this device into the package."""
+    """Writes the measured entries of this platform to the package's table."""
     path = importlib.resources.files("transformer_jax.ops.attention").joinpath("table.json")
     known = json.loads(path.read_text())
     known.setdefault(result["about"]["jax"]["platform"], {}).update(rules(result))
@@ -107,14 +107,14 @@ def write_table(result: dict) -> None:
 
 
 def plot(result: dict, path: str) -> None:
-    """Time against length, a panel for each case and pass."""
+    """Draws time by length, with one panel per case and pass."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    found = _by_problem(result)
-    panels = list(dict.fromkeys((c, w) for c, w, _ in found))
+    by_problem = _times(result)
+    panels = list(dict.fromkeys((c, w) for c, w, _ in by_problem))
     columns = min(4, len(panels))
     figure, axes = plt.subplots(
         -(-len(panels) // columns),
@@ -126,9 +126,9 @@ def plot(result: dict, path: str) -> None:
     names = dict.fromkeys(row["implementation"] for row in result["rows"])
     names.pop("auto", None)
     for axis, (case, which) in zip(axes.flat, panels, strict=False):
-        lengths = sorted(n for c, w, n in found if (c, w) == (case, which))
+        lengths = sorted(n for c, w, n in by_problem if (c, w) == (case, which))
         for number, name in enumerate(names):
-            times = [found[case, which, n].get(name, math.nan) for n in lengths]
+            times = [by_problem[case, which, n].get(name, math.nan) for n in lengths]
             dashes = "--" if name.startswith("torch") else "-"
             axis.plot(
                 lengths, times, dashes, marker="o", markersize=4, color=f"C{number}", label=name

@@ -1,9 +1,10 @@
-"""Compiles attention for TPUs that are not here, and says what memory a device needs.
+"""Compiles attention for TPUs that are not attached, and prints the memory that a device needs.
 
     JAX_PLATFORMS=cpu python benchmarks/attention_tpu.py [--topologies=v5e:2x4] [--json=FILE]
 
-Needs `libtpu` (`pip install -c constraints.txt libtpu`), whose compiler runs anywhere. Compiled is
-the gradient of causal, packed attention, the batch over the axis `data`, the heads over `tensor`.
+Needs `libtpu` (`pip install -c constraints.txt libtpu`), whose compiler runs on any machine. The
+program is the gradient of causal attention over packed rows. The batch is sharded over the mesh
+axis `data`, the heads over `tensor`.
 """
 
 import json
@@ -29,7 +30,7 @@ IMPLEMENTATIONS = ("auto", "pallas_tpu", "blockwise", "xla")
 
 
 def compile_for(topology: str, implementation: str, length: int) -> dict:
-    """Memory of one device in bytes, and which kernels and exchanges the program has."""
+    """Memory of one device in bytes, and the number of kernels and collectives in the program."""
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     mesh = Mesh(np.array(devices).reshape(-1, 2), ("data", "tensor"))
 
@@ -56,7 +57,9 @@ def compile_for(topology: str, implementation: str, length: int) -> dict:
         compiled = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(x, x, x, ids).compile()
     memory, text = compiled.memory_analysis(), compiled.as_text() or ""
     if memory is None:
-        raise SystemExit("this libtpu does not say what memory a program needs")
+        raise SystemExit(
+            "this libtpu does not report the memory of a program; install that of constraints.txt"
+        )
     return {
         "topology": topology,
         "implementation": implementation,
@@ -64,14 +67,14 @@ def compile_for(topology: str, implementation: str, length: int) -> dict:
         "output_bytes": memory.output_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
         "kernels": text.count("tpu_custom_call"),
-        "exchanges": text.count(" all-gather(") + text.count(" all-to-all("),
+        "collectives": text.count(" all-gather(") + text.count(" all-to-all("),
     }
 
 
 def main(argv: list[str]) -> None:
     del argv
     shape = f"[{BATCH}, {_LENGTH.value}, {HEADS}, {HEAD_DIM}]"
-    print(f"{shape} bfloat16, causal and packed, gradient; MB a device; jax {jax.__version__}")
+    print(f"{shape} bfloat16, causal and packed, gradient; MB per device; jax {jax.__version__}")
     rows = []
     for topology in _TOPOLOGIES.value:
         for implementation in IMPLEMENTATIONS:
@@ -81,7 +84,7 @@ def main(argv: list[str]) -> None:
                 f"{topology:8} {implementation:12} arguments {row['argument_bytes'] / 1e6:7.1f}  "
                 f"outputs {row['output_bytes'] / 1e6:7.1f}  "
                 f"temporaries {row['temporary_bytes'] / 1e6:8.1f}  kernels {row['kernels']}  "
-                f"exchanges {row['exchanges']}"
+                f"collectives {row['collectives']}"
             )
     if _JSON.value:
         with open(_JSON.value, "w") as out:

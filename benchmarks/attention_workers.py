@@ -1,4 +1,4 @@
-"""The engines that `benchmarks/attention.py` compares, each in a process of its own."""
+"""The engines that `benchmarks/attention.py` compares, each in a separate process."""
 
 import dataclasses
 import time
@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-# What a case is made of; `step` is one query over the cache of a decoder.
+# Kinds of attention; `step` is one query over the cache of a decoder.
 CASES = ("full", "encoder", "causal", "cross", "packed", "step")
 SEGMENT = 32  # mean length of a packed sentence
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One attention to time."""
+    """One call of attention that is timed."""
 
     case: str
     batch: int
@@ -41,7 +41,7 @@ def arrays(problem: Problem) -> dict[str, np.ndarray]:
 
 
 def lengths(problem: Problem) -> np.ndarray | None:
-    """How many keys of each row are no padding, `[B]`."""
+    """Number of keys in each row that are not padding, `[B]`."""
     if problem.case not in ("encoder", "cross", "step"):
         return None
     low = max(1, 3 * problem.length // 4)
@@ -50,7 +50,7 @@ def lengths(problem: Problem) -> np.ndarray | None:
 
 
 def segments(problem: Problem) -> np.ndarray | None:
-    """Segment ids `[B, T]` of sentences that lie one behind the other, to the end of the row."""
+    """Segment ids `[B, T]` of sentences that fill each row, one after the other."""
     if problem.case != "packed":
         return None
     rng = np.random.default_rng(2)
@@ -62,7 +62,7 @@ def segments(problem: Problem) -> np.ndarray | None:
 
 
 def mask(problem: Problem) -> np.ndarray | None:
-    """The problem's masks in one, `[B, 1, T or 1, S]`, for engines that have no other."""
+    """All masks combined, `[B, 1, T or 1, S]`, for engines that take nothing else."""
     if problem.case == "causal":
         return np.tri(problem.query_length, problem.length, dtype=bool)[None, None]
     if (sizes := lengths(problem)) is not None:
@@ -73,7 +73,7 @@ def mask(problem: Problem) -> np.ndarray | None:
 
 
 def flops(problem: Problem) -> float:
-    """Of the products over allowed pairs: 4 D a pair forward, 10 D more backward."""
+    """FLOPs of the products over allowed pairs: 4 D per pair forward, 10 D more backward."""
     allowed = mask(problem)
     shape = (problem.batch, 1, problem.query_length, problem.length)
     pairs = np.prod(shape) if allowed is None else np.broadcast_to(allowed, shape).sum()
@@ -81,8 +81,8 @@ def flops(problem: Problem) -> float:
     return float(products * pairs * problem.heads * problem.head_dim)
 
 
-# What says that an implementation cannot serve a problem.
-_UNSERVED = (ValueError, NotImplementedError, RuntimeError)
+# Errors of implementations that cannot compute a problem.
+_UNSUPPORTED = (ValueError, NotImplementedError, RuntimeError)
 
 
 class JaxEngine:
@@ -109,7 +109,7 @@ class JaxEngine:
     def _inputs(self, problem: Problem) -> list:
         dtype = self.jax.numpy.dtype(problem.dtype)
         inputs = [self.jax.numpy.asarray(x, dtype) for x in arrays(problem).values()]
-        # Arguments, not constants: what a model attends to is known when it runs.
+        # Arguments, not constants: a model knows lengths and segments only when it runs.
         return [*inputs, segments(problem), lengths(problem)]
 
     def _call(self, problem: Problem, name: str):
@@ -136,7 +136,7 @@ class JaxEngine:
         return call
 
     def _repeated(self, problem: Problem, name: str):
-        """Calls in a row, each of which needs the result of the one before."""
+        """A loop of calls, each of which needs the result of the previous one."""
         call = self._call(problem, name)
 
         def body(_, arrays):
@@ -153,7 +153,7 @@ class JaxEngine:
         started = time.perf_counter()
         try:
             compiled = self.jax.jit(self._call(problem, name)).lower(*inputs).compile()
-        except _UNSERVED as error:
+        except _UNSUPPORTED as error:
             return {"error": str(error).splitlines()[0]}
         seconds = time.perf_counter() - started
         outputs = compiled(*inputs)
@@ -180,7 +180,7 @@ class JaxEngine:
         inputs = self._inputs(problem)
         try:
             call = self.jax.jit(self._call(problem, name)).lower(*inputs).compile()
-        except _UNSERVED as error:
+        except _UNSUPPORTED as error:
             return {"error": str(error).splitlines()[0]}
         if self.jax.default_backend() == "cpu":
             return added_memory(lambda: self.jax.block_until_ready(call(*inputs)))
@@ -195,7 +195,7 @@ class JaxEngine:
         product = self.jax.jit(jnp.matmul)
         return best_rate(lambda: self.jax.block_until_ready(product(x, x)), 2 * size**3)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self.programs.clear()
         self.jax.clear_caches()
 
@@ -226,7 +226,7 @@ class TorchEngine:
 
     def _inputs(self, problem: Problem) -> list:
         dtype = getattr(self.torch, problem.dtype)
-        # As they lie in memory, [B, T, H, D]; transposing is a view to torch.
+        # [B, T, H, D] in memory --> a transposed view [B, H, T, D].
         return [
             self.torch.tensor(x).to(self.device, dtype).transpose(1, 2)
             for x in arrays(problem).values()
@@ -315,7 +315,7 @@ class TorchEngine:
 
         return best_rate(product, 2 * size**3)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         pass
 
 
@@ -331,8 +331,8 @@ def resident_memory(field: str) -> int:
 
 
 def added_memory(run: Callable[[], Any]) -> dict[str, int]:
-    """What `run` adds to this process at its largest, and how large the process then is."""
-    Path("/proc/self/clear_refs").write_text("5")  # the largest size starts anew
+    """The peak memory that `run` adds to this process, and the peak of the process, in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before = resident_memory("VmRSS")
     result = run()
     peak = resident_memory("VmHWM")
@@ -341,7 +341,7 @@ def added_memory(run: Callable[[], Any]) -> dict[str, int]:
 
 
 def best_rate(run, operations: float) -> float:
-    """Operations a second in the fastest of ten runs."""
+    """Operations per second in the fastest of ten runs."""
     run()
     times = []
     for _ in range(10):

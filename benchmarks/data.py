@@ -1,8 +1,8 @@
-"""Measures the data pipeline: batches as arrays, and the plan of a large corpus.
+"""Times the data pipeline: loading of batches, and the batch plan of a large corpus.
 
     python benchmarks/data.py [--json=FILE] [--pairs=5000000]
 
-Batches come from a synthetic tokenised corpus of 100,000 pairs as long as those of real text.
+Batches are loaded from a synthetic tokenised corpus of 100,000 pairs, with lengths like real text.
 """
 
 import json
@@ -24,7 +24,7 @@ from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
 from transformer_jax.data.tokenizer_pair import SpecialIds
 
 _JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")
-_PAIRS = flags.DEFINE_integer("pairs", 5_000_000, "Pairs of the large plan.")
+_PAIRS = flags.DEFINE_integer("pairs", 5_000_000, "Number of pairs of the large plan.")
 REPEATS = 5
 
 
@@ -47,7 +47,7 @@ def synthetic_corpus(count: int) -> TokenizedCorpus:
 
 
 def loading_rate(batching: Batching) -> float:
-    """Target tokens a second through plan, arrays and Grain; median of `REPEATS`."""
+    """Target tokens per second of plan, arrays and Grain; median of `REPEATS` runs."""
     corpus = synthetic_corpus(100_000)
     config = Config(data=DataConfig(batching=batching, batch_tokens=4096))
     selection = select_pairs(corpus.source.lengths, corpus.target.lengths, 256)

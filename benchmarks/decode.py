@@ -1,15 +1,15 @@
-"""Measures translation beside CTranslate2 and Hugging Face, on the same weights and sentences.
+"""Times translation and compares it with CTranslate2 and Hugging Face, on the same weights.
 
     python benchmarks/decode.py --peers=ctranslate2,transformers --workdir=runs/m30k \
         --sentences=test.en --json=decode.json
     python benchmarks/decode.py --peers=transformers --dtypes=bfloat16 --batches=1,32,256 \
         --json=docs/benchmarks/decode_gpu.json                                 # on a GPU
-    python benchmarks/decode.py --peers= --batches= --samples=16,256           # samples alone
+    python benchmarks/decode.py --peers= --batches= --samples=16,256           # only samples
 
-First the trained model in `--workdir` goes to every engine, and their outputs are compared. Then a
-model of the size asked for, with random weights, writes exactly `--num_tokens` tokens a sentence
-everywhere. Each engine runs in a process of its own with its best thread settings, which are found
-first, one engine at a time and taking turns; times are medians over the turns.
+First every engine translates with the trained model in `--workdir`, and their outputs are compared.
+Then a model of size `--size` with random weights generates exactly `--num_tokens` tokens per
+sentence in every engine. Each engine runs in a separate process with its fastest thread setting,
+which is measured first. Engines take turns, and times are medians over the turns.
 """
 
 import importlib.util
@@ -53,7 +53,7 @@ SIZES = {
 
 
 def random_model(size: str, vocab_size: int) -> Pretrained:
-    """A model with fresh weights whose tokens are made-up words."""
+    """A model with random weights whose tokens are invented words."""
     model_file = io.BytesIO()
     words = (f"w{i}" for i in range(vocab_size - 4))
     sentencepiece.SentencePieceTrainer.train(
@@ -88,7 +88,7 @@ def random_sentences(model: Pretrained, count: int, length: int) -> tuple[tuple[
 
 
 def export(model: Pretrained, folder: Path, peers: list[str]) -> None:
-    """Writes what every engine reads; ours reads Hugging Face's."""
+    """Writes the model for every engine; ours reads the Hugging Face directory."""
     params = jax.device_get(model.params)
     target = epath.Path(decode_workers.exported(folder, "transformers"))
     plan = writing.plan_export(model.config, model.tokenizers, params)
@@ -116,7 +116,7 @@ def start(folder: Path, peers: list[str], dtypes: list[str]) -> dict[str, Worker
 
 
 def check_identity(workdir: str, path: str, count: int, peers: list[str]) -> list[dict]:
-    """Outputs of a trained model, greedy and beam 4, in every engine."""
+    """Compares the outputs of all engines for a trained model, greedy and with beam size 4."""
     model = pretrained.load(workdir)
     lines = epath.Path(path).read_text().splitlines()[:count]
     tokenizer = model.tokenizers.source
@@ -127,9 +127,9 @@ def check_identity(workdir: str, path: str, count: int, peers: list[str]) -> lis
         workers = start(Path(name), peers, ["float32"])
         for beam_size in (1, 4):
             task = Task(sentences, beam_size)
-            found = {engine: worker.call("translate", task) for engine, worker in workers.items()}
+            outputs = {engine: worker.call("translate", task) for engine, worker in workers.items()}
             for peer in peers:
-                same = sum(a == b for a, b in zip(found["ours"], found[peer], strict=True))
+                same = sum(a == b for a, b in zip(outputs["ours"], outputs[peer], strict=True))
                 rows.append(
                     {
                         "beam_size": beam_size,
@@ -149,28 +149,28 @@ def check_identity(workdir: str, path: str, count: int, peers: list[str]) -> lis
 
 
 def measure(workers: dict[str, Worker], task: Task, turns: int) -> list[dict]:
-    """Tokens a second of every engine, each with its best setting."""
-    best = {name: fastest_setting(name, worker, task) for name, worker in workers.items()}
+    """Tokens per second of every engine, each with its fastest setting."""
+    fastest = {name: fastest_setting(name, worker, task) for name, worker in workers.items()}
     times: dict[str, list[float]] = {name: [] for name in workers}
     for _ in range(turns):
         for name, worker in workers.items():
-            times[name].append(worker.call("time", task, best[name]))
+            times[name].append(worker.call("time", task, fastest[name]))
     tokens = len(task.sentences) * (task.num_tokens or 0)
     return [
         {
             "engine": name,
             "beam_size": task.beam_size,
             "sentences": len(task.sentences),
-            "setting": best[name],
+            "setting": fastest[name],
             "seconds": times[name],
-            "pieces_per_second": tokens / statistics.median(times[name]),
+            "tokens_per_second": tokens / statistics.median(times[name]),
         }
         for name in workers
     ]
 
 
 def fastest_setting(name: str, worker: Worker, task: Task) -> Any:
-    """Of the engine's thread settings; each is run once before it is timed."""
+    """The fastest of the engine's thread settings; each runs once before it is timed."""
     engine: Any = decode_workers.Ours if name.startswith("ours") else PEERS[name]
     times = {}
     for setting in engine.settings:
@@ -180,13 +180,13 @@ def fastest_setting(name: str, worker: Worker, task: Task) -> Any:
 
 
 def measure_latency(workers: dict[str, Worker], task: Task, turns: int) -> list[dict]:
-    """Milliseconds of sentences by themselves."""
+    """Milliseconds per sentence, when sentences are translated one at a time."""
     rows = []
     for name, worker in workers.items():
         one = Task(task.sentences[:1], task.beam_size, task.num_tokens)
         setting = fastest_setting(name, worker, one)
         sentences = task.sentences[: 4 * turns]
-        # Every shape once before.
+        # The first pass compiles every shape.
         decode_workers.latencies(worker, sentences, task, setting)
         seconds = decode_workers.latencies(worker, sentences, task, setting)
         p50, p95 = 1000 * np.percentile(seconds, (50, 95))
@@ -203,7 +203,7 @@ def measure_latency(workers: dict[str, Worker], task: Task, turns: int) -> list[
 
 
 def measure_samples(worker: Worker, task: Task, counts: list[int], turns: int) -> list[dict]:
-    """Milliseconds for a sample, of so many samples of one sentence."""
+    """Milliseconds per sample, for each number of samples of one sentence."""
     times: dict[int, list[float]] = {count: [] for count in counts}
     for turn in range(turns + 1):
         for count in counts:
@@ -221,7 +221,7 @@ def measure_samples(worker: Worker, task: Task, counts: list[int], turns: int) -
     for row in rows:
         ratio = row["ms_per_sample"] / rows[0]["ms_per_sample"]
         print(
-            f"{row['samples']} samples of a sentence: {row['ms_per_sample']:.1f} ms each, "
+            f"{row['samples']} samples of a sentence: {row['ms_per_sample']:.1f} ms per sample, "
             f"{ratio:.2f} times that of {rows[0]['samples']}",
             flush=True,
         )
@@ -235,8 +235,8 @@ def print_rows(rows: list[dict]) -> None:
             what = f"{row['p50_ms']:.0f} ms p50, {row['p95_ms']:.0f} ms p95"
             ratio = row["p50_ms"] / ours["p50_ms"]
         else:
-            what = f"{row['pieces_per_second']:,.0f} tokens/s"
-            ratio = ours["pieces_per_second"] / row["pieces_per_second"]
+            what = f"{row['tokens_per_second']:,.0f} tokens/s"
+            ratio = ours["tokens_per_second"] / row["tokens_per_second"]
         print(
             f"beam {row['beam_size']}, {row.get('sentences', 1)} sentences: "
             f"{row['engine']:<14} {what} (setting {row['setting']}); "
@@ -249,7 +249,7 @@ def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
     options = flags.FLAGS
-    jax.config.update("jax_platforms", "cpu")  # an accelerator is for the engines
+    jax.config.update("jax_platforms", "cpu")  # accelerators are reserved for the engines
     missing = [p for p in options.peers if not importlib.util.find_spec(p)]
     if missing:
         raise app.UsageError(f"not installed: {', '.join(missing)} (--peers)")
@@ -294,18 +294,22 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_list("peers", list(PEERS), "Which to compare with.")
-    flags.DEFINE_string("workdir", "", "Of a trained model, to compare outputs first.")
-    flags.DEFINE_string("sentences", "", "Source text for that, one sentence a line.")
-    flags.DEFINE_integer("num_sentences", 100, "How many of them.")
-    flags.DEFINE_enum("size", "base", list(SIZES), "Of the model that is timed.")
-    flags.DEFINE_integer("vocab_size", 16_000, "Its tokens.")
+    flags.DEFINE_list("peers", list(PEERS), "Engines to compare with.")
+    flags.DEFINE_string(
+        "workdir", "", "Work directory of a trained model, to compare outputs first."
+    )
+    flags.DEFINE_string("sentences", "", "Source text for this comparison, one sentence per line.")
+    flags.DEFINE_integer("num_sentences", 100, "Number of these sentences.")
+    flags.DEFINE_enum("size", "base", list(SIZES), "Size of the model that is timed.")
+    flags.DEFINE_integer("vocab_size", 16_000, "Vocabulary size of that model.")
     flags.DEFINE_integer("length", 24, "Mean tokens of a source sentence.")
-    flags.DEFINE_integer("num_tokens", 32, "Tokens that every output has.")
-    flags.DEFINE_list("batches", ["64", "1"], "Sentences at once; 1: each by itself.")
+    flags.DEFINE_integer("num_tokens", 32, "Number of tokens of every output.")
+    flags.DEFINE_list("batches", ["64", "1"], "Sentences per batch; 1 measures latency.")
     flags.DEFINE_list("beams", ["1", "4"], "Beam sizes; 1 is greedy.")
-    flags.DEFINE_list("samples", [], "Also time so many samples of one sentence, such as 16,256.")
-    flags.DEFINE_list("dtypes", ["float32"], "Of our computation; peers have the first.")
-    flags.DEFINE_integer("turns", 5, "Turns of every engine.")
+    flags.DEFINE_list(
+        "samples", [], "Also time these numbers of samples of one sentence, such as 16,256."
+    )
+    flags.DEFINE_list("dtypes", ["float32"], "Types of our computation; peers use the first.")
+    flags.DEFINE_integer("turns", 5, "Turns of each engine.")
     flags.DEFINE_string("json", "", "Also write the result to this file.")
     app.run(main)

@@ -1,24 +1,26 @@
-"""Translators that `benchmarks/decode.py` compares, on one exported model."""
+"""The engines that `benchmarks/decode.py` compares, on one exported model."""
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from processes import Worker
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is to be translated, and how."""
+    """Sentences to translate, and settings of the search."""
 
     sentences: tuple[tuple[str, ...], ...]  # tokens, without end symbols
     beam_size: int
-    num_tokens: int | None = None  # output tokens that are forced; None: as the model likes
+    num_tokens: int | None = None  # exact number of output tokens; None: as the model decides
     max_decode_len: int = 100
 
 
 class Ours:
-    """This package; a setting is the number of batches that the sentences are cut into."""
+    """This package; a setting is the number of batches that the sentences are split into."""
 
     settings = (1, 2)
 
@@ -48,7 +50,7 @@ class Ours:
             "max_decode_len": task.num_tokens or task.max_decode_len,
         }
         if task.num_tokens:
-            # No output may end by itself; all are cut at the limit.
+            # No output may end early; all are cut at the limit.
             settings["min_decode_len"] = task.num_tokens + 1
         return settings
 
@@ -75,7 +77,7 @@ class Ours:
 
 
 class CTranslate2:
-    """`translate_batch`; a setting is workers and threads of each."""
+    """`translate_batch`; a setting is the number of workers and the number of threads of each."""
 
     settings = ((1, 2), (2, 1))
 
@@ -100,21 +102,21 @@ class CTranslate2:
         limits: dict[str, int] = {"max_decoding_length": task.max_decode_len}
         if task.num_tokens:
             limits = dict.fromkeys(("min_decoding_length", "max_decoding_length"), task.num_tokens)
-        found = self._loaded[setting].translate_batch(
+        results = self._loaded[setting].translate_batch(
             [list(s) for s in task.sentences],
             beam_size=task.beam_size,
             length_penalty=1.0,
             max_batch_size=-(-len(task.sentences) // setting[0]),
             **limits,
         )
-        return [result.hypotheses[0] for result in found]
+        return [result.hypotheses[0] for result in results]
 
     def time(self, task: Task, setting: tuple[int, int] = (1, 2)) -> float:
         return _time(lambda: self.translate(task, setting))
 
 
 class Transformers:
-    """Hugging Face's `generate`; a setting is torch's number of threads."""
+    """Hugging Face's `generate`; a setting is the number of torch's threads."""
 
     settings = (1, 2)
 
@@ -169,19 +171,21 @@ class Transformers:
         return _time(lambda: self.translate(task, setting))
 
 
-def _time(run: Any) -> float:
+def _time(run: Callable[[], object]) -> float:
     started = time.perf_counter()
     run()
     return time.perf_counter() - started
 
 
-def latencies(worker: Any, sentences: Sequence[tuple[str, ...]], task: Task, setting: Any) -> list:
-    """Seconds of each sentence by itself."""
+def latencies(
+    worker: Worker, sentences: Sequence[tuple[str, ...]], task: Task, setting: Any
+) -> list[float]:
+    """Seconds of each sentence, translated on its own."""
     return [
         worker.call("time", dataclasses.replace(task, sentences=(s,)), setting) for s in sentences
     ]
 
 
 def exported(folder: Path, name: str) -> str:
-    """Where `benchmarks/decode.py` puts the model for a peer."""
+    """The folder with the exported model for an engine."""
     return str(folder / ("ctranslate2" if name == "ctranslate2" else "huggingface"))

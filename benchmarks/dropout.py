@@ -1,17 +1,17 @@
-"""Measures dropout by its source of random bits, interleaved, medians.
+"""Times dropout with different generators of random bits.
 
-python benchmarks/dropout.py [--json=FILE]
+    python benchmarks/dropout.py [--json=FILE]
+
+The programs take turns; a time is the median over the turns.
 """
 
-import json
+import functools
 import os
-import statistics
-import time
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from absl import app, flags
+from timing import median_milliseconds, write_json
 
 from transformer_jax.ops.dropout import dropout
 
@@ -28,31 +28,21 @@ def main(argv: list[str]) -> None:
     del argv
     x = jnp.ones(SHAPE)
     threefry, rbg = jax.random.key(0), jax.random.key(0, impl="rbg")
-    rows: dict[str, tuple[Callable, jax.Array]] = {
+    rows = {
         "no dropout (x * 2)": (lambda x, rng: x * 2.0, threefry),
         "ours": (lambda x, rng: dropout(x, RATE, rng), threefry),
         "jax.random, threefry": (bernoulli, threefry),
         "jax.random, rbg": (bernoulli, rbg),
     }
-    compiled = {}
-    for name, (function, rng) in rows.items():
-        compiled[name] = jax.jit(function)
-        jax.block_until_ready(compiled[name](x, rng))
-    times: dict[str, list[float]] = {name: [] for name in rows}
-    for _ in range(REPEATS):
-        for name, (_, rng) in rows.items():
-            started = time.perf_counter()
-            jax.block_until_ready(compiled[name](x, rng))
-            times[name].append(time.perf_counter() - started)
-    results = {name: 1000 * statistics.median(values) for name, values in times.items()}
+    results = median_milliseconds(
+        {name: functools.partial(jax.jit(fn), x, rng) for name, (fn, rng) in rows.items()}, REPEATS
+    )
     device = jax.devices()[0].device_kind
     print(f"{SHAPE} float32, rate {RATE}, {device}, {os.cpu_count()} cores, jax {jax.__version__}")
     for name, milliseconds in results.items():
         ratio = milliseconds / results["ours"]
-        print(f"{name:24} {milliseconds:8.3f} ms  {ratio:6.2f} x ours")
-    if _JSON.value:
-        with open(_JSON.value, "w") as out:
-            json.dump(results, out, indent=2)
+        print(f"{name:24} {milliseconds:8.3f} ms  {ratio:6.2f} times ours")
+    write_json(_JSON.value, results)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,27 @@
-"""Measures the forms of an embedding's gradient on this machine, interleaved, medians.
+"""Times three ways to compute the gradient of an embedding on this machine.
 
-python benchmarks/embedding_gradient.py [--json=FILE]
+    python benchmarks/embedding_gradient.py [--json=FILE]
 
-Ids are drawn with the frequencies of words in text (Zipf), so that a few repeat very often.
+Ids follow the frequencies of words in text (Zipf's law), so a few ids repeat very often. The
+programs take turns; a time is the median over the turns.
 """
 
 import functools
-import json
 import os
-import statistics
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
+from timing import median_milliseconds, write_json
 
 from transformer_jax.ops import embedding
 
 _JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")
 SIZES = {"small": (4_096, 8_000, 128), "base": (25_088, 32_000, 512)}  # positions, V, M
-DTYPE = {"cpu": jnp.float32}  # of activations; bfloat16 elsewhere
+DTYPE = {"cpu": jnp.float32}  # of activations; bfloat16 on other platforms
 REPEATS = 15
-TOO_SLOW = 2000  # milliseconds; such a form is measured once
+SLOW = 2000  # milliseconds; a slower program is timed once
 FORMS = {
     "scatter": embedding.sums_by_scatter,
     "sorting": embedding.sums_by_sorting,
@@ -30,26 +29,17 @@ FORMS = {
 }
 
 
-def measure(count: int, vocab_size: int, width: int, repeats: int) -> dict[str, float]:
+def measure(num_positions: int, vocab_size: int, width: int) -> dict[str, float]:
     """Median milliseconds of each form."""
     rng = np.random.default_rng(0)
-    ids = jnp.asarray(np.minimum(rng.zipf(1.2, count), vocab_size) - 1, jnp.int32)
-    values = jnp.asarray(rng.normal(size=(count, width)), jnp.float32)
+    ids = jnp.asarray(np.minimum(rng.zipf(1.2, num_positions), vocab_size) - 1, jnp.int32)
+    values = jnp.asarray(rng.normal(size=(num_positions, width)), jnp.float32)
     values = values.astype(DTYPE.get(jax.default_backend(), jnp.bfloat16))
     programs = {
-        name: jax.jit(functools.partial(form, size=vocab_size)) for name, form in FORMS.items()
+        name: functools.partial(jax.jit(functools.partial(form, size=vocab_size)), ids, values)
+        for name, form in FORMS.items()
     }
-    for program in programs.values():
-        jax.block_until_ready(program(ids, values))
-    times: dict[str, list[float]] = {name: [] for name in programs}
-    for turn in range(repeats):
-        for name, program in programs.items():
-            if turn and times[name][0] > TOO_SLOW:
-                continue
-            started = time.perf_counter()
-            jax.block_until_ready(program(ids, values))
-            times[name].append(1000 * (time.perf_counter() - started))
-    return {name: statistics.median(values) for name, values in times.items()}
+    return median_milliseconds(programs, REPEATS, SLOW)
 
 
 def main(argv: list[str]) -> None:
@@ -60,13 +50,11 @@ def main(argv: list[str]) -> None:
     )
     results = {}
     for name, sizes in SIZES.items():
-        results[name] = measure(*sizes, REPEATS)
+        results[name] = measure(*sizes)
         print(f"{name}: {sizes[0]} positions, {sizes[1]} tokens, width {sizes[2]}")
         for form, milliseconds in results[name].items():
             print(f"  {form:10}{milliseconds:10.2f}")
-    if _JSON.value:
-        with open(_JSON.value, "w") as out:
-            json.dump(results, out, indent=2)
+    write_json(_JSON.value, results)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Greedy and beam search, token for token, beside Hugging Face and CTranslate2 on the same weights.
+"""Compares greedy and beam search with Hugging Face and CTranslate2, token for token.
 
     python benchmarks/parity.py --workdir=runs/m30k --sentences=test.en --json=parity.json
 
-The model is exported to each peer, which then translates with its own search; every output that
-differs is listed with how far apart the two score.
+The model is exported to each peer, which translates with its own search. Every output that differs
+is listed with both scores.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from transformer_jax.interop.parity import Reference
 from transformer_jax.interop.pretrained import Pretrained
 
 ALPHAS = (0.0, 0.6, 1.0, 1.5)
-# Our stopping rules as transformers calls them; CTranslate2 with patience 1 has the first alone.
+# Stopping rules and their names in transformers; CTranslate2 with patience 1 has only the first.
 EARLY_STOPPING: dict[Stopping, bool | str] = {
     "first_k": True,
     "hf_default": False,
@@ -39,7 +39,7 @@ BATCH = 50
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """One setting of both searches."""
+    """Settings of one search, ours and the peer's."""
 
     beam_size: int
     alpha: float
@@ -59,16 +59,16 @@ class Search:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """Best output of one sentence: ids without the end, and its score."""
+class Output:
+    """The best output of one sentence: ids without the end symbol, and scores."""
 
     ids: tuple[int, ...]
-    score: float | None  # over the length penalty; None where the peer gives none
-    log_prob: float | None  # of force-decoding `ids` and the end
+    score: float | None  # divided by the length penalty; None if the peer returns none
+    log_prob: float | None  # of `ids` and the end symbol, by forced decoding
 
 
 def searches(beam_size: int) -> Iterator[Search]:
-    """Greedy once, then every beam setting."""
+    """Greedy search once, then every setting of beam search."""
     yield Search(1, 0.0, "first_k")
     for alpha, stopping in itertools.product(ALPHAS, EARLY_STOPPING):
         yield Search(beam_size, alpha, stopping)
@@ -100,7 +100,7 @@ class HuggingFace:
 
     def translate(
         self, sources: Sequence[list[int]], search: Search, max_decode_len: int
-    ) -> Iterator[Found]:
+    ) -> Iterator[Output]:
         torch = self._torch
         for first in range(0, len(sources), BATCH):
             rows = sources[first : first + BATCH]
@@ -127,7 +127,7 @@ class HuggingFace:
             scores = out.sequences_scores.tolist() if search.beam_size > 1 else [None] * len(rows)
             for row, score in zip(out.sequences[:, 1:].tolist(), scores, strict=True):
                 end = row.index(self._eos) if self._eos in row else len(row)
-                yield Found(tuple(row[:end]), score, None)
+                yield Output(tuple(row[:end]), score, None)
 
 
 class CTranslate2:
@@ -151,7 +151,7 @@ class CTranslate2:
 
     def translate(
         self, sources: Sequence[list[int]], search: Search, max_decode_len: int
-    ) -> Iterator[Found]:
+    ) -> Iterator[Output]:
         tokens = [self._tokenizers.source.tokens(row[:-1]) for row in sources]
         results = self._translator.translate_batch(
             tokens,
@@ -166,9 +166,9 @@ class CTranslate2:
         forced = self._translator.score_batch(tokens, [r.hypotheses[0] for r in results])
         for result, scored in zip(results, forced, strict=True):
             ids = [self._tokenizers.target.token_id(p) for p in result.hypotheses[0]]
-            # An output that is cut at the limit has no end to be scored.
+            # An output that is cut at the limit has no end symbol that could be scored.
             log_prob = sum(scored.log_probs) if len(ids) < max_decode_len else None
-            yield Found(tuple(ids), result.scores[0], log_prob)
+            yield Output(tuple(ids), result.scores[0], log_prob)
 
 
 PEERS = {peer.name: peer for peer in (HuggingFace, CTranslate2)}
@@ -177,30 +177,30 @@ PEERS = {peer.name: peer for peer in (HuggingFace, CTranslate2)}
 def compare(
     model: Pretrained, sentences: Sequence[str], peers: Sequence[str], beam_size: int = 4
 ) -> dict[str, Any]:
-    """Runs every search on both sides.
+    """Runs every search with this package and with each peer.
 
     Returns:
-      `rows` (one a peer and search: `identical` of `total`; where the outputs are the same, the
-      largest difference of the search's scores and of force-decoded log-probabilities; `differing`
-      outputs with both scores); `beam_differs_from_greedy`, the share of sentences whose beam
-      output at α 1 is not the greedy one; `rules_differ`, for each α the number of sentences on
-      which the stopping rules do not agree.
+      `rows`, one per peer and search: `identical` of `total`; the largest differences of scores and
+      of force-decoded log-probabilities among identical outputs; `differing` outputs with both
+      scores. `beam_differs_from_greedy`: the share of sentences whose beam output at α = 1 is not
+      the greedy one. `rules_differ`: for each α the number of sentences on which the stopping rules
+      disagree.
     """
     reference = Reference(model.config, model.tokenizers, model.params)
     eos, limit = model.tokenizers.source.eos_id, model.config.model.max_len - 1
     encoded = reference.engine.encoder().source_ids(sentences)
-    kept = [
+    selected = [
         (s, [*ids, eos]) for s, ids in zip(sentences, encoded, strict=True) if 0 < len(ids) <= limit
     ]
-    texts, sources = [s for s, _ in kept], [ids for _, ids in kept]
+    texts, sources = [s for s, _ in selected], [ids for _, ids in selected]
     max_decode_len = min(model.config.decode.max_decode_len, limit)
 
     @functools.cache
-    def ours(search: Search, at_limit: AtLimit) -> list[Found]:
+    def ours(search: Search, at_limit: AtLimit) -> list[Output]:
         decode = search.config(model, max_decode_len, at_limit)
         with jax.default_matmul_precision("highest"):
-            found = list(reference.engine.translate(model.params, texts, decode))
-        return [Found(best[0].ids, best[0].score, best[0].log_prob) for best in found]
+            results = list(reference.engine.translate(model.params, texts, decode))
+        return [Output(best[0].ids, best[0].score, best[0].log_prob) for best in results]
 
     rows, versions = [], {}
     for name in peers:
@@ -226,13 +226,13 @@ def compare(
     }
 
 
-def _rules_differ(ours: dict[Search, list[Found]], alpha: float) -> int:
-    """Sentences on which the stopping rules do not all give the same output."""
-    found = [outputs for s, outputs in ours.items() if s.beam_size > 1 and s.alpha == alpha]
-    return sum(len({output.ids for output in one}) > 1 for one in zip(*found, strict=True))
+def _rules_differ(ours: dict[Search, list[Output]], alpha: float) -> int:
+    """Number of sentences for which the stopping rules give different outputs."""
+    by_rule = [outputs for s, outputs in ours.items() if s.beam_size > 1 and s.alpha == alpha]
+    return sum(len({output.ids for output in one}) > 1 for one in zip(*by_rule, strict=True))
 
 
-def _difference(ours: Sequence[Found], theirs: Sequence[Found]) -> dict[str, Any]:
+def _difference(ours: Sequence[Output], theirs: Sequence[Output]) -> dict[str, Any]:
     same = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.ids == b.ids]
     differing = [
         {"sentence": i + 1, "ours": a.score, "theirs": b.score}
@@ -286,11 +286,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("workdir", None, "Of a trained model.", required=True)
+    flags.DEFINE_string("workdir", None, "Work directory of a trained model.", required=True)
     flags.DEFINE_string("checkpoint", "best", "best, latest, a step, or average:N.")
-    flags.DEFINE_string("sentences", None, "Source text, one sentence a line.", required=True)
-    flags.DEFINE_integer("num_sentences", 200, "How many of them.")
-    flags.DEFINE_integer("beam_size", 4, "Of beam search.")
-    flags.DEFINE_list("peers", list(PEERS), "Which to compare with.")
+    flags.DEFINE_string("sentences", None, "Source text, one sentence per line.", required=True)
+    flags.DEFINE_integer("num_sentences", 200, "Number of sentences.")
+    flags.DEFINE_integer("beam_size", 4, "Beam size of beam search.")
+    flags.DEFINE_list("peers", list(PEERS), "Engines to compare with.")
     flags.DEFINE_string("json", "", "Also write the result to this file.")
     app.run(main)

@@ -1,21 +1,24 @@
-"""Engines that are compared, each in a process of its own."""
+"""Runs each engine of a comparison in a separate process."""
 
 import multiprocessing
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 from transformer_jax.runs import host_memory
 
 
-def _serve(connection, make: Callable[..., Any], args: tuple, keep_memory: bool) -> None:
+def _serve(
+    connection: Connection, make: Callable[..., Any], args: tuple[Any, ...], keep_memory: bool
+) -> None:
     if keep_memory:
         host_memory.keep_freed_memory()
-    served = make(*args)
+    engine = make(*args)
     while True:
         method, args = connection.recv()
         if method == "close":
             return
-        connection.send(getattr(served, method)(*args))
+        connection.send(getattr(engine, method)(*args))
 
 
 class Worker:
@@ -29,12 +32,13 @@ class Worker:
 
     def __init__(self, make: Callable[..., Any], *args: Any, keep_memory: bool = False):
         context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, make, args, keep_memory))
+        self.connection, remote = context.Pipe()
+        self.process = context.Process(target=_serve, args=(remote, make, args, keep_memory))
         self.process.start()
-        theirs.close()
+        remote.close()
 
     def call(self, method: str, *args: Any) -> Any:
+        """Calls a method of the object and returns its result."""
         self.connection.send((method, args))
         while not self.connection.poll(1.0):
             if not self.process.is_alive():
@@ -48,5 +52,5 @@ class Worker:
     def __enter__(self) -> "Worker":
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()

@@ -44,7 +44,7 @@ def test_the_kernel_compiles_for_two_tpus_with_rows_and_heads_parted(tmp_path):
     rows = json.loads(found.read_text())["rows"]
     assert len(rows) == 8
     for row in rows:
-        assert row["exchanges"] == 0
+        assert row["collectives"] == 0
         # [8 / 4, 4096, 8 / 2, 64] of 2 bytes, three times, and a little for the segments.
         inputs = 3 * 2 * 4096 * 4 * 64 * 2
         assert inputs <= row["argument_bytes"] < inputs * 1.1
