@@ -1,9 +1,12 @@
 """Each example, run as a script on a small corpus."""
 
+import io
+import itertools
 import runpy
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
@@ -12,9 +15,11 @@ from tests.conftest import digit_pairs, tiny_config, write_pairs
 from transformer_jax import Translator
 from transformer_jax.config import ModelConfig
 from transformer_jax.configs import quickstart
+from transformer_jax.decoding.processors import LogitsProcessors, Prefixes
 from transformer_jax.interop.huggingface import writing
 from transformer_jax.interop.pretrained import load
 from transformer_jax.ops import norms
+from transformer_jax.ops.top_k import NEVER
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MAX_LINES = 60
@@ -45,7 +50,7 @@ def corpus(tmp_path, monkeypatch):
 
 def test_examples_have_at_most_60_lines():
     lengths = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
-    assert len(lengths) >= 3
+    assert len(lengths) >= 5
     assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
 
 
@@ -96,3 +101,33 @@ def test_rms_norm_example_matches_float64(shape, axis):
     params = {"scale": scale.astype(np.float32)}
     out = functions["rms_norm"](ModelConfig(), params, x.astype(np.float32), axis)
     np.testing.assert_allclose(out, wanted * scale, rtol=1e-5, atol=1e-6)
+
+
+def test_decoding_rule_example_forbids_doubled_tokens(run_example, tiny_run, monkeypatch):
+    def has_doubled_token(translation):
+        return any(a == b for a, b in itertools.pairwise(translation.ids))
+
+    translator = Translator.load(tiny_run[1])
+    sources = (tiny_run[0] / "test.en").read_text().splitlines()
+    assert any(map(has_doubled_token, translator.translate(sources)))
+    monkeypatch.setattr(LogitsProcessors, "masks", LogitsProcessors.masks)  # restored afterwards
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(sources)))
+    printed = run_example("decoding_rule", f"--workdir={tiny_run[1]}")
+    expected = Translator.load(tiny_run[1]).translate(sources)
+    assert not any(map(has_doubled_token, expected))
+    assert printed.splitlines()[-len(sources) :] == [translation.text for translation in expected]
+
+
+@pytest.mark.parametrize("index", [0, 1, 3])
+def test_decoding_rule_example_changes_only_the_last_token(index):
+    functions = runpy.run_path(str(EXAMPLES / "decoding_rule.py"), run_name="example")
+    rng = np.random.default_rng(0)
+    log_probs = rng.normal(size=(5, 2, 3)).astype(np.float32)
+    tokens = rng.integers(5, size=(2, 3, 4))
+    prefixes = Prefixes(jnp.asarray(tokens), jnp.asarray(index), constraints=None)
+    out = functions["no_doubled_tokens"](jnp.asarray(log_probs), prefixes)
+    wanted = log_probs.copy()
+    for row, beam in np.ndindex(2, 3):
+        if index:
+            wanted[tokens[row, beam, index - 1], row, beam] = NEVER
+    np.testing.assert_array_equal(out, wanted)

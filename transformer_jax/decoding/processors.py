@@ -67,11 +67,11 @@ class LogitsProcessors:
         finite = ~jnp.isnan(unmasked[self.eos_id])  # one NaN among the logits makes all NaN
         unmasked = jnp.where(finite, unmasked, NEVER)
         log_probs = unmasked
-        for process in self._masks():
+        for process in self.masks():
             log_probs = process(log_probs, prefixes)
         return self._force(log_probs, unmasked, finite, prefixes)
 
-    def _masks(self) -> list[Processor]:
+    def masks(self) -> list[Processor]:
         """The active processors of log-probabilities."""
         processors: list[Processor] = []
         if self.structure.no_repeat_ngram_size:

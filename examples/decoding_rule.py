@@ -1,0 +1,52 @@
+"""Adds a decoding rule: no output has the same token twice in a row.
+
+    echo thirty-four | python examples/decoding_rule.py --workdir=runs/quickstart
+
+A rule is a function of log-probabilities `[V, R, k]` (V tokens, R rows of k hypotheses) and the
+prefixes decoded so far. It is compiled into the search. In a fork, add it to
+`transformer_jax/decoding/processors.py`, with a field of `DecodeConfig` that switches it on.
+"""
+
+import argparse
+import sys
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax import Translator
+from transformer_jax.decoding.processors import LogitsProcessors, Prefixes, Processor
+from transformer_jax.ops.top_k import NEVER
+
+
+def no_doubled_tokens(log_probs: jax.Array, prefixes: Prefixes) -> jax.Array:
+    """Forbids the last token of each prefix.
+
+    Args:
+      log_probs: `[V, R, k]` of the next token.
+      prefixes: their tokens are `[R, k, T]`, of which the first `index` count.
+    """
+    last = jnp.take(prefixes.tokens, jnp.maximum(prefixes.index - 1, 0), axis=2)  # --> [R, k]
+    row, beam = jnp.indices(last.shape, sparse=True)
+    forbidden = log_probs.at[last, row, beam].set(NEVER)
+    return jnp.where(prefixes.index == 0, log_probs, forbidden)
+
+
+def add_rule(rule: Processor) -> None:
+    """Makes every search of this process apply `rule` after the rules of its settings."""
+    rules_of_settings = LogitsProcessors.masks
+
+    def masks(self: LogitsProcessors) -> list[Processor]:
+        return [*rules_of_settings(self), rule]
+
+    LogitsProcessors.masks = masks  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workdir", required=True, help="of a run, or a Hugging Face model")
+    args = parser.parse_args()
+
+    add_rule(no_doubled_tokens)
+    translator = Translator.load(args.workdir)
+    for translation in translator.translate(sys.stdin.read().splitlines()):
+        print(translation.text)
