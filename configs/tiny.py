@@ -12,7 +12,7 @@ from transformer_jax.config import (
     ModelConfig,
     OptimizerConfig,
     TrainConfig,
-)  # fmt: skip
+)
 
 
 def get_config() -> Config:

@@ -1,8 +1,8 @@
-"""The one exception that means: the user's input, file or setting is at fault."""
+"""The exception for errors that users can fix: a wrong input, file, flag or setting."""
 
 
 class UserError(Exception):
-    """Bad input, told in one sentence: what, where, and what to do about it.
+    """One sentence for the user: what happened, where, and what to do.
 
     The commands print the message without a traceback and exit with status 2.
     """

@@ -35,9 +35,20 @@ PHRASE_SEPARATOR = "\t"
 INPUTS = ("input", "prefixes", "phrases", "score")  # flags that name files of lines
 # Flags that change the output, besides those of `DecodeConfig`.
 OUTPUT_FLAGS = (
-    "checkpoint", "ensemble", "format", "n_best", "target_lang", "source_lang", "score",
-    "per_token", "alignment", "attention", "attention_layer", "attention_head", "on_error",
-)  # fmt: skip
+    "checkpoint",
+    "ensemble",
+    "format",
+    "n_best",
+    "target_lang",
+    "source_lang",
+    "score",
+    "per_token",
+    "alignment",
+    "attention",
+    "attention_layer",
+    "attention_head",
+    "on_error",
+)
 DEFINERS = {int: flags.DEFINE_integer, float: flags.DEFINE_float, bool: flags.DEFINE_bool}
 
 
@@ -199,9 +210,16 @@ def _local_results(
         head = None if FLAGS.attention_head < 0 else FLAGS.attention_head
         attention = AttentionChoice(FLAGS.attention_layer, head)
     return translator.translate_n_best(
-        requests, FLAGS.n_best, FLAGS.target_lang, FLAGS.source_lang, attention,
-        FLAGS.window, FLAGS.on_error, ready, **_settings(),
-    )  # fmt: skip
+        requests,
+        FLAGS.n_best,
+        target_lang=FLAGS.target_lang,
+        source_lang=FLAGS.source_lang,
+        attention=attention,
+        window=FLAGS.window,
+        on_error=FLAGS.on_error,
+        ready=ready,
+        **_settings(),
+    )
 
 
 def _scores(

@@ -35,9 +35,11 @@ class ResumableOutput:
         path = epath.Path(name)
         self._record = path.parent / f"{path.name}.unfinished"
         # Standard output, a device or pipe, and remote files cannot be gone on with.
-        self._resumable = name != "-" and not paths.is_remote(name) and (
-            not path.exists() or Path(name).is_file()
-        )  # fmt: skip
+        self._resumable = (
+            name != "-"
+            and not paths.is_remote(name)
+            and (not path.exists() or Path(name).is_file())
+        )
         # Not of other output: it takes a pass over the parameters.
         self._description = _flat(json.loads(json.dumps(describe()))) if self._resumable else {}
         self._digest = hashlib.sha256()  # of the requests that are done
@@ -106,8 +108,12 @@ class ResumableOutput:
             self._record.unlink(missing_ok=True)
 
     def _save(self) -> None:
-        record = {"lines": self.done, "bytes": self._written, "input": self._digest.hexdigest(),
-                  "settings": self._description}  # fmt: skip
+        record = {
+            "lines": self.done,
+            "bytes": self._written,
+            "input": self._digest.hexdigest(),
+            "settings": self._description,
+        }
         paths.write_atomically(self._record, json.dumps(record) + "\n")
         self._saved = time.monotonic()
 
@@ -118,8 +124,11 @@ class ResumableOutput:
             record = json.loads(self._record.read_text())
             old = _flat(record["settings"])
             size = Path(self._name).stat().st_size
-            differs = [name for name in {**old, **self._description}
-                       if old.get(name) != self._description.get(name)]  # fmt: skip
+            differs = [
+                name
+                for name in {**old, **self._description}
+                if old.get(name) != self._description.get(name)
+            ]
             if size < record["bytes"]:
                 raise ValueError("the output is shorter than it says")
         except (ValueError, KeyError, TypeError, OSError) as error:
@@ -138,6 +147,9 @@ def _flat(tree: dict[str, Any], before: str = "") -> dict[str, Any]:
     """Settings by their path, such as `decode.beam_size`."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
-        found |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {
-            f"{before}{name}": value}  # fmt: skip
+        found |= (
+            _flat(value, f"{before}{name}.")
+            if isinstance(value, dict)
+            else {f"{before}{name}": value}
+        )
     return found

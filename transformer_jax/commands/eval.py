@@ -1,4 +1,4 @@
-"""The command `eval`: its flags, and what it prints."""
+"""The command `eval`: scores of a model on a data set, and comparison with another system."""
 
 import dataclasses
 import functools
@@ -30,76 +30,88 @@ LESS_MEMORY = "lower --config.decode.batch_tokens or --config.decode.beam_size"
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv`."""
     model_flags.define(argv)
-    flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "Which data to score.")
+    flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "Data to score.")
     flags.DEFINE_string("json", None, "Also write the scores to this file.")
     flags.DEFINE_string("output", None, "Also write the translations to this file, one a line.")
     flags.DEFINE_bool("conventions", False, "Show BLEU in every convention, with signatures.")
     flags.DEFINE_string(
         "compare",
         None,
-        "A work directory, DIR or DIR@CHECKPOINT, or a file of translations: is it better or worse "
-        "by more than chance?",
+        "A work directory, DIR or DIR@CHECKPOINT, or a file of translations: does it differ by "
+        "more than chance?",
     )
     process_flags.define()
     return argv
 
 
 def run() -> None:
-    """Scores the split that is asked for; of several processes each does its share."""
+    """Scores the split. Several processes share the work, and the first one writes."""
     process_flags.connect(saves=False)
     translator = model_flags.load_translator()
     data = translator.config.data
-    tokenizer = model_metrics.bleu_tokenizer(data)  # what is missing shows before anything runs
+    tokenizer = model_metrics.bleu_tokenizer(data)  # fails here if a package is missing
     corpora = sources.open_corpora(data, FLAGS.split)
     pairs = [pair for corpus in corpora for pair in corpus.read()]
+    references = [reference for _, reference in pairs]
     if FLAGS.conventions and is_part(data, FLAGS.split):
         raise UserError(
             f"config.data.{FLAGS.split}={getattr(data, FLAGS.split)} is a part of its split: "
-            "--conventions gives scores to be compared with others', for which every sentence "
-            "counts; name the split as a whole."
+            "--conventions is for comparisons with published scores, which count every sentence; "
+            "name the entire split."
         )
     other = _other_system(len(pairs)) if FLAGS.compare else None
     distributed.run_on_primary(functools.partial(_check_outputs, corpora), "outputs")
     scores, outputs = model_metrics.evaluate(
         translator.engine, translator.params, pairs, translator.config.decode
     )
-    result = {
+    hypotheses = [output.text for output in outputs]
+    other_hypotheses = None if other is None else _hypotheses(other, pairs)
+    if not distributed.is_primary():
+        return
+    result: dict[str, Any] = {
         **dataclasses.asdict(scores),
         "checkpoint_step": translator.checkpoint_step,
         "split": FLAGS.split,
     }
     if is_part(data, FLAGS.split):
         result["part"] = getattr(data, FLAGS.split)
-    texts = [output.text for output in outputs]
-    other_texts = None if other is None else _translations(other, pairs)
-    if not distributed.is_primary():
-        return
     _print_scores(result, data)
-    result |= _further(texts, other_texts, [reference for _, reference in pairs], data,
-                       tokenizer)  # fmt: skip
+    if FLAGS.conventions:
+        rows = corpus_metrics.conventions(
+            hypotheses, references, data.target_lang, data.pretokenized, tokenizer
+        )
+        _print_conventions(rows)
+        result["conventions"] = [dataclasses.asdict(row) for row in rows]
+    if other_hypotheses is not None:
+        metrics = corpus_metrics.compare(hypotheses, other_hypotheses, references, tokenizer)
+        _print_comparison(metrics)
+        result["compare"] = {
+            "with": FLAGS.compare,
+            "metrics": [dataclasses.asdict(metric) for metric in metrics],
+        }
     if FLAGS.json:
         with writing(FLAGS.json) as out:
             out.write(json.dumps(result, indent=2) + "\n")
     if FLAGS.output:
         with writing(FLAGS.output) as out:
-            out.writelines(as_line(text) for text in texts)
+            out.writelines(as_line(text) for text in hypotheses)
 
 
 def _check_outputs(corpora: Sequence[sources.Corpus]) -> None:
-    """Checks that outputs can be written, which should not cost an evaluation to find out.
+    """Checks before the evaluation that its outputs can be written.
 
     Raises:
-      UserError: one cannot, or is a file that is read.
+      UserError: one cannot be written, or is a file that is read.
     """
-    read: dict[str, str] = {}
+    inputs: dict[str, str] = {}
     for corpus in corpora:
         languages = (f".{corpus.source_lang}", f".{corpus.target_lang}", "")
         names = [corpus.name + end + gz for end in languages for gz in ("", ".gz")]
-        read |= {f"config.data.{FLAGS.split} ({name})": name for name in names}
+        inputs |= {f"config.data.{FLAGS.split} ({name})": name for name in names}
     if FLAGS.json and FLAGS.json == FLAGS.output:
         raise UserError(f"--json and --output are the same file, {FLAGS.json}.")
     for name in ("json", "output"):
-        check_not_overwritten(FLAGS[name].value or "-", read, f"--{name}")
+        check_not_overwritten(FLAGS[name].value or "-", inputs, f"--{name}")
         if FLAGS[name].value:
             check_writable(FLAGS[name].value)
 
@@ -109,44 +121,11 @@ def is_part(data: DataConfig, split: str) -> bool:
     return data.source == "tfds" and "[" in getattr(data, split)
 
 
-def _further(
-    texts: list[str],
-    other: list[str] | None,
-    references: list[str],
-    data: DataConfig,
-    tokenizer: str,
-) -> dict[str, Any]:
-    """Prints what `--conventions` and `--compare` ask for; the same for `--json`."""
-    found: dict[str, Any] = {}
-    if FLAGS.conventions:
-        rows = corpus_metrics.conventions(
-            texts, references, data.target_lang, data.pretokenized, tokenizer
-        )
-        print("BLEU of the same translations by convention")
-        for row in rows:
-            score = "-" if row.bleu is None else f"{row.bleu:.2f}"
-            print(f"  {row.name:<26}{score:>6}  {row.signature}")
-        found["conventions"] = [dataclasses.asdict(row) for row in rows]
-    if other is not None:
-        comparisons = corpus_metrics.compare(texts, other, references, tokenizer)
-        print(f"compared with {FLAGS.compare}, by paired bootstrap")
-        for c in comparisons:
-            print(
-                f"  {c.metric:<5} {c.score:.2f} ± {c.interval:.2f} here, {c.other_score:.2f} ± "
-                f"{c.other_interval:.2f} there, p = {c.p_value:.4f}  {c.signature}"
-            )
-        found["compare"] = {
-            "with": FLAGS.compare,
-            "metrics": [dataclasses.asdict(c) for c in comparisons],
-        }
-    return found
-
-
 def _other_system(num_sentences: int) -> list[str] | Translator:
-    """What `--compare` names: translations, or what makes them.
+    """What `--compare` names: translations from a file, or another model.
 
     Raises:
-      UserError: where there is none, not one translation for each source, or too few of them.
+      UserError: there is no such model, or not one translation for each source, or too few.
     """
     corpus_metrics.check_comparable(num_sentences)
     path = epath.Path(FLAGS.compare)
@@ -155,7 +134,7 @@ def _other_system(num_sentences: int) -> list[str] | Translator:
         if len(lines) != num_sentences:
             raise UserError(
                 f"{path} has {len(lines)} translations, the {FLAGS.split} set {num_sentences} "
-                "sentences: with any of them left out there is nothing to compare."
+                "sentences. The file needs one line for each sentence."
             )
         return lines
     folder, _, checkpoint = FLAGS.compare.rpartition("@")
@@ -164,21 +143,19 @@ def _other_system(num_sentences: int) -> list[str] | Translator:
     return Translator.load(folder, checkpoint)
 
 
-def _translations(system: list[str] | Translator, pairs: list[tuple[str, str]]) -> list[str]:
-    """Of the sources, one each."""
+def _hypotheses(system: list[str] | Translator, pairs: list[tuple[str, str]]) -> list[str]:
+    """The other system's translation of each source."""
     if isinstance(system, list):
         return system
     if distributed.is_primary():
-        print(f"translating with {FLAGS.compare}, checkpoint of step {system.checkpoint_step}, "
-              "by the search settings of that run", flush=True)  # fmt: skip
-    found = system.engine.translate(
-        system.params,
-        distributed.local_share([source for source, _ in pairs]),
-        system.config.decode,
-    )
-    return [
-        best.text for best in distributed.gather_shares([hypotheses[0] for hypotheses in found])
-    ]
+        print(
+            f"translating with {FLAGS.compare}, checkpoint of step {system.checkpoint_step}, "
+            "by the search settings of that run",
+            flush=True,
+        )
+    sources_share = distributed.local_share([source for source, _ in pairs])
+    n_best = system.engine.translate(system.params, sources_share, system.config.decode)
+    return distributed.gather_shares([hypotheses[0].text for hypotheses in n_best])
 
 
 def _print_scores(result: dict[str, Any], data: DataConfig) -> None:
@@ -192,6 +169,24 @@ def _print_scores(result: dict[str, Any], data: DataConfig) -> None:
         print(f"                ({corpus_metrics.NO_FOUR_WORDS})")
     print(f"chrF            {result['chrf']:.2f}  {result['chrf_signature']}")
     print(f"exact match     {result['exact_match']:.2f}%")
-    print(f"loss            {result['loss']:.4f} nats a token, "
-          f"perplexity {result['perplexity']:.3f}")  # fmt: skip
+    print(
+        f"loss            {result['loss']:.4f} nats a token, perplexity {result['perplexity']:.3f}"
+    )
     print(f"token accuracy  {result['token_accuracy']:.2f}%")
+
+
+def _print_conventions(rows: Sequence[corpus_metrics.ConventionScore]) -> None:
+    print("BLEU of the same translations by convention")
+    for row in rows:
+        score = "-" if row.bleu is None else f"{row.bleu:.2f}"
+        print(f"  {row.name:<26}{score:>6}  {row.signature}")
+
+
+def _print_comparison(metrics: Sequence[corpus_metrics.Comparison]) -> None:
+    print(f"compared with {FLAGS.compare}, by paired bootstrap")
+    for metric in metrics:
+        print(
+            f"  {metric.metric:<5} {metric.score:.2f} ± {metric.interval:.2f} here, "
+            f"{metric.other_score:.2f} ± {metric.other_interval:.2f} there, "
+            f"p = {metric.p_value:.4f}  {metric.signature}"
+        )

@@ -7,17 +7,22 @@ from transformer_jax.interop import export
 from transformer_jax.interop.pretrained import Pretrained
 
 FLAGS = flags.FLAGS
-LESS_MEMORY = "name fewer or shorter sentences by --sentences"
+LESS_MEMORY = "name fewer or shorter sentences with --sentences"
 
 
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv`."""
     model_flags.define(argv)
-    flags.DEFINE_enum("format", None, export.FORMATS, "What to write.", required=True)
-    flags.DEFINE_string("output", None, "Folder to make.", required=True)
-    flags.DEFINE_enum("quantization", "float32", export.QUANTIZATIONS, "Of a ctranslate2 export.")
+    flags.DEFINE_enum("format", None, export.FORMATS, "Format of the export.", required=True)
+    flags.DEFINE_string("output", None, "Folder to write.", required=True)
+    flags.DEFINE_enum(
+        "quantization",
+        "float32",
+        export.QUANTIZATIONS,
+        "Type of the weights in a ctranslate2 export.",
+    )
     flags.DEFINE_string(
-        "sentences", "", "Source text to check the export with; else the run's validation set."
+        "sentences", "", "Source text to check the export with; default: the run's validation set."
     )
     return argv
 

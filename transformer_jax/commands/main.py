@@ -28,13 +28,21 @@ USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130
 # Flags of any command that hold a path or a list of paths. DIR@CHECKPOINT begins with a path too.
 PATH_FLAGS = (
-    "workdir", "json", "replay", "output", "compare", "input", "prefixes", "phrases", "score",
-    "ensemble", "sentences", "scores",
-)  # fmt: skip
+    "workdir",
+    "json",
+    "replay",
+    "output",
+    "compare",
+    "input",
+    "prefixes",
+    "phrases",
+    "score",
+    "ensemble",
+    "sentences",
+    "scores",
+)
 # Words in the errors of a process that lost its connection to the others.
-CONNECTION_WORDS = (
-    "gloo", "connection", "unavailable", "barrier", "deadline", "nccl", "heartbeat",
-)  # fmt: skip
+CONNECTION_WORDS = ("gloo", "connection", "unavailable", "barrier", "deadline", "nccl", "heartbeat")
 
 
 def main() -> None:

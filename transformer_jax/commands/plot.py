@@ -1,45 +1,68 @@
 """The command `plot`: pictures of work directories, and their `report.html`."""
 
 import io
+from typing import TYPE_CHECKING
 
 from absl import flags
 from etils import epath
 
 from transformer_jax import paths
+from transformer_jax.commands import model_flags
 from transformer_jax.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from transformer_jax.plotting import Figure
 
 FLAGS = flags.FLAGS
 LESS_MEMORY = "give a shorter sentence"
 PICTURES = ("attention", "alignment", "curves", "schedule", "positions", "lengths", "report")
-_SENTENCE = ("attention", "alignment")
-_SEVERAL = ("curves", "schedule")
+OF_A_SENTENCE = ("attention", "alignment")
+OF_SEVERAL_RUNS = ("curves", "schedule")
+# Flag -> the pictures that use it; the others refuse it.
+USED_BY = {
+    "source": OF_A_SENTENCE,
+    "target": OF_A_SENTENCE,
+    "target_lang": OF_A_SENTENCE,
+    "source_lang": OF_A_SENTENCE,
+    "checkpoint": OF_A_SENTENCE,
+    "layer": OF_A_SENTENCE,
+    "heads": OF_A_SENTENCE,
+    "mean": ("attention",),
+    "part": ("attention",),
+    "words": ("alignment",),
+    "metrics": ("curves",),
+    "split": ("lengths",),
+    "scores": ("report",),
+    "output": tuple(name for name in PICTURES if name != "report"),
+}
 
 
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv` with the picture's name as a flag."""
-    flags.DEFINE_enum("picture", None, PICTURES, "What to draw; --picture= may be left out.")
-    flags.DEFINE_list("workdir", None, "Folder of the run; of curves and schedule, also several.")
+    flags.DEFINE_enum("picture", None, PICTURES, "The picture; --picture= may be omitted.")
+    flags.DEFINE_list("workdir", None, "Folder of the run; for curves and schedule, also several.")
     flags.DEFINE_string("output", None, "File to write, .svg, .png or .pdf; else PICTURE.svg here.")
-    flags.DEFINE_string("checkpoint", "best", "best, latest, a step, or average:N.")
-    flags.DEFINE_string("source", None, "Of attention and alignment: a sentence.")
-    flags.DEFINE_string("target", None, "Its translation; without it, the model's own.")
-    flags.DEFINE_string("target_lang", "", "Of a multilingual model; else the config's.")
-    flags.DEFINE_string("source_lang", "", "Of a model that is told this too.")
-    flags.DEFINE_enum("part", "cross", ["cross", "encoder", "decoder"], "Whose attention.")
+    model_flags.define_checkpoint()
+    model_flags.define_languages()
+    flags.DEFINE_string("source", None, "attention, alignment: a sentence.")
+    flags.DEFINE_string("target", None, "Its translation; default: the model's.")
+    flags.DEFINE_enum("part", "cross", ["cross", "encoder", "decoder"], "attention: which one.")
     flags.DEFINE_integer("layer", -2, "Layer whose heads are drawn; -1 is the last.")
-    flags.DEFINE_list("heads", None, "Heads to draw; else all.")
+    flags.DEFINE_list("heads", None, "Heads to draw; default: all.")
     flags.DEFINE_bool("mean", False, "Draw the mean of those heads instead.")
-    flags.DEFINE_bool("words", True, "Of an alignment: join tokens to words.")
-    flags.DEFINE_list("metrics", None, "Of curves: names in metrics.jsonl, a panel each.")
-    flags.DEFINE_enum("split", "train", ["train", "validation", "test"], "Of lengths.")
-    flags.DEFINE_list("scores", [], "Of a report: files that eval.py --json wrote.")
+    flags.DEFINE_bool("words", True, "alignment: join tokens to words.")
+    flags.DEFINE_list("metrics", None, "curves: names in metrics.jsonl, a panel each.")
+    flags.DEFINE_enum("split", "train", ["train", "validation", "test"], "lengths: which data.")
+    flags.DEFINE_list("scores", [], "report: files that eval.py --json wrote.")
     if len(argv) > 1 and not argv[1].startswith("-"):
         return [argv[0], f"--picture={argv[1]}", *argv[2:]]
     return argv
 
 
 def run() -> None:
-    """Draws what the flags ask for and says where it is."""
+    """Draws the picture and prints where it is."""
     _check_flags()
     if FLAGS.picture == "report":
         from transformer_jax.plotting.report import write_report
@@ -54,9 +77,13 @@ def run() -> None:
     from transformer_jax import plotting
 
     draw = {
-        "attention": _attention, "alignment": _alignment, "curves": _curves,
-        "schedule": _schedule, "positions": _positions, "lengths": _lengths,
-    }  # fmt: skip
+        "attention": _attention,
+        "alignment": _alignment,
+        "curves": _curves,
+        "schedule": _schedule,
+        "positions": _positions,
+        "lengths": _lengths,
+    }
     figure = draw[FLAGS.picture]()
     if output.suffix == ".svg":
         output.write_text(plotting.to_svg(figure))
@@ -68,67 +95,62 @@ def run() -> None:
 
 
 def _check_flags() -> None:
+    """Refuses missing flags, and flags that the picture does not use."""
     if FLAGS.picture is None:
-        raise UserError(f"Say what to draw: {', '.join(PICTURES)}.")
+        raise UserError(f"Name what to draw: {', '.join(PICTURES)}.")
     if not FLAGS.workdir:
         raise UserError("--workdir=DIR is missing: the folder of the run.")
-    if len(FLAGS.workdir) > 1 and FLAGS.picture not in _SEVERAL:
+    if len(FLAGS.workdir) > 1 and FLAGS.picture not in OF_SEVERAL_RUNS:
         raise UserError(f"{FLAGS.picture} takes one --workdir, not {len(FLAGS.workdir)}.")
-    if FLAGS.picture in _SENTENCE and not FLAGS.source:
+    if FLAGS.picture in OF_A_SENTENCE and not FLAGS.source:
         raise UserError(f"{FLAGS.picture} needs a sentence: --source='...'.")
-    used = {
-        "source": _SENTENCE, "target": _SENTENCE, "target_lang": _SENTENCE, "layer": _SENTENCE,
-        "heads": _SENTENCE, "mean": ("attention",), "part": ("attention",),
-        "words": ("alignment",), "metrics": ("curves",), "split": ("lengths",),
-        "scores": ("report",), "checkpoint": _SENTENCE, "source_lang": _SENTENCE,
-        "output": tuple(name for name in PICTURES if name != "report"),
-    }  # fmt: skip
     if FLAGS.part == "encoder" and FLAGS.target is not None:
         raise UserError("--target is for --part=cross and decoder; the encoder reads the source.")
-    for name, pictures in used.items():
+    for name, pictures in USED_BY.items():
         if FLAGS[name].present and FLAGS.picture not in pictures:
             raise UserError(f"--{name} is for {' and '.join(pictures)}, not for {FLAGS.picture}.")
 
 
-def _attention():
+def _attention() -> "Figure":
     from transformer_jax import plotting
 
     weights, rows, columns, heads = _weights(FLAGS.part)
+    titles = [f"head {head}" for head in heads]
     if FLAGS.mean:
-        return plotting.attention_maps(
-            weights.mean(axis=0, keepdims=True), rows, columns, [_mean_of(heads)]
-        )
-    return plotting.attention_maps(weights, rows, columns, [f"head {h}" for h in heads])
+        weights = weights.mean(axis=0, keepdims=True)
+        titles = [f"mean of {len(heads)} heads"] if len(heads) > 1 else titles
+    return plotting.attention_maps(weights, rows, columns, titles)
 
 
-def _mean_of(heads: list[int]) -> str:
-    return f"mean of {len(heads)} heads" if len(heads) > 1 else f"head {heads[0]}"
-
-
-def _alignment():
+def _alignment() -> "Figure":
     from transformer_jax import plotting
     from transformer_jax.decoding import alignment
 
     weights, rows, columns, _ = _weights("cross")
-    mean, target, source = weights.mean(axis=0)[:-1, :-1], rows[:-1], columns[:-1]
+    # Without the end symbols.
+    mean = weights.mean(axis=0)[:-1, :-1]
+    target, source = list(rows[:-1]), list(columns[:-1])
     if FLAGS.words:
         mean = alignment.word_attention(mean, source, target)
         target, source = (alignment.join_words(side) for side in (target, source))
     return plotting.alignment(mean, target, source)
 
 
-def _weights(part: str):
-    """Weights `[heads, T, S]` of the layer and heads asked for, labels, and the heads' numbers."""
+def _weights(part: str) -> tuple["np.ndarray", tuple[str, ...], tuple[str, ...], list[int]]:
+    """Attention of the layer and heads that the flags name.
+
+    Returns:
+      Weights `[heads, T, S]`, T labels of the rows, S labels of the columns, numbers of the heads.
+    """
     from transformer_jax.api import Translator
     from transformer_jax.plotting import collect
 
     translator = Translator.load(FLAGS.workdir[0], FLAGS.checkpoint)
-    # The encoder does not know what will be written.
-    target = "" if part == "encoder" else FLAGS.target
-    seen = collect.sentence_attention(
+    target = "" if part == "encoder" else FLAGS.target  # the encoder needs no translation
+    attention = collect.sentence_attention(
         translator, FLAGS.source, target, FLAGS.target_lang, FLAGS.source_lang
     )
-    weights, rows, columns = seen.of(part)
+    weights, rows, columns = attention.of(part)
     depth, num_heads = weights.shape[:2]
     layer = max(FLAGS.layer, -depth) if not FLAGS["layer"].present else FLAGS.layer
     if not -depth <= layer < depth:
@@ -140,7 +162,7 @@ def _weights(part: str):
     return weights[layer][heads], rows, columns, heads
 
 
-def _curves():
+def _curves() -> "Figure":
     from transformer_jax import plotting
     from transformer_jax.plotting import collect
 
@@ -151,18 +173,19 @@ def _curves():
     present = sorted({name for name, value in points if isinstance(value, int | float)})
     for name in FLAGS.metrics:
         if name not in present:
-            raise UserError(f"--metrics={name} is in none of these runs; there are "
-                            f"{', '.join(present)}.")  # fmt: skip
+            raise UserError(
+                f"--metrics={name} is in none of these runs; there are {', '.join(present)}."
+            )
     return plotting.learning_curves(runs, {name: {name: ""} for name in FLAGS.metrics})
 
 
 def _names() -> list[str]:
-    """What the work directories are called: their last part, or as much as tells them apart."""
+    """Names of the runs: the last part of each work directory, or all of it if two are equal."""
     names = [epath.Path(path).name for path in FLAGS.workdir]
     return names if len(set(names)) == len(names) else list(FLAGS.workdir)
 
 
-def _schedule():
+def _schedule() -> "Figure":
     import jax
     import numpy as np
 
@@ -179,19 +202,21 @@ def _schedule():
     return plotting.schedules(rates)
 
 
-def _positions():
+def _positions() -> "Figure":
     from transformer_jax import plotting
     from transformer_jax.ops.positional import SINUSOIDS, position_table
     from transformer_jax.runs import workdir
 
     model = workdir.read_config(FLAGS.workdir[0]).model
     if model.positional not in SINUSOIDS:
-        raise UserError(f"The model has {model.positional} positions; only sinusoids have a table "
-                        "that is known without its parameters.")  # fmt: skip
+        raise UserError(
+            f"The model has {model.positional} positions; only a table of sinusoids can be drawn "
+            "without its parameters."
+        )
     return plotting.positions(position_table(model))
 
 
-def _lengths():
+def _lengths() -> "Figure":
     from transformer_jax import plotting
     from transformer_jax.plotting import collect
     from transformer_jax.runs import workdir

@@ -1,4 +1,4 @@
-"""The command `train`: its flags; training, dry runs, checking that runs go on, replaying."""
+"""The command `train`: training, dry runs, `--verify_resume` and `--replay`."""
 
 import dataclasses
 import importlib.util
@@ -42,7 +42,7 @@ def define_flags(argv: list[str]) -> list[str]:
 
 
 def run() -> None:
-    """Trains, or does what one of the flags asks for instead."""
+    """Trains, or does what one of the flags names instead."""
     if FLAGS.dry_run:
         _dry_run()
         return
@@ -56,8 +56,8 @@ def run() -> None:
     if FLAGS.verify_resume:
         from transformer_jax.diagnostics.verify_resume import verify_resume
 
-        own = ("--workdir", "--verify_resume", "--verify_steps", "--replay", "--stop_after")
-        verify_resume(FLAGS.config, FLAGS.workdir, _same_command(own), FLAGS.verify_steps)
+        left_out = ("--workdir", "--verify_resume", "--verify_steps", "--replay", "--stop_after")
+        verify_resume(FLAGS.config, FLAGS.workdir, _this_command(left_out), FLAGS.verify_steps)
         return
     if FLAGS.replay:
         from transformer_jax.diagnostics.replay import replay
@@ -73,7 +73,7 @@ def run() -> None:
 
 
 def _report(workdir: epath.Path) -> None:
-    """Writes `report.html`; a run that is saved does not fail for want of it."""
+    """Writes `report.html`. An error is printed only, because the run itself is saved."""
     from transformer_jax import distributed
 
     if not importlib.util.find_spec("matplotlib"):
@@ -87,20 +87,23 @@ def _report(workdir: epath.Path) -> None:
 
     try:
         print(f"wrote {write_report(workdir)}", flush=True)
-    except Exception as error:  # a device without room, a disk without, whatever it may be
-        print(f"report.html could not be written: {type(error).__name__}: {error}; "
-              f"python -m transformer_jax.plotting report --workdir={workdir} tries again",
-              file=sys.stderr)  # fmt: skip
+    except Exception as error:  # no memory, a full disk, or anything else
+        print(
+            f"report.html could not be written: {type(error).__name__}: {error}; "
+            f"python -m transformer_jax.plotting report --workdir={workdir} tries again",
+            file=sys.stderr,
+        )
 
 
 def _dry_run() -> None:
+    """Prints the report of a dry run; fails if the step needs more memory than there is."""
     from transformer_jax.diagnostics.dry_run import dry_run
 
     if FLAGS.topology:
         import jax
 
-        jax.config.update("jax_platforms", "cpu")  # the devices that are here stay untouched
-        jax.config.update("jax_enable_compilation_cache", False)  # no device to load programs for
+        jax.config.update("jax_platforms", "cpu")  # local accelerators stay unused
+        jax.config.update("jax_enable_compilation_cache", False)  # programs cannot be loaded
     report = dry_run(FLAGS.config, FLAGS.topology, print)
     if FLAGS.json:
         with writing(FLAGS.json) as out:
@@ -109,8 +112,8 @@ def _dry_run() -> None:
         raise UserError(f"The step does not fit {report.topology}.")
 
 
-def _same_command(left_out: Sequence[str]) -> list[str]:
-    """Program and arguments of this process, some flags left out."""
+def _this_command(left_out: Sequence[str]) -> list[str]:
+    """The command line of this process without some of its flags."""
     kept, drop_next = [sys.executable], False
     for argument in sys.argv:
         name, has_value, _ = argument.partition("=")

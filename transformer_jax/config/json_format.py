@@ -62,8 +62,10 @@ def keep_former_defaults(
     for setting in all_settings(Config):
         former, default = setting.former, setting.default
         if setting.value(stored) == former and setting.value(config) == default != former:
-            report(f"config.{setting.path} stays {former}, as the run was started; "
-                   f"new runs have {default}")  # fmt: skip
+            report(
+                f"config.{setting.path} stays {former}, as the run was started; "
+                f"new runs have {default}"
+            )
             section, name = setting.path.split(".")
             changed = dataclasses.replace(getattr(config, section), **{name: former})
             config = dataclasses.replace(config, **{section: changed})

@@ -1,4 +1,4 @@
-"""What pictures show, out of a model or a work directory."""
+"""The data of pictures, from a model or a work directory."""
 
 import dataclasses
 import functools
@@ -53,22 +53,22 @@ def sentence_attention(
     target_lang: str = "",
     source_lang: str = "",
 ) -> SentenceAttention:
-    """Attention while `target` is written for `source`, or the model's own translation.
+    """Attention of a model on a sentence and its translation.
 
     Args:
-      translator: of an ensemble, the first model is looked at.
+      translator: its model; of an ensemble, the first one.
       source: text.
-      target: text; None: what the model writes.
-      target_lang: of a multilingual model; "": the config's.
-      source_lang: of a model that is told this too; "": the config's.
+      target: text; None: the model's translation.
+      target_lang: for a multilingual model; empty: the config's.
+      source_lang: for a model that reads it; empty: the config's.
 
     Raises:
-      UserError: where the source is empty, or a side is longer than the model reads.
+      UserError: the source is empty, or a side is longer than the model reads.
     """
     engine, ids, tokenizers = translator.engine, translator.engine.ids, translator.tokenizers
     (source_ids,) = engine.encoder(target_lang, source_lang).source_ids([source])
     if not source_ids:
-        raise UserError("There is no text whose attention could be looked at.")
+        raise UserError("The source is empty: there is no text to show attention for.")
     source_ids = [*source_ids, ids.source_eos]
     _check_length(source, source_ids, engine.max_len)
     if target is None:
@@ -99,12 +99,14 @@ def sentence_attention(
 
 def _check_length(text: str, ids: list[int], limit: int) -> None:
     if len(ids) > limit:
-        raise UserError(f"{text[:40]!r}… takes {len(ids)} tokens and the model reads "
-                        f"{limit}: give a shorter sentence.")  # fmt: skip
+        raise UserError(
+            f"{text[:40]!r}… has {len(ids)} tokens and the model reads at most {limit}: give a "
+            "shorter sentence."
+        )
 
 
 def _padded(tokens: list[int], pad: int, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and segment ids `[1, length]`; lengths are few, so that sentences share programs."""
+    """Ids and segment ids `[1, length]`. Lengths are multiples of 32, so programs are few."""
     size = min(-(-len(tokens) // 32) * 32, longest)
     (row,), (length,) = batching.pad_rows([tokens], 1, size, pad)
     return row[None], (np.arange(size) < length).astype(np.int32)[None]
@@ -112,7 +114,12 @@ def _padded(tokens: list[int], pad: int, longest: int) -> tuple[np.ndarray, np.n
 
 @functools.lru_cache(maxsize=4)
 def _weights(model: ModelConfig) -> Callable[..., tuple[jax.Array, ...]]:
-    """Compiled: parameters, source and decoder input with their segment ids to all weights."""
+    """A compiled function that returns a model's attention weights.
+
+    Its arguments are the parameters, then ids and segment ids `[1, S]` of the source and `[1, T]`
+    of the decoder's inputs. It returns weights of encoder `[L, H, S, S]`, decoder `[L, H, T, T]`
+    and cross-attention `[L, H, T, S]`.
+    """
     apply = Transformer(model).apply
 
     @jax.jit
@@ -124,77 +131,83 @@ def _weights(model: ModelConfig) -> Callable[..., tuple[jax.Array, ...]]:
             )
 
         _, state = apply({"params": params}, method=run, mutable=["intermediates"])
-        seen = state["intermediates"]
 
-        def stacked(layers: str, depth: int, part: str) -> jax.Array:
-            found = [seen[f"{layers}_layers_{n}"][part]["weights"][0][0] for n in range(depth)]
-            return jnp.stack(found)
+        def stack_layers(side: str, depth: int, part: str) -> jax.Array:
+            layers = [state["intermediates"][f"{side}_layers_{n}"][part] for n in range(depth)]
+            return jnp.stack([layer["weights"][0][0] for layer in layers])
 
         return (
-            stacked("encoder", model.num_encoder_layers, "self_attention"),
-            stacked("decoder", model.num_decoder_layers, "self_attention"),
-            stacked("decoder", model.num_decoder_layers, "cross_attention"),
+            stack_layers("encoder", model.num_encoder_layers, "self_attention"),
+            stack_layers("decoder", model.num_decoder_layers, "self_attention"),
+            stack_layers("decoder", model.num_decoder_layers, "cross_attention"),
         )
 
     return weights
 
 
 def read_lines(path: epath.Path) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines; one that is cut short at the end is left out.
+    """The objects of a file of JSON lines, except a last line that is cut short.
 
     Raises:
-      UserError: where another line is damaged.
+      UserError: another line is damaged.
     """
-    lines = path.read_text().split("\n")  # text may hold other ends of lines
-    found = []
+    lines = path.read_text().split("\n")  # `splitlines` would also split inside strings
+    objects = []
     for number, line in enumerate(lines, start=1):
         try:
             if line:
-                found.append(json.loads(line))
+                objects.append(json.loads(line))
         except ValueError as error:
             if number < len(lines):
                 raise UserError(f"{path}: line {number} is damaged ({error}).") from error
-    return found
+    return objects
 
 
 def read_metrics(workdir: epath.PathLike) -> list[dict[str, Any]]:
     """Lines of `metrics.jsonl`.
 
     Raises:
-      UserError: where there are none.
+      UserError: there are none.
     """
     path = epath.Path(workdir) / "metrics.jsonl"
     lines = read_lines(path) if path.exists() else []
     if not lines:
-        raise UserError(f"{workdir} has no curves: there is nothing in its metrics.jsonl.")
+        raise UserError(f"{workdir} has no metrics yet: its metrics.jsonl is missing or empty.")
     return lines
 
 
 def corpus_lengths(
     config: Config, workdir: epath.PathLike, split: str = "train"
 ) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
-    """Positions `[pairs]` of source and target as trained on, and padding by way of making batches.
+    """Lengths of a corpus in tokens, and the share of padding in its batches.
 
     Args:
       config: of the run.
-      workdir: whose tokenizer is used.
+      workdir: of the run, for its tokenizer.
       split: train, validation or test.
+
+    Returns:
+      Lengths `[pairs]` of source and target, and for each kind of batches its share of padding.
     """
     tokenizers = workdir_lib.read_tokenizers(workdir)
     corpora = sources.open_corpora(config.data, split)
     corpus = tokenize_corpora(corpora, tokenizers, config.data)
     selection = select_pairs(
-        corpus.source.lengths, corpus.target.lengths, config.data.max_len,
+        corpus.source.lengths,
+        corpus.target.lengths,
+        config.data.max_len,
         max_ratio=config.data.max_ratio,
-    )  # fmt: skip
-    ways: dict[str, dict[str, Any]] = {
-            "this run": {}, "packed": {"batching": "pack", "batch_sentences": 0},
-            "in buckets": {"batching": "bucket", "batch_sentences": 0}}  # fmt: skip
-    # A packed row at least; with `batch_sentences` the number of tokens may be any.
+    )
+    kinds: dict[str, dict[str, Any]] = {
+        "this run": {},
+        "packed": {"batching": "pack", "batch_sentences": 0},
+        "in buckets": {"batching": "bucket", "batch_sentences": 0},
+    }
+    # At least one packed row: a run with `batch_sentences` may name fewer tokens.
     row = max(config.data.pack_len, config.data.max_len)
     tokens = max(config.data.batch_tokens, row)
     padding = {}
-    for name, changes in ways.items():
+    for name, changes in kinds.items():
         data = dataclasses.replace(config.data, batch_tokens=tokens, **changes)
         plan = batch_plan.make_plan(selection, dataclasses.replace(config, data=data))
         padding[name] = batch_plan.padding_report(plan, selection)

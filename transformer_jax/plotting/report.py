@@ -12,13 +12,14 @@ import jax
 from etils import epath
 
 import transformer_jax
+from transformer_jax import plotting
 from transformer_jax.api import Translator
 from transformer_jax.config import Config
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.corpus_metrics import NO_FOUR_WORDS
 from transformer_jax.evaluation.model_metrics import Evaluation
 from transformer_jax.paths import write_atomically
-from transformer_jax.plotting import collect, figures
+from transformer_jax.plotting import collect
 from transformer_jax.runs import workdir as workdir_lib
 
 NAME = "report.html"
@@ -27,9 +28,13 @@ NAME = "report.html"
 NUM_SENTENCES, MAX_PIECES, MAX_HEADS = 3, 40, 32
 
 _COLUMNS = {
-    "loss": "loss", "perplexity": "perplexity", "token_accuracy": "token accuracy",
-    "exact_match": "exact match", "bleu": "BLEU", "chrf": "chrF",
-}  # fmt: skip
+    "loss": "loss",
+    "perplexity": "perplexity",
+    "token_accuracy": "token accuracy",
+    "exact_match": "exact match",
+    "bleu": "BLEU",
+    "chrf": "chrF",
+}
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -105,13 +110,19 @@ def write_report(workdir: epath.PathLike, scores: Sequence[epath.PathLike] = ())
         [
             f"<h1>{_text(title)}</h1>",
             *_facts(translator, lines),
-            "<h2>Scores</h2>", *_evaluations(config, lines), *_results(results),
-            "<h2>Curves</h2>", *_curves(lines),
-            "<h2>Samples</h2>", *_samples(samples),
-            "<h2>Attention to the source</h2>", *_attention(translator, samples),
-            "<h2>Configuration</h2>", *_configuration(config),
+            "<h2>Scores</h2>",
+            *_evaluations(config, lines),
+            *_results(results),
+            "<h2>Curves</h2>",
+            *_curves(lines),
+            "<h2>Samples</h2>",
+            *_samples(samples),
+            "<h2>Attention to the source</h2>",
+            *_attention(translator, samples),
+            "<h2>Configuration</h2>",
+            *_configuration(config),
         ]
-    )  # fmt: skip
+    )
     write_atomically(workdir / NAME, _PAGE.format(title=_text(title), body=body))
     return workdir / NAME
 
@@ -130,7 +141,7 @@ def _read_scores(path: epath.Path) -> dict[str, Any]:
 # --- Sections -----------------------------------------------------------------------------------
 
 
-def _facts(translator: Translator, lines: Sequence[figures.Metrics]) -> Iterator[str]:
+def _facts(translator: Translator, lines: Sequence[plotting.Metrics]) -> Iterator[str]:
     params = sum(x.size for x in jax.tree.leaves(translator.params))
     trained = [line for line in lines if "train_loss" in line]
     facts = {"parameters": f"{params:,}", "steps": f"{max(line['step'] for line in lines):,}"}
@@ -145,7 +156,7 @@ def _facts(translator: Translator, lines: Sequence[figures.Metrics]) -> Iterator
     yield from _pairs(facts, "facts")
 
 
-def _evaluations(config: Config, lines: Sequence[figures.Metrics]) -> Iterator[str]:
+def _evaluations(config: Config, lines: Sequence[plotting.Metrics]) -> Iterator[str]:
     evaluated = [line for line in lines if "eval_loss" in line]
     if not evaluated:
         yield "<p>The run was never evaluated (config.train.eval_every_steps=0).</p>"
@@ -153,8 +164,11 @@ def _evaluations(config: Config, lines: Sequence[figures.Metrics]) -> Iterator[s
     metric = config.checkpoint.best_metric
     best = (min if metric == "eval_loss" else max)(evaluated, key=lambda line: line[metric])
     rows = {f"{line['step']:,}": [line[f"eval_{name}"] for name in _COLUMNS] for line in evaluated}
-    search = "greedily" if config.train.eval_beam_size == 1 else (
-        f"with a beam of {config.train.eval_beam_size}")  # fmt: skip
+    search = (
+        "greedily"
+        if config.train.eval_beam_size == 1
+        else (f"with a beam of {config.train.eval_beam_size}")
+    )
     count = f"{best['eval_num_sentences']:,} " if "eval_num_sentences" in best else ""
     yield f"<p>{count}validation sentences, decoded {search}; best by {metric}:</p>"
     yield from _table("step", _COLUMNS.values(), rows, f"{best['step']:,}")
@@ -164,18 +178,20 @@ def _evaluations(config: Config, lines: Sequence[figures.Metrics]) -> Iterator[s
 def _results(results: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
     for name, result in results:
         split = f"{result['split']}, " if "split" in result else ""
-        yield (f"<p>{_text(name)}.json: {_text(split)}{result['num_sentences']:,} sentences, "
-               f"checkpoint of step {result.get('checkpoint_step', 0):,}</p>")  # fmt: skip
+        yield (
+            f"<p>{_text(name)}.json: {_text(split)}{result['num_sentences']:,} sentences, "
+            f"checkpoint of step {result.get('checkpoint_step', 0):,}</p>"
+        )
         row = {name: [result[column] for column in _COLUMNS]}
         yield from _table("", _COLUMNS.values(), row)
         yield from _notes(result)
 
 
-def _curves(lines: Sequence[figures.Metrics]) -> Iterator[str]:
+def _curves(lines: Sequence[plotting.Metrics]) -> Iterator[str]:
     yield '<div class="curves">'
-    for title, names in figures.PANELS.items():
+    for title, names in plotting.PANELS.items():
         if any(set(names) & set(line) for line in lines):
-            yield _image(figures.learning_curves({"": lines}, {title: names}), title)
+            yield _image(plotting.learning_curves({"": lines}, {title: names}), title)
     yield "</div>"
 
 
@@ -228,14 +244,14 @@ def _attention(translator: Translator, samples: Sequence[Mapping[str, Any]]) -> 
 def _maps(weights: Any, rows: Sequence[str], columns: Sequence[str]) -> Iterator[str]:
     names = [f"decoder layer {number}" for number in range(len(weights))]
     means = [
-        _image(figures.attention_maps(heads.mean(axis=0)[None], rows, columns, [name]), name)
+        _image(plotting.attention_maps(heads.mean(axis=0)[None], rows, columns, [name]), name)
         for name, heads in zip(names, weights, strict=True)
     ]
     yield f'<div class="maps">{"".join(means)}</div>'
     # Where there are too many heads for all, the last layers.
     first = max(0, len(weights) - max(1, MAX_HEADS // weights.shape[1]))
     for name, heads in zip(names[first:], weights[first:], strict=True):
-        picture = _image(figures.attention_maps(heads, rows, columns), f"{name}, each head")
+        picture = _image(plotting.attention_maps(heads, rows, columns), f"{name}, each head")
         yield f"<details><summary>{name}, each head</summary>{picture}</details>"
 
 
@@ -277,8 +293,11 @@ def _table(
     yield "".join(f"<th>{_text(name)}</th>" for name in (first, *columns))
     yield "</tr>"
     for name, values in rows.items():
-        yield f'<tr class="best"><td>{_text(name)}</td>' if name == best else (
-            f"<tr><td>{_text(name)}</td>")  # fmt: skip
+        yield (
+            f'<tr class="best"><td>{_text(name)}</td>'
+            if name == best
+            else (f"<tr><td>{_text(name)}</td>")
+        )
         yield "".join(f"<td>{value:.2f}</td>" for value in values) + "</tr>"
     yield "</table></div>"
 
@@ -292,8 +311,8 @@ def _notes(scores: Mapping[str, Any]) -> Iterator[str]:
             yield f'<p class="signature">{name}: {_text(scores[key])}</p>'
 
 
-def _image(figure: figures.Figure, description: str) -> str:
+def _image(figure: plotting.Figure, description: str) -> str:
     """The figure as an image inside the page; one that is wider than the page is scrolled."""
-    data = base64.b64encode(figures.to_svg(figure).encode()).decode()
+    data = base64.b64encode(plotting.to_svg(figure).encode()).decode()
     image = f'<img alt="{_text(description)}" src="data:image/svg+xml;base64,{data}">'
     return f'<div class="wide">{image}</div>'

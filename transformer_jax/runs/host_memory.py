@@ -20,9 +20,10 @@ def keep_freed_memory() -> bool:
     Only the main arena can keep large blocks, so there is only one. Threads that tokenise for an
     accelerator would wait for each other there, so machines with one keep glibc's defaults.
 
-    Measured on 2 CPU cores, with 2+2 layers of width 256 and 4+4 of width 128:
-    the process's CPU time per step was within 3% of that with the same settings and huge pages by
-    `GLIBC_TUNABLES`, which is read at the start of a program only.
+    `GLIBC_TUNABLES` can also ask for huge pages, but is read only when a program starts. Measured
+    on 2 CPU cores, CPU time per step without and with huge pages, and by glibc's defaults: 455, 450
+    and 557 ms (2+2 layers of width 256), 305, 298 and 410 ms (4+4 of width 128), 1.94, 1.91 and
+    2.23 s (3+3 of width 512).
 
     Returns:
       Whether it does. It does not where the user has set `GLIBC_TUNABLES`, nor without glibc.
