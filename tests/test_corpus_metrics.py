@@ -1,4 +1,4 @@
-"""Scores of text: conventions side by side, and the comparison of two systems."""
+"""Scores of text: BLEU by convention, tokenizers by language, comparison of two systems."""
 
 import dataclasses
 import importlib.util
@@ -25,13 +25,22 @@ REFERENCES = [
     "Max's U-Bahn ist da.",
 ]
 HYPOTHESES = ['Er sagt: "Ein blau-rotes Hemd!"', "zwei Hunde, die spielen.", "Max's U-Bahn ist da."]
-# Moses' rules, by hand.
-TOKENISED = ["Er sagt : &quot; Ein blau-weißes Hemd ! &quot;", "Zwei Hunde , die spielen .",
-             "Max &apos;s U-Bahn ist da ."]  # fmt: skip
-TOKENISED_HYPOTHESES = ["Er sagt : &quot; Ein blau-rotes Hemd ! &quot;",
-                        "zwei Hunde , die spielen .", "Max &apos;s U-Bahn ist da ."]  # fmt: skip
-SPLIT = ["Er sagt : &quot; Ein blau ##AT##-##AT## weißes Hemd ! &quot;",
-         "Zwei Hunde , die spielen .", "Max &apos;s U ##AT##-##AT## Bahn ist da ."]  # fmt: skip
+# By Moses' rules, written by hand.
+TOKENISED = [
+    "Er sagt : &quot; Ein blau-weißes Hemd ! &quot;",
+    "Zwei Hunde , die spielen .",
+    "Max &apos;s U-Bahn ist da .",
+]
+TOKENISED_HYPOTHESES = [
+    "Er sagt : &quot; Ein blau-rotes Hemd ! &quot;",
+    "zwei Hunde , die spielen .",
+    "Max &apos;s U-Bahn ist da .",
+]
+SPLIT = [
+    "Er sagt : &quot; Ein blau ##AT##-##AT## weißes Hemd ! &quot;",
+    "Zwei Hunde , die spielen .",
+    "Max &apos;s U ##AT##-##AT## Bahn ist da .",
+]
 
 
 def lower(texts):
@@ -44,8 +53,8 @@ def none(hypotheses, references, **settings):
     ).score
 
 
-def test_every_convention_is_what_its_name_says():
-    found = {row.name: row for row in corpus_metrics.conventions(HYPOTHESES, REFERENCES, "en")}
+def test_conventions_score_what_their_names_say():
+    rows = {row.name: row for row in corpus_metrics.conventions(HYPOTHESES, REFERENCES, "en")}
     want = {
         "13a, cased": sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES]).score,
         "intl, cased": sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES], tokenize="intl").score,
@@ -58,28 +67,35 @@ def test_every_convention_is_what_its_name_says():
             [corpus_metrics.split_compounds(text) for text in TOKENISED_HYPOTHESES], SPLIT
         ),
     }
-    assert {name: row.bleu for name, row in found.items()} == pytest.approx(want)
+    assert {name: row.bleu for name, row in rows.items()} == pytest.approx(want)
     assert len({round(score, 6) for score in want.values()}) >= 5
     moses = r"sacremoses\.[\d.]+"
-    for name, steps in (("13a, cased", ""), ("tokenised, cased", rf"\|text:{moses}"),
-                        ("tokenised, lower-cased", rf"\|text:lc\.{moses}"),
-                        ("tokenised, compounds split", rf"\|text:{moses}\.compounds")):  # fmt: skip
-        assert re.search(rf"version:[\d.]+{steps}$", found[name].signature)
-    for name, words in (("13a, cased", "case:mixed"), ("intl, lower-cased", "case:lc"),
-                        ("intl, cased", "tok:intl"), ("tokenised, cased", "tok:none")):  # fmt: skip
-        assert words in found[name].signature
+    for name, steps in (
+        ("13a, cased", ""),
+        ("tokenised, cased", rf"\|text:{moses}"),
+        ("tokenised, lower-cased", rf"\|text:lc\.{moses}"),
+        ("tokenised, compounds split", rf"\|text:{moses}\.compounds"),
+    ):
+        assert re.search(rf"version:[\d.]+{steps}$", rows[name].signature)
+    for name, words in (
+        ("13a, cased", "case:mixed"),
+        ("intl, lower-cased", "case:lc"),
+        ("intl, cased", "tok:intl"),
+        ("tokenised, cased", "tok:none"),
+    ):
+        assert words in rows[name].signature
 
 
-def test_tokenised_text_is_not_tokenised_again():
-    found = corpus_metrics.conventions(TOKENISED_HYPOTHESES, TOKENISED, "en", tokenized=True)
-    rows = {row.name: row.bleu for row in found}
-    assert rows["tokenised, cased"] == pytest.approx(none(TOKENISED_HYPOTHESES, TOKENISED))
+def test_conventions_do_not_tokenise_tokenised_text_again():
+    rows = corpus_metrics.conventions(TOKENISED_HYPOTHESES, TOKENISED, "en", tokenized=True)
+    bleu = {row.name: row.bleu for row in rows}
+    assert bleu["tokenised, cased"] == pytest.approx(none(TOKENISED_HYPOTHESES, TOKENISED))
     scores = corpus_metrics.corpus_scores(TOKENISED_HYPOTHESES, TOKENISED, tokenizer="none")
-    assert scores["bleu"] == rows["tokenised, cased"]
+    assert scores["bleu"] == bleu["tokenised, cased"]
     assert "tok:none" in scores["bleu_signature"]
 
 
-def test_chinese_is_scored_by_its_own_tokeniser():
+def test_conventions_of_chinese_use_its_tokenizer():
     pair = ["两只狗在玩。"], ["两只狗在跑。"]
     first, *rest = corpus_metrics.conventions(*pair, "zho_Hans", tokenizer="zh")
     want = sacrebleu.corpus_bleu(pair[0], [pair[1]], tokenize="zh").score
@@ -102,7 +118,7 @@ TOKENIZERS = {
 
 
 @pytest.mark.parametrize(("tokenizer", "codes"), TOKENIZERS.items())
-def test_a_language_is_split_into_words_by_its_own_tokenizer(tokenizer, codes):
+def test_bleu_tokenizer_is_chosen_by_language_code(tokenizer, codes):
     for code in codes.split():
         assert bleu_tokenizers.choose(code) == tokenizer, code
     assert bleu_tokenizers.choose(codes.split()[0], tokenized=True) == "none"
@@ -110,7 +126,7 @@ def test_a_language_is_split_into_words_by_its_own_tokenizer(tokenizer, codes):
 
 
 @pytest.mark.parametrize(("code", "tokenizer"), [("zh_CN", "zh"), ("tha_Thai", "char")])
-def test_the_signature_shows_the_tokenizer(code, tokenizer):
+def test_bleu_signature_names_the_tokenizer(code, tokenizer):
     data = DataConfig(target_lang=code)
     hypotheses, references = ["两只狗在玩。"], ["两只狗在跑。"]
     name = model_metrics.bleu_tokenizer(data)
@@ -122,13 +138,16 @@ def test_the_signature_shows_the_tokenizer(code, tokenizer):
 
 
 @pytest.mark.parametrize("code", ["ja", "kor_Hang"])
-def test_a_dictionary_that_is_not_installed_is_named_before_training(tmp_path, monkeypatch, code):
-    for name in ("ja", "ko"):  # as where the packages are missing
+def test_bleu_tokenizer_that_is_not_installed_is_named_before_training(tmp_path, monkeypatch, code):
+    for name in ("ja", "ko"):  # as if the packages were missing
         importlib.import_module(f"sacrebleu.tokenizers.tokenizer_{name}_mecab")
         monkeypatch.setattr(f"sacrebleu.tokenizers.tokenizer_{name}_mecab.MeCab", None)
-    config = Config(data=DataConfig(source="files", train="none", target_lang=code))
-    said = rf"not installed: pip install 'sacrebleu\[{code[:2]}\]'"
-    with pytest.raises(UserError, match=said):
+    for language in ("en", code):
+        (tmp_path / f"train.{language}").write_text("one\n")
+    data = DataConfig(source="files", train=str(tmp_path / "train"), target_lang=code)
+    config = Config(data=data)
+    message = rf"not installed: pip install 'sacrebleu\[{code[:2]}\]'"
+    with pytest.raises(UserError, match=message):
         setup.prepare(config, epath.Path(tmp_path / "run"), print)
     assert not (tmp_path / "run").exists()
     data = dataclasses.replace(config.data, bleu_tokenizer="char")
@@ -138,7 +157,7 @@ def test_a_dictionary_that_is_not_installed_is_named_before_training(tmp_path, m
 @pytest.mark.parametrize(
     ("code", "text"), [("ja", "今日は晴れです。"), ("ko", "두 마리 개가 놀고 있다.")]
 )
-def test_japanese_and_korean_are_split_by_their_dictionaries(code, text):
+def test_bleu_of_japanese_and_korean_uses_their_dictionaries(code, text):
     pytest.importorskip({"ja": "MeCab", "ko": "mecab_ko"}[code])
     name = bleu_tokenizers.choose(code)
     scores = corpus_metrics.corpus_scores([text], [text], name)
@@ -148,7 +167,7 @@ def test_japanese_and_korean_are_split_by_their_dictionaries(code, text):
     assert len(corpus_metrics.compare([text] * 100, ["一"] * 100, [text] * 100, name)) == 2
 
 
-def test_a_model_that_cannot_be_downloaded_is_said(tmp_path, monkeypatch):
+def test_bleu_tokenizer_names_a_model_that_cannot_be_downloaded(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise urllib.error.URLError("no network")
 
@@ -158,30 +177,38 @@ def test_a_model_that_cannot_be_downloaded_is_said(tmp_path, monkeypatch):
         model_metrics.bleu_tokenizer(DataConfig(bleu_tokenizer="flores200"))
 
 
-def test_moses_rules_know_a_language_by_any_of_its_codes():
+def test_moses_language_accepts_any_code_of_a_language():
     known = NonbreakingPrefixes().available_langs.values()
-    for code, want in (("deu_Latn", "de"), ("ger", "de"), ("de-AT", "de"), ("fr_XX", "fr"),
-                       ("ces", "cs"), ("xyz", "xyz")):  # fmt: skip
+    for code, want in (
+        ("deu_Latn", "de"),
+        ("ger", "de"),
+        ("de-AT", "de"),
+        ("fr_XX", "fr"),
+        ("ces", "cs"),
+        ("xyz", "xyz"),
+    ):
         assert bleu_tokenizers.moses_language(code) == want
     assert set(bleu_tokenizers._TWO_LETTERS.values()) == set(known) - {"yue", "zh", "mni", "tdt"}
     text = "L'homme a dit qu'il vient."
-    rows = [corpus_metrics.conventions([text], ["L' homme a dit."], code) for code in
-            ("fr", "fra_Latn", "en")]  # fmt: skip
+    rows = [
+        corpus_metrics.conventions([text], ["L' homme a dit."], code)
+        for code in ("fr", "fra_Latn", "en")
+    ]
     assert [r.bleu for r in rows[0]] == [r.bleu for r in rows[1]] != [r.bleu for r in rows[2]]
 
 
-def test_hyphens_within_words_are_split_and_others_not():
+def test_split_compounds_splits_hyphens_within_words_only():
     want = "U ##AT##-##AT## Bahn - hier , Rock-'n ##AT##-##AT## Roll"
     text = "U-Bahn - hier , Rock-'n-Roll"
-    # As the script's s/(\S)-(\S)/…/g: of overlapping matches only the first, here none overlap.
+    # As s/(\S)-(\S)/…/g in the script, which replaces the first of overlapping matches.
     assert corpus_metrics.split_compounds(text) == want.replace("Rock-'", "Rock ##AT##-##AT## '")
 
 
-def test_what_cannot_be_computed_says_why(monkeypatch):
+def test_conventions_without_sacremoses_say_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    found = corpus_metrics.conventions(HYPOTHESES, REFERENCES, "de")
-    assert [row.bleu is None for row in found] == [False] * 3 + [True] * 3
-    assert "pip install sacremoses" in found[-1].signature
+    rows = corpus_metrics.conventions(HYPOTHESES, REFERENCES, "de")
+    assert [row.bleu is None for row in rows] == [False] * 3 + [True] * 3
+    assert "pip install sacremoses" in rows[-1].signature
 
 
 def noisy(references, share, seed):
@@ -192,7 +219,7 @@ def noisy(references, share, seed):
     ]
 
 
-def test_the_better_system_is_found_and_chance_is_not():
+def test_compare_tells_a_better_system_from_chance():
     rng = random.Random(0)
     words = [f"wort{i}" for i in range(50)]
     references = [" ".join(rng.choices(words, k=12)) for _ in range(200)]
@@ -208,12 +235,12 @@ def test_the_better_system_is_found_and_chance_is_not():
     assert min(c.p_value for c in alike) > 0.05
 
 
-def test_few_sentences_are_not_resampled():
+def test_compare_refuses_few_sentences():
     with pytest.raises(UserError, match="at least 100 sentences, here are 3"):
         corpus_metrics.compare(HYPOTHESES, HYPOTHESES, REFERENCES)
 
 
-def test_a_slice_of_a_split_is_known():
+def test_eval_knows_a_slice_of_a_split():
     assert eval.is_part(DataConfig(test="test[:10]"), "test")
     assert not eval.is_part(DataConfig(test="test"), "test")
     assert not eval.is_part(DataConfig(source="files", test="a[1]"), "test")

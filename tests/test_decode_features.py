@@ -253,7 +253,7 @@ def test_an_interrupted_output_is_gone_on_with(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write(make_output(path), requests, stop_after=3)
     path.write_text("")
-    with pytest.raises(UserError, match="shorter than it says"):
+    with pytest.raises(UserError, match="shorter than recorded"):
         write(make_output(path), requests)
 
 

@@ -1,4 +1,4 @@
-"""What `decode` reads: lines of files, of pipes and of terminals."""
+"""The input of `decode`: lines of files, pipes and terminals."""
 
 import os
 import queue
@@ -12,23 +12,23 @@ from etils import epath
 from transformer_jax.data import sources
 from transformer_jax.errors import UserError
 
-# A line that follows another within this time is translated together with it.
+# Lines that arrive within this time of each other are translated together.
 GRACE_SECONDS = 0.05
 
 
 def is_stream(path: str) -> bool:
-    """Whether a path (- is standard input) is a pipe or terminal: read once, and perhaps slowly."""
+    """Whether a path (- is standard input) is a pipe or terminal, which can be read only once."""
     if "://" in path:
         return False
     try:
         mode = os.fstat(sys.stdin.fileno()) if path == "-" else os.stat(path)
-    except (OSError, ValueError, AttributeError):  # standard input is closed or no file
+    except (OSError, ValueError, AttributeError):  # standard input is closed or not a file
         return path == "-"
     return not stat.S_ISREG(mode.st_mode)
 
 
 def count_lines(path: str) -> int | None:
-    """Lines of a file; None for what can be read only once."""
+    """Number of lines of a file; None for a stream."""
     if path == "-" or is_stream(path):
         return None
     return sum(1 for _ in read_lines(path))
@@ -39,28 +39,28 @@ def read_lines(path: str) -> Iterator[str]:
     if path == "-":
         if sys.stdin is None or sys.stdin.closed:
             raise UserError("Standard input is closed; name a file with --input.")
-        # Not `sys.stdin`: Python aborts at its end while a thread still reads that.
+        # Not `sys.stdin`: Python aborts at exit while a thread still reads it.
         stream = open(sys.stdin.fileno(), "rb", closefd=False)  # noqa: SIM115
         return sources.decode_lines(stream, "standard input", allow_nul=True)
     return sources.read_lines(epath.Path(path), allow_nul=True)
 
 
 class Lines:
-    """Lines of a file, or of a stream that a thread reads ahead.
+    """Iterates over the lines of a file, or of a stream that a thread reads ahead.
 
-    Iterating raises what reading raised.
+    Errors of the thread are raised by the iteration.
 
     Args:
       path: - is standard input.
-      ahead: lines of a stream that are read before they are asked for.
+      read_ahead: most lines of a stream that are read in advance.
     """
 
-    def __init__(self, path: str, ahead: int):
+    def __init__(self, path: str, read_ahead: int):
         self._queue: queue.Queue[str | Exception] | None = None
-        self._taken: list[str | Exception] = []  # at most one, from the queue
+        self._next: list[str | Exception] = []  # at most one line, already out of the queue
         self._lines = read_lines(path)
         if is_stream(path):
-            self._queue = queue.Queue(ahead)
+            self._queue = queue.Queue(read_ahead)
             threading.Thread(target=self._read, args=(self._queue,), daemon=True).start()
 
     def _read(self, lines: queue.Queue) -> None:
@@ -68,7 +68,7 @@ class Lines:
             for line in self._lines:
                 lines.put(line)
             lines.put(StopIteration())
-        except Exception as error:  # raised where the line is asked for
+        except Exception as error:  # raised by `__next__`
             lines.put(error)
 
     def __iter__(self) -> Iterator[str]:
@@ -77,18 +77,18 @@ class Lines:
     def __next__(self) -> str:
         if self._queue is None:
             return next(self._lines)
-        line = self._taken.pop() if self._taken else self._queue.get()
+        line = self._next.pop() if self._next else self._queue.get()
         if isinstance(line, Exception):
-            self._taken.append(line)  # the end stays the end
+            self._next.append(line)  # later calls raise it again
             raise line
         return line
 
     def ready(self) -> bool:
-        """Whether the next line, or the end, is there without waiting for it."""
-        if self._queue is None or self._taken:
+        """Whether the next line or the end can be read without waiting."""
+        if self._queue is None or self._next:
             return True
         try:
-            self._taken.append(self._queue.get(timeout=GRACE_SECONDS))
+            self._next.append(self._queue.get(timeout=GRACE_SECONDS))
         except queue.Empty:
             return False
         return True

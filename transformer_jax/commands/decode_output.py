@@ -1,4 +1,4 @@
-"""The output of `decode`: a file that an interrupted job continues."""
+"""The output of `decode`: a file that an interrupted job resumes."""
 
 import collections
 import contextlib
@@ -19,13 +19,20 @@ from transformer_jax.errors import UserError
 
 
 class ResumableOutput:
-    """Where results go. Beside a local file, a record says how far it has come.
+    """Writes results. A job that is interrupted resumes where its local file ends.
 
-    The record is there while the job is not finished; the same command then continues after it.
+    While a job is unfinished, a record next to its output (`OUTPUT.unfinished`) holds the number of
+    lines that are done, a digest of their input, and the job's description.
 
     Args:
-      name: - is standard output.
-      describe: all that decides what is written, as JSON; a job of another description is refused.
+      name: path of the output; - is standard output.
+      describe: returns all that determines the output, as JSON. A record with another description
+        is refused.
+
+    Attributes:
+      skip: lines that an earlier run of the job has written.
+      expected: digest of their input.
+      done: lines that are written.
     """
 
     SAVE_EVERY_SECONDS = 1.0
@@ -34,15 +41,15 @@ class ResumableOutput:
         self._name = name
         path = epath.Path(name)
         self._record = path.parent / f"{path.name}.unfinished"
-        # Standard output, a device or pipe, and remote files cannot be gone on with.
+        # Standard output, devices, pipes and remote files cannot be resumed.
         self._resumable = (
             name != "-"
             and not paths.is_remote(name)
             and (not path.exists() or Path(name).is_file())
         )
-        # Not of other output: it takes a pass over the parameters.
+        # Only if it is needed: it takes a pass over the parameters.
         self._description = _flat(json.loads(json.dumps(describe()))) if self._resumable else {}
-        self._digest = hashlib.sha256()  # of the requests that are done
+        self._digest = hashlib.sha256()  # of the input that is done
         self._pending: collections.deque[Any] = collections.deque()
         self._saved = time.monotonic()
         self._written = 0  # bytes
@@ -59,7 +66,7 @@ class ResumableOutput:
             self._out.seek(self._written)
             self._out.truncate()
         else:
-            if paths.is_remote(self._name):  # where nothing is opened before the end
+            if paths.is_remote(self._name):  # which is opened at the end only
                 check_writable(self._name)
             self._out = self._files.enter_context(writing(self._name))
         return self
@@ -70,30 +77,30 @@ class ResumableOutput:
         self._files.__exit__(*exception)
 
     def remaining(self, requests: Iterator[Any]) -> Iterator[Any]:
-        """Requests that are not done yet.
+        """Skips the requests that are done and returns the others.
 
         Raises:
-          UserError: where those that are done are not these.
+          UserError: the skipped requests differ from those of the earlier run.
         """
         for request in itertools.islice(requests, self.skip):
             self._digest.update(repr(request).encode())
             self.done += 1
         if self.done < self.skip or (self.skip and self._digest.hexdigest() != self.expected):
             raise UserError(
-                f"{self._record} belongs to a job whose first {self.skip} lines of input were "
-                f"others; delete it to begin {self._name} anew."
+                f"{self._record} belongs to a job with other input in its first {self.skip} lines; "
+                f"delete it to start {self._name} again."
             )
         if self.skip and distributed.is_primary():
             print(f"continuing {self._name} after line {self.skip:,}", file=sys.stderr)
-        return self._noting(requests)
+        return self._pending_requests(requests)
 
-    def _noting(self, requests: Iterator[Any]) -> Iterator[Any]:
+    def _pending_requests(self, requests: Iterator[Any]) -> Iterator[Any]:
         for request in requests:
             self._pending.append(request)
             yield request
 
     def write(self, text: str) -> None:
-        """Writes what belongs to the next request."""
+        """Writes the result of the next request."""
         self._out.write(text)
         self._out.flush()
         self._written += len(text.encode("utf-8"))
@@ -103,7 +110,7 @@ class ResumableOutput:
             self._save()
 
     def finish(self) -> None:
-        """All is done."""
+        """Removes the record: the job is complete."""
         if self._resumable:
             self._record.unlink(missing_ok=True)
 
@@ -130,26 +137,25 @@ class ResumableOutput:
                 if old.get(name) != self._description.get(name)
             ]
             if size < record["bytes"]:
-                raise ValueError("the output is shorter than it says")
+                raise ValueError("the output is shorter than recorded")
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise UserError(
-                f"{self._record} cannot be used ({error}); delete it to begin {self._name} anew."
+                f"{self._record} cannot be used ({error}); delete it to start {self._name} again."
             ) from error
         if differs:
             raise UserError(
                 f"{self._name} holds part of a job that differs in {', '.join(differs)}; "
-                f"use the same to resume it, or delete {self._record} to begin anew."
+                f"use the same to resume it, or delete {self._record} to start again."
             )
         return record
 
 
-def _flat(tree: dict[str, Any], before: str = "") -> dict[str, Any]:
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Settings by their path, such as `decode.beam_size`."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in tree.items():
-        found |= (
-            _flat(value, f"{before}{name}.")
-            if isinstance(value, dict)
-            else {f"{before}{name}": value}
-        )
-    return found
+        if isinstance(value, dict):
+            settings |= _flat(value, f"{prefix}{name}.")
+        else:
+            settings[prefix + name] = value
+    return settings

@@ -1,4 +1,4 @@
-"""Files of text that the commands write."""
+"""Text files that the commands write."""
 
 import contextlib
 import io
@@ -19,15 +19,15 @@ _CHUNK = 8 << 20  # bytes
 
 
 def as_line(text: str) -> str:
-    """Text as exactly one line, whatever characters a model with byte tokens may write."""
+    """The text as exactly one line; a model with byte tokens may write line breaks."""
     return " ".join(text.replace("\r", "\n").split("\n")) + "\n"
 
 
 @contextlib.contextmanager
 def writing(name: str) -> Iterator[Any]:
-    """A text file that is written from its beginning; - is standard output.
+    """Opens a text file and replaces what it holds; - is standard output.
 
-    One in an object store is there when all of it is written; after an error, it is as it was.
+    A file in an object store appears once all of it is written. An error leaves the former one.
     """
     if name == "-":
         sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
@@ -37,7 +37,7 @@ def writing(name: str) -> Iterator[Any]:
         with _open(name, "w") as out:
             yield out
         return
-    # An upload that was begun cannot always be dropped, so nothing is sent before the end.
+    # An upload cannot always be cancelled, so nothing is sent before the end.
     with tempfile.NamedTemporaryFile(prefix="transformer_jax_") as file:
         text = io.TextIOWrapper(file, encoding="utf-8")
         yield text
@@ -50,23 +50,22 @@ def writing(name: str) -> Iterator[Any]:
             kept = f"{file.name}.txt"
             os.link(file.name, kept)
             raise UserError(
-                f"{name} cannot be written: {paths.explain(error)}. What belongs there is kept in "
-                f"{kept}."
+                f"{name} cannot be written: {paths.explain(error)}. Its content is kept in {kept}."
             ) from error
 
 
 def check_writable(name: str) -> None:
-    """Leaves what the file holds.
+    """Checks that a file can be written, without changing it.
 
     Raises:
-      UserError: it cannot be written.
+      UserError: it cannot.
     """
     if name == "-":
         return
     if not paths.is_remote(name):
         _open(name, "a").close()
         return
-    probe = epath.Path(f"{name}.probe")  # to open the file itself for appending would empty it
+    probe = epath.Path(f"{name}.probe")  # opening the file to append would empty it
     try:
         with paths.store_errors():
             probe.write_bytes(b"")
@@ -76,15 +75,15 @@ def check_writable(name: str) -> None:
 
 
 def check_not_overwritten(output: str, inputs: Mapping[str, str], flag: str = "--output") -> None:
-    """Checks that a file which is written is none of those which are read.
+    """Refuses an output file that is also an input.
 
     Args:
-      output: - is standard output.
-      inputs: path of each flag or setting; - is standard input, "" is none.
-      flag: that names the output.
+      output: path; - is standard output.
+      inputs: flag or setting -> path; - is standard input, empty is none.
+      flag: name of the output's flag.
 
     Raises:
-      UserError: naming both flags.
+      UserError: names both flags.
     """
     if output == "-":
         return
@@ -96,15 +95,15 @@ def check_not_overwritten(output: str, inputs: Mapping[str, str], flag: str = "-
 
 
 def _is_same_file(output: str, path: str) -> bool:
-    """Whether both are one regular file, by any of its names."""
+    """Whether both paths lead to one regular file."""
     if paths.is_remote(output) or paths.is_remote(path):
         return output == path
     try:
         written = os.stat(output)
-        read = os.fstat(sys.stdin.fileno()) if path == "-" else os.stat(path)
-    except (OSError, ValueError, AttributeError):  # one of them is not there
+        other = os.fstat(sys.stdin.fileno()) if path == "-" else os.stat(path)
+    except (OSError, ValueError, AttributeError):  # one of them does not exist
         return False
-    return stat.S_ISREG(written.st_mode) and os.path.samestat(written, read)
+    return stat.S_ISREG(written.st_mode) and os.path.samestat(written, other)
 
 
 def _open(name: str, mode: str) -> Any:

@@ -1,1 +1,1 @@
-"""Scores of translations, and of a model on sentence pairs."""
+"""Scores of translated text, and of a model on sentence pairs."""

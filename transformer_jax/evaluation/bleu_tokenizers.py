@@ -1,12 +1,12 @@
-"""Which of sacreBLEU's tokenizers splits a language into words, for BLEU."""
+"""The tokenizer of sacreBLEU that splits a language into words for BLEU."""
 
 from sacrebleu.metrics.bleu import BLEU
 
 from transformer_jax.errors import UserError
 
 DEFAULT = "13a"
-# Script subtag (ISO 15924) -> tokenizer. `flores200` would serve the last group too, but needs a
-# model that sacreBLEU downloads, so it is taken where it is named only.
+# Script subtag (ISO 15924) -> tokenizer. `flores200` would suit the last group too, but needs a
+# model that sacreBLEU downloads, so only users choose it.
 _BY_SCRIPT = {
     **dict.fromkeys(("hans", "hant", "hani", "bopo"), "zh"),
     **dict.fromkeys(("jpan", "hira", "kana", "hrkt"), "ja-mecab"),
@@ -15,7 +15,7 @@ _BY_SCRIPT = {
         ("thai", "laoo", "khmr", "mymr", "tibt", "yiii", "tale", "talu", "lana", "tavt", "java",
          "bali", "tang", "nshu"), "char"),
 }  # fmt: skip
-# Language subtag (ISO 639-1, -2, -3) -> tokenizer, where it is usually written in such a script.
+# Language subtag (ISO 639-1, -2, -3) -> tokenizer, for languages usually in such a script.
 _BY_LANGUAGE = {
     **dict.fromkeys(
         ("zh", "zho", "chi", "cmn", "yue", "wuu", "hak", "nan", "gan", "hsn", "cdo", "cjy", "mnp",
@@ -28,7 +28,7 @@ _BY_LANGUAGE = {
          "iii", "khb", "tdd", "blt"), "char"),
 }  # fmt: skip
 _EXTRAS = {"ja-mecab": "ja", "ko-mecab": "ko"}
-# What Moses' rules know by two letters (ISO 639-1) -> the three letters of ISO 639-2 and -3.
+# Languages of Moses' rules: code of ISO 639-1 -> codes of ISO 639-2 and -3.
 _THREE_LETTERS = {
     "as": "asm", "bn": "ben", "ca": "cat", "cs": "ces cze", "de": "deu ger", "el": "ell gre",
     "en": "eng", "es": "spa", "et": "est ekk", "fi": "fin", "fr": "fra fre", "ga": "gle",
@@ -45,8 +45,8 @@ def choose(target_lang: str, tokenized: bool = False, setting: str = "auto") -> 
 
     Args:
       target_lang: `zh`, `zho_Hans`, `zh-TW`, `jpn_Jpan`, …: language, then script or region.
-      tokenized: words are separated already.
-      setting: `config.data.bleu_tokenizer`; any name but `auto` is taken.
+      tokenized: spaces separate the words already.
+      setting: `config.data.bleu_tokenizer`; any name except `auto` is returned.
     """
     if setting != "auto":
         return setting
@@ -57,24 +57,24 @@ def choose(target_lang: str, tokenized: bool = False, setting: str = "auto") -> 
     script = next((tag for tag in rest if len(tag) == 4 and tag.isalpha()), None)
     if script is None:
         return by_language
-    by_script = _BY_SCRIPT.get(script, DEFAULT)  # another one (`Latn`) has spaces between words
+    by_script = _BY_SCRIPT.get(script, DEFAULT)  # others, such as `Latn`, have spaces
     return by_script if DEFAULT in (by_script, by_language) else by_language
 
 
 def moses_language(target_lang: str) -> str:
-    """The code that Moses' rules know a language by: `de` for `deu_Latn` and `de-AT`."""
+    """Moses' code of a language: `de` for `deu_Latn` and `de-AT`."""
     language = _subtags(target_lang)[0]
     return _TWO_LETTERS.get(language, language)
 
 
 def make_bleu(tokenizer: str) -> BLEU:
-    """BLEU with one of sacreBLEU's tokenizers, by its name.
+    """BLEU with one of sacreBLEU's tokenizers, by name.
 
     Raises:
-      UserError: where a package or a model is missing, with what to do about it.
+      UserError: a package or a model is missing.
     """
     try:
-        # `none` says that the text looks tokenised, which then is meant.
+        # Without `force`, sacreBLEU warns that the text looks tokenised, as it should with `none`.
         return BLEU(tokenize=tokenizer, force=tokenizer == "none")
     except (RuntimeError, ImportError) as error:
         extra = _EXTRAS.get(tokenizer)
@@ -82,14 +82,14 @@ def make_bleu(tokenizer: str) -> BLEU:
             raise
         raise UserError(
             f"BLEU splits this language into words by {tokenizer}, which is not installed: "
-            f"pip install 'sacrebleu[{extra}]', or choose another way, such as "
+            f"pip install 'sacrebleu[{extra}]', or choose another tokenizer, such as "
             "--config.data.bleu_tokenizer=char."
         ) from error
-    except (OSError, SystemExit) as error:  # sacreBLEU exits where a connection is not safe
+    except (OSError, SystemExit) as error:  # sacreBLEU exits if a connection is insecure
         raise UserError(
             f"config.data.bleu_tokenizer={tokenizer} needs a model that sacreBLEU downloads once "
-            f"into ~/.sacrebleu (or $SACREBLEU), and could not ({error}); bring it there from a "
-            "machine that can, or choose another one, such as char."
+            f"into ~/.sacrebleu (or $SACREBLEU), and could not ({error}); copy it there from a "
+            "machine that can, or choose another tokenizer, such as char."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Scores of translations as text, by sacreBLEU, each with its signature."""
+"""Scores of translated text by sacreBLEU, each with its signature."""
 
 import dataclasses
 import importlib.metadata
@@ -16,14 +16,18 @@ from transformer_jax.evaluation import bleu_tokenizers
 
 NO_FOUR_WORDS = "BLEU is 0 because no output shares four words in a row with its reference."
 BOOTSTRAP_SAMPLES = 1000
-MIN_SENTENCES = 100  # below, resampling tells nothing
+MIN_SENTENCES = 100  # resampling of fewer has no meaning
 
 
 @dataclasses.dataclass(frozen=True)
 class ConventionScore:
-    """BLEU of the same translations under one convention; None where it cannot be computed.
+    """BLEU of the same translations under one convention.
 
-    To sacreBLEU's signature `text:…` is added where the text was changed before it was scored.
+    Attributes:
+      name: of the convention.
+      bleu: None if it cannot be computed here.
+      signature: sacreBLEU's, with `text:…` added if the text was changed before scoring. Without a
+        score, what to install.
     """
 
     name: str
@@ -35,8 +39,9 @@ class ConventionScore:
 class Comparison:
     """Two systems on the same sentences, by paired bootstrap resampling (Koehn 2004).
 
-    `interval` is half of the 95% confidence interval; `p_value` the chance of a difference as large
-    where the systems are equally good.
+    Attributes:
+      interval, other_interval: half of the 95% confidence interval.
+      p_value: probability of so large a difference between equally good systems.
     """
 
     metric: str
@@ -85,47 +90,56 @@ def conventions(
 ) -> list[ConventionScore]:
     """BLEU of the same translations in every convention that papers use.
 
-    Text that is not tokenised yet becomes so by Moses' rules, punctuation normalised first: both
-    hypotheses and references, for the conventions that are about tokenised text.
+    For conventions of tokenised text, untokenised hypotheses and references are tokenised by Moses'
+    rules, after its normalisation of punctuation.
 
     Args:
       hypotheses, references: in the same order.
       target_lang: code of their language.
-      tokenized: they are tokenised already.
-      tokenizer: of BLEU, from `bleu_tokenizers.choose`; first where it is none of the usual ones.
+      tokenized: whether they are tokenised already.
+      tokenizer: of BLEU, from `bleu_tokenizers.choose`. A convention of its own, listed first,
+        unless it is one of the usual ones.
     """
     pair = [list(hypotheses), list(references)]
     as_given = "tokenised" if tokenized else ""
-    found = [
+    scores = [
         _score("13a, cased", pair, as_given, tokenize="13a"),
         _score("intl, cased", pair, as_given, tokenize="intl"),
         _score("intl, lower-cased", pair, as_given, tokenize="intl", lowercase=True),
     ]
     if tokenizer not in (bleu_tokenizers.DEFAULT, "intl", "none"):
-        found.insert(0, _score(f"{tokenizer}, cased", pair, as_given, tokenize=tokenizer))
+        scores.insert(0, _score(f"{tokenizer}, cased", pair, as_given, tokenize=tokenizer))
     if bleu_tokenizers.choose(target_lang) != bleu_tokenizers.DEFAULT:
         if tokenized:
-            found.insert(0, _score("tokenised, cased", pair, as_given, tokenize="none"))
-        return found  # Moses' rules do not know such a language
+            scores.insert(0, _score("tokenised, cased", pair, as_given, tokenize="none"))
+        return scores  # Moses' rules do not cover such a language
     names = ("tokenised, cased", "tokenised, lower-cased", "tokenised, compounds split")
     if not tokenized and not importlib.util.find_spec("sacremoses"):
         why = "needs sacremoses (pip install sacremoses)"
-        return found + [ConventionScore(name, None, why) for name in names]
+        return scores + [ConventionScore(name, None, why) for name in names]
     split = _moses(target_lang) if not tokenized else str
     how = as_given or f"sacremoses.{importlib.metadata.version('sacremoses')}"
     cased = [[split(text) for text in texts] for texts in pair]
-    # Lower-cased before, as abbreviations are told by it: so Multi30k's published form was made.
+    # Lower-cased before tokenisation, which treats abbreviations by case. Multi30k's published form
+    # was produced in this order.
     lower = [[split(text.lower()) for text in texts] for texts in pair]
     apart = [[split_compounds(text) for text in texts] for texts in cased]
     for name, texts, steps in zip(
         names, (cased, lower, apart), (how, f"lc.{how}", f"{how}.compounds"), strict=True
     ):
-        found.append(_score(name, texts, steps, tokenize="none"))
-    return found
+        scores.append(_score(name, texts, steps, tokenize="none"))
+    return scores
 
 
 def _score(name: str, pair: list[list[str]], steps: str, **settings: Any) -> ConventionScore:
-    """`steps`: what was done to the text before, of which sacreBLEU knows nothing."""
+    """BLEU of (hypotheses, references).
+
+    Args:
+      name: of the convention.
+      pair: hypotheses and references.
+      steps: what was done to the text before, for the signature.
+      **settings: of sacreBLEU.
+    """
     metric = BLEU(**settings, force=True)
     score = metric.corpus_score(pair[0], [pair[1]]).score
     signature = str(metric.get_signature()) + (f"|text:{steps}" if steps else "")
@@ -141,16 +155,16 @@ def _moses(target_lang: str) -> Callable[[str], str]:
 
 
 def split_compounds(text: str) -> str:
-    """Hyphens within words as words of their own, as tensor2tensor's `get_ende_bleu.sh` has it."""
+    """Makes hyphens within words separate words, as in tensor2tensor's `get_ende_bleu.sh`."""
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", text)
 
 
 def check_comparable(num_sentences: int) -> None:
-    """Raises UserError where there are too few sentences for `compare`."""
+    """Raises UserError if there are too few sentences for `compare`."""
     if num_sentences < MIN_SENTENCES:
         raise UserError(
             f"--compare needs at least {MIN_SENTENCES} sentences, here are {num_sentences}: "
-            "what is resampled from fewer tells nothing."
+            "resampling of fewer has no meaning."
         )
 
 
@@ -167,11 +181,14 @@ def compare(
       tokenizer: of BLEU, from `bleu_tokenizers.choose`.
 
     Raises:
-      UserError: where there are too few sentences for it.
+      UserError: there are too few sentences.
     """
     check_comparable(len(references))
-    metrics: Mapping = {"BLEU": bleu_tokenizers.make_bleu(tokenizer), "chrF": CHRF()}
-    # The test takes its first system as what the others are compared with.
+    metrics: Mapping[str, BLEU | CHRF] = {
+        "BLEU": bleu_tokenizers.make_bleu(tokenizer),
+        "chrF": CHRF(),
+    }
+    # The test compares the others with its first system.
     systems: list[tuple[str, Sequence[str]]] = [("other", list(others)), ("this", list(hypotheses))]
     test = PairedTest(
         systems, metrics, [list(references)], test_type="bs", n_samples=BOOTSTRAP_SAMPLES, n_jobs=1

@@ -1,4 +1,4 @@
-"""The evaluation of a model on sentence pairs."""
+"""Evaluation of a model on sentence pairs."""
 
 import dataclasses
 import math
@@ -29,10 +29,10 @@ class Evaluation:
 
 
 def bleu_tokenizer(data: DataConfig) -> str:
-    """The name of the tokenizer that BLEU takes for this target language.
+    """The name of BLEU's tokenizer for the target language.
 
     Raises:
-      UserError: where it is not there, with what to do about it.
+      UserError: it is not installed.
     """
     name = bleu_tokenizers.choose(data.target_lang, data.pretokenized, data.bleu_tokenizer)
     bleu_tokenizers.make_bleu(name)
@@ -44,22 +44,22 @@ def evaluate(
 ) -> tuple[Evaluation, list[Translation]]:
     """Teacher-forced loss and accuracy, and scores of decoded text.
 
-    Several processes share the pairs; each gets all results.
+    Several processes share the pairs, and each gets all results.
 
     Args:
       engine: compiled functions of the model.
       params: its parameters.
-      pairs: (source, reference), each of which counts.
+      pairs: (source, reference). Every pair counts.
       decode: search settings.
 
     Returns:
-      The scores and the best hypothesis of each pair, in order.
+      The scores, and the best hypothesis of each pair, in order.
     """
     references = [reference for _, reference in pairs]
-    own = distributed.local_share(pairs)
-    sources = [source for source, _ in own]
+    local_pairs = distributed.local_share(pairs)
+    sources = [source for source, _ in local_pairs]
     scored = distributed.gather_shares(
-        engine.score(params, sources, [reference for _, reference in own])
+        engine.score(params, sources, [reference for _, reference in local_pairs])
     )
     tokens = sum(pair.num_tokens for pair in scored)
     loss = -sum(pair.log_prob for pair in scored) / tokens
