@@ -131,16 +131,18 @@ def conventions(
     return scores
 
 
-def _score(name: str, pair: list[list[str]], steps: str, **settings: Any) -> ConventionScore:
+def _score(
+    name: str, pair: list[list[str]], steps: str, tokenize: str, lowercase: bool = False
+) -> ConventionScore:
     """BLEU of (hypotheses, references).
 
     Args:
       name: of the convention.
       pair: hypotheses and references.
       steps: what was done to the text before, for the signature.
-      **settings: of sacreBLEU.
+      tokenize, lowercase: settings of sacreBLEU.
     """
-    metric = BLEU(**settings, force=True)
+    metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
     score = metric.corpus_score(pair[0], [pair[1]]).score
     signature = str(metric.get_signature()) + (f"|text:{steps}" if steps else "")
     return ConventionScore(name, score, signature)
