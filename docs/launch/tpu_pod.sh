@@ -1,5 +1,5 @@
 #!/bin/bash
-# Starts one process on every host of a TPU slice; JAX finds the hosts by itself (--distributed).
+# Starts one process on every host of a TPU slice; JAX detects the hosts (--distributed).
 # Each host needs the package with `pip install '.[tpu,gcs]'` in .venv, and the prepared data set in
 # its own $TFDS_DATA_DIR. The run and the tokenised corpus are in the bucket.
 set -euo pipefail

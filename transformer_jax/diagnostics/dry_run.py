@@ -233,8 +233,8 @@ def lines(report: Report) -> list[str]:
     return [
         f"{report.topology}: {report.num_devices} x {report.device_kind}, mesh {mesh}, "
         f"jax {report.jax}, compiled in {report.compile_seconds:.0f} s",
-        f"model: {report.num_params:,} parameters; batch {rows} x {source} + {target} positions "
-        "(vocabulary and source length assumed, no data was read)",
+        f"model: {report.num_params:,} parameters; batch {rows} x {source} + {target} positions",
+        "       (vocabulary and source length assumed, no data was read)",
         f"memory a device: {report.peak_bytes / GIB:.2f} GiB{verdict}; state "
         f"{report.state_bytes / GIB:.2f}, temporaries {report.temporary_bytes / GIB:.2f}, "
         f"program {report.code_bytes / GIB:.2f}",

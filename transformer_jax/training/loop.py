@@ -25,7 +25,7 @@ from transformer_jax.training.partition import choose_devices
 from transformer_jax.training.progress import Progress
 from transformer_jax.training.reporting import Reporter, Window
 from transformer_jax.training.runners import Runner, make_runner
-from transformer_jax.training.step import Metrics, TrainState
+from transformer_jax.training.step import Metrics, PyTree, TrainState
 
 
 def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None) -> bool:
@@ -58,7 +58,7 @@ def open_run(
     """Sets up the run in `workdir` and yields its `Trainer`, at the step where the run stopped.
 
     The work directory is locked until the context ends. With `read_only`, no file of the run is
-    written and nothing is printed.
+    written.
     """
     config, folder = paths.locate(config, workdir)
     workdir = epath.Path(folder)
@@ -82,11 +82,11 @@ def open_run(
             reporter.say(line)
         trainer = Trainer(config, workdir, data.without_params(), runner, reporter)
         if step is None:
-            trainer.state = runner.init(config.seed, data.initial_params)
+            trainer.start(data.initial_params)
         else:
             trainer.restore(step)
             reporter.say(f"resuming from step {step}")
-        del data  # its initial parameters are on the devices now
+        del data  # the initial parameters are on the devices now
         try:
             yield trainer
         except BaseException as error:
@@ -128,12 +128,13 @@ class Trainer:
     def run(self, stop_after: int | None = None) -> bool:
         """Trains until the run ends or is asked to stop; returns whether it has ended.
 
-        compile the step for every batch shape
-        while the run has not ended and nobody asks it to stop:
+        In pseudo-code:
+          compile the step for every batch shape
+          while the run has not ended and nobody asks it to stop:
             take a step
             read the metrics of the step before, so that the device never waits
-            evaluate and save, where either is due
-        save the last step
+            evaluate and save, if either is due
+          save the last step
         """
         train = self.config.train
         if self._has_ended():
@@ -151,15 +152,15 @@ class Trainer:
                 self._read(unread)
                 unread = self.step, metrics
 
-                evaluation_is_due = self._is_due(train.eval_every_steps)
+                eval_is_due = self._is_due(train.eval_every_steps)
                 save_is_due |= self._is_due(train.checkpoint_every_steps)
-                if evaluation_is_due or save_is_due:
+                if eval_is_due or save_is_due:
                     self._read(unread)
                     unread = None
                     with self._window.paused():
-                        scores = self._evaluate() if evaluation_is_due else {}
-                        # A skipped step changed nothing, and parameters may be beyond repair:
-                        # unless they were just evaluated, wait for a step that is not skipped.
+                        scores = self._evaluate() if eval_is_due else {}
+                        # Parameters after a skipped step are worth no checkpoint, unless they
+                        # were evaluated: the next step that is not skipped is saved instead.
                         if scores or not self.progress.skipped_in_a_row:
                             self._save(scores)
                             save_is_due = False
@@ -186,6 +187,10 @@ class Trainer:
     def batches(self) -> BatchSource:
         """The batches of the run; of each, the rows that this process loads."""
         return self.data.batches(self.config, self.row_multiple, self.runner.local_rows)
+
+    def start(self, params: PyTree = None) -> None:
+        """Initialises the state with given parameters (on the host), or with fresh ones."""
+        self.state = self.runner.init(self.config.seed, params)
 
     def restore(self, step: int) -> None:
         """Continues from the checkpoint of `step`, written on any devices, by any runner."""
