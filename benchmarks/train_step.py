@@ -1,4 +1,4 @@
-"""Times the training step beside Hugging Face's Marian in torch and Flax's `examples/wmt`.
+"""Times the training step, and those of Hugging Face's Marian in torch and Flax's `examples/wmt`.
 
     pip install 'torch==2.13.0' transformers
     pip download --no-deps --no-binary :all: flax==0.12.8 && tar xf flax-0.12.8.tar.gz
@@ -10,16 +10,16 @@
     python benchmarks/train_step.py --peers=flax --flax_example=… --corpus=multi30k/train
     python benchmarks/train_step.py --peers= --undo=dense,optimizer,loss,all --sizes=small
 
-Every engine has the same sizes, tokens, dropout and label smoothing, a process of its own, and its
-turn in every round, in an order drawn for it; times are medians over the rounds. All sentences are
-equally long, nothing is padding. With `--corpus` batches are real ones: ours come through the
-loader, those of Flax's example are packed as its pipeline packs, ahead of time; only tokens that
-are not padding count.
+All engines have the same sizes, tokens, dropout and label smoothing. Each runs in a separate
+process and has one turn per round, in random order. Times are medians over the rounds. All
+sentences are equally long, so nothing is padding. With `--corpus` batches have real lengths: ours
+come from the data pipeline, those of Flax's example are packed in advance as in its input pipeline.
+Then only tokens that are not padding count.
 
-With `--undo` ours also runs with single parts of it in their plain form.
+With `--undo` ours also runs with single optimisations replaced by plain code.
 
-Memory is taken as each engine's users have it: ours as the commands set it, peers by glibc's
-defaults; with `--kept_memory` all as ours.
+Each engine allocates memory as it does for its users: ours as the commands do, peers with glibc's
+defaults. With `--kept_memory` all engines allocate as ours does.
 """
 
 import dataclasses
@@ -35,6 +35,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import train_step_corpus
+import train_step_peers
 import train_step_undone
 import train_step_workers as workers_lib
 from absl import app, flags
@@ -49,7 +51,7 @@ PEERS = ("transformers", "flax")
 
 
 def model(size: str, vocab_size: int) -> ModelConfig:
-    """Sizes by name; `small` is that of Multi30k's recipes, with a wider feed-forward block."""
+    """Model sizes by name; `small` is the Multi30k recipes' with a wider feed-forward block."""
     fields: dict[str, dict[str, int]] = {
         "base": {},
         "big": {"d_model": 1024, "num_heads": 16, "d_ff": 4096},
@@ -71,37 +73,37 @@ def model(size: str, vocab_size: int) -> ModelConfig:
 
 
 def start(make: Callable[..., Any], *args: Any) -> Worker:
-    """A process of its own, which takes memory as the engine's users have it."""
+    """Starts an engine in a separate process, which allocates memory as for the engine's users."""
     ours = isinstance(make, type) and issubclass(make, workers_lib.Ours)
     return Worker(make, *args, keep_memory=ours or FLAGS.kept_memory)
 
 
 def start_engines(task: workers_lib.Task) -> dict[str, Worker]:
-    """A worker for each engine; each has run its first steps."""
-    found = {
+    """A worker for each engine, after its first step."""
+    workers = {
         "ours": start(workers_lib.Ours, task),
         "ours, data loading included": start(
             workers_lib.Ours, dataclasses.replace(task, loading=True)
         ),
     }
     for change in FLAGS.undo:
-        found[f"ours, without {change}"] = start(train_step_undone.Undone, task, change)
+        workers[f"ours, without {change}"] = start(train_step_undone.Undone, task, change)
     if "transformers" in FLAGS.peers:
-        found["torch"] = start(workers_lib.Torch, task)
-        found["torch.compile"] = start(workers_lib.Torch, task, True)
+        workers["torch"] = start(train_step_peers.Torch, task)
+        workers["torch.compile"] = start(train_step_peers.Torch, task, True)
     if "flax" in FLAGS.peers:
-        found["flax example"] = start(workers_lib.FlaxExample, task, FLAGS.flax_example)
-    return found
+        workers["flax example"] = start(train_step_peers.FlaxExample, task, FLAGS.flax_example)
+    return workers
 
 
 def measure(workers: dict[str, Worker], tokens: float, flops: float, dtype: str) -> list[dict]:
-    """One row an engine.
+    """Times the engines; returns one row per engine.
 
     Args:
-      workers: engines that are ready.
-      tokens: target tokens of a step that are not padding.
-      flops: of the model, a step.
-      dtype: of the products whose rate is measured beside them.
+      workers: the engines.
+      tokens: target tokens per step that are not padding.
+      flops: of the model, per step.
+      dtype: of the matrix products whose rate is measured for comparison.
     """
     meters = [start(workers_lib.JaxProducts)]
     if "transformers" in FLAGS.peers:
@@ -130,7 +132,7 @@ def measure(workers: dict[str, Worker], tokens: float, flops: float, dtype: str)
 
 
 def take_turns(workers: dict[str, Worker]) -> dict[str, list[float]]:
-    """Seconds a step of every round; the order of turns is drawn anew for each."""
+    """Seconds per step in every round; each round has a random order."""
     times: dict[str, list[float]] = {name: [] for name in workers}
     for worker in workers.values():
         worker.call("run", 2)
@@ -155,7 +157,7 @@ def print_rows(rows: list[dict]) -> None:
 
 
 def compare_equal_lengths(size: str, vocab_size: int, rows: int) -> dict[str, Any]:
-    """Engines on sentences of `--length` tokens each side."""
+    """Compares the engines on sentences of `--length` tokens on each side."""
     task = workers_lib.Task(
         model(size, vocab_size),
         rows,
@@ -169,36 +171,36 @@ def compare_equal_lengths(size: str, vocab_size: int, rows: int) -> dict[str, An
     )
     workers = start_engines(task)
     shape = BatchShape(rows, FLAGS.length, FLAGS.length)
-    flops = model_flops(workers_lib.ours(task), shape)
-    found = measure(workers, task.target_tokens, flops, FLAGS.dtype)
+    flops = model_flops(workers_lib.run_config(task), shape)
+    rows_of_engines = measure(workers, task.target_tokens, flops, FLAGS.dtype)
     for worker in workers.values():
         worker.close()
-    print_rows(found)
+    print_rows(rows_of_engines)
     return {
         "size": size,
         "vocab_size": vocab_size,
         "shape": dataclasses.astuple(shape),
         "dtype": FLAGS.dtype,
-        "engines": found,
+        "engines": rows_of_engines,
     }
 
 
 def compare_on_corpus(size: str, vocab_size: int, prefix: str) -> dict[str, Any]:
-    """Ours, packed and loaded as a run would, and Flax's example, packed as it packs."""
+    """Compares ours and Flax's example, each with batches as it packs them."""
     config = corpus_config(size, vocab_size, prefix)
     tokens = config.data.batch_tokens
     print(f"{size}, {vocab_size:,} tokens, {prefix}, {tokens} target positions a step", flush=True)
-    workers = {"ours, data loading included": start(workers_lib.OursOnCorpus, config)}
+    workers = {"ours, data loading included": start(train_step_corpus.OursOnCorpus, config)}
     for length in (256, config.data.max_len) if "flax" in FLAGS.peers else ():
         workers[f"flax example, rows of {length}"] = start(
-            workers_lib.FlaxOnCorpus, config, FLAGS.flax_example, length
+            train_step_corpus.FlaxOnCorpus, config, FLAGS.flax_example, length
         )
     useful = {name: worker.call("useful_tokens") for name, worker in workers.items()}
     times = take_turns(workers)
-    found = []
+    results = []
     for name, worker in workers.items():
         speed = useful[name] / statistics.median(times[name])
-        found.append(
+        results.append(
             {
                 "engine": name,
                 "useful_tokens_a_step": useful[name],
@@ -207,14 +209,14 @@ def compare_on_corpus(size: str, vocab_size: int, prefix: str) -> dict[str, Any]
                 **worker.call("about"),
             }
         )
-        ours = found[0]["useful_target_tokens_per_second"]
+        ours = results[0]["useful_target_tokens_per_second"]
         print(
             f"  {name:<28} {speed:10,.0f} useful target tokens/s   ours is {ours / speed:.2f} "
             f"times as fast   {useful[name]:,.0f} a step",
             flush=True,
         )
         worker.close()
-    return {"size": size, "vocab_size": vocab_size, "corpus": Path(prefix).name, "engines": found}
+    return {"size": size, "vocab_size": vocab_size, "corpus": Path(prefix).name, "engines": results}
 
 
 def corpus_config(size: str, vocab_size: int, prefix: str) -> Config:
@@ -289,17 +291,19 @@ def cpu_name() -> str:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_list("peers", ["transformers"], f"Which to compare with: {', '.join(PEERS)}.")
-    flags.DEFINE_list("undo", [], "Parts of ours to replace by their plain form, one at a time.")
+    flags.DEFINE_list("peers", ["transformers"], f"Engines to compare with: {', '.join(PEERS)}.")
+    flags.DEFINE_list("undo", [], "Optimisations of ours to replace by plain code, one at a time.")
     flags.DEFINE_string("flax_example", "", "A copy of Flax's examples/wmt.")
     flags.DEFINE_list("sizes", ["base", "small"], "base, big, small, tiny.")
-    flags.DEFINE_integer("vocab_size", 0, "Tokens; 0: 16,000, of small 8,000.")
-    flags.DEFINE_list("batch_tokens", ["2048"], "Target tokens of a step.")
+    flags.DEFINE_integer(
+        "vocab_size", 0, "Vocabulary size; 0: 8,000 for small, 16,000 for other sizes."
+    )
+    flags.DEFINE_list("batch_tokens", ["2048"], "Target tokens per step.")
     flags.DEFINE_integer("length", 32, "Tokens of every source and target sentence.")
-    flags.DEFINE_string("dtype", "float32", "Of the computation: float32 or bfloat16.")
+    flags.DEFINE_string("dtype", "float32", "Type of the computation: float32 or bfloat16.")
     flags.DEFINE_string("corpus", "", "Prefix of parallel text, for batches of real lengths.")
-    flags.DEFINE_bool("kept_memory", False, "Peers allocate as ours does.")
-    flags.DEFINE_integer("rounds", 7, "Turns of every engine.")
-    flags.DEFINE_integer("steps", 4, "Steps of a turn.")
+    flags.DEFINE_bool("kept_memory", False, "Peers allocate memory as ours does.")
+    flags.DEFINE_integer("rounds", 7, "Turns of each engine.")
+    flags.DEFINE_integer("steps", 4, "Steps per turn.")
     flags.DEFINE_string("json", "", "Also write the result to this file.")
     app.run(main)

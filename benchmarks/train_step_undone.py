@@ -1,9 +1,9 @@
-"""This package's training step with one of its parts replaced by the plain form.
+"""This package's training step with single optimisations replaced by plain code.
 
     python benchmarks/train_step.py --peers= --undo=dense,optimizer,loss,all --sizes=small
 
-Shows what each part brings: `dense` (a custom backward pass), `optimizer` (Adam written out),
-`loss` (its gradient formed chunk by chunk). `docs/training.md` has the table.
+Shows the effect of each optimisation: `dense` (a custom backward pass), `optimizer` (Adam written
+out), `loss` (a gradient that is computed in chunks). `docs/training.md` has the table.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from train_step_workers import Ours, Task
 
 
 class Undone(Ours):
-    """`Ours`, after one of `CHANGES` in its process."""
+    """`Ours` after applying one of `CHANGES` in its process."""
 
     def __init__(self, task: Task, change: str):
         CHANGES[change]()
@@ -33,7 +33,7 @@ def _dense() -> None:
 
 
 def _optimizer() -> None:
-    """Optax's Adam, its new state and parameters selected afterwards."""
+    """Optax's Adam; a bad update is discarded afterwards."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -54,7 +54,7 @@ def _optimizer() -> None:
 
 
 def _loss() -> None:
-    """The same chunks, differentiated by JAX, which computes each chunk's logits again."""
+    """The same chunks, differentiated by JAX, which recomputes the logits of each chunk."""
     import functools
 
     import jax

@@ -1,4 +1,4 @@
-"""The permutation, the plans, and the arrays they become."""
+"""The keyed permutation, batch plans, and the arrays of batches."""
 
 import collections
 import dataclasses
@@ -24,7 +24,7 @@ from transformer_jax.errors import UserError
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000])
-def test_every_key_gives_a_permutation(size):
+def test_permute_is_a_permutation_for_every_key(size):
     images = set()
     for seed in range(8):
         image = permute(np.arange(size), size, make_key(seed))
@@ -33,7 +33,7 @@ def test_every_key_gives_a_permutation(size):
     assert len(images) > 1 or size == 1
 
 
-def test_it_shuffles_like_a_fair_one():
+def test_permute_is_uniform_over_orders_and_places():
     """Each of 5 elements lands on each place about equally often, and orders vary."""
     counts, orders = np.zeros((5, 5)), collections.Counter()
     for seed in range(3000):
@@ -45,7 +45,7 @@ def test_it_shuffles_like_a_fair_one():
     assert max(orders.values()) < 60
 
 
-def test_elements_may_have_domains_and_keys_of_their_own():
+def test_permute_broadcasts_domains_and_keys():
     index, size = np.array([0, 1, 2, 0, 1]), np.array([3, 3, 3, 2, 2])
     key = make_key(np.array([1, 1, 1, 2, 2]))
     image = permute(index, size, key)
@@ -89,7 +89,7 @@ def pairs_of_epoch(plan, epoch):
 
 
 @pytest.mark.parametrize("batching", ["pack", "bucket"])
-def test_every_pair_once_an_epoch_in_another_order_each(batching):
+def test_plan_has_every_pair_once_per_epoch_in_another_order(batching):
     plan, selection = make(batching)
     first, second = pairs_of_epoch(plan, 0), pairs_of_epoch(plan, 1)
     np.testing.assert_array_equal(np.sort(first), selection.pairs)
@@ -100,8 +100,8 @@ def test_every_pair_once_an_epoch_in_another_order_each(batching):
 
 
 @pytest.mark.parametrize("batching", ["pack", "bucket"])
-def test_sentences_meet_others_in_the_next_epoch(batching):
-    """Those that share a row (pack) or a batch (bucket) part again."""
+def test_plan_groups_other_sentences_in_the_next_epoch(batching):
+    """Pairs that share a row (pack) or a batch (bucket) are mostly separated in the next epoch."""
     plan, _ = make(batching)
 
     def companions(epoch):
@@ -120,7 +120,7 @@ def test_sentences_meet_others_in_the_next_epoch(batching):
 
 
 @pytest.mark.parametrize("batching", ["pack", "bucket"])
-def test_a_batch_does_not_depend_on_those_before(batching):
+def test_plan_layout_needs_no_earlier_batches(batching):
     plan, _ = make(batching)
     in_order = [plan.layout(t) for t in range(12)]
     fresh, _ = make(batching)
@@ -132,7 +132,7 @@ def test_a_batch_does_not_depend_on_those_before(batching):
 
 
 @pytest.mark.parametrize("batching", ["pack", "bucket"])
-def test_sentences_fit_their_rows_without_overlap(batching):
+def test_plan_sentences_fit_their_rows_without_overlap(batching):
     plan, _ = make(batching)
     source, target = lengths()
     for t in range(30):
@@ -155,7 +155,7 @@ def test_sentences_fit_their_rows_without_overlap(batching):
 
 
 @pytest.mark.parametrize(("batching", "limit"), [("pack", 0.05), ("bucket", 0.15)])
-def test_padding_stays_low_and_is_reported_truly(batching, limit):
+def test_padding_is_low_and_reported_correctly(batching, limit):
     plan, selection = make(
         batching, selection=select_pairs(*lengths(30_000), 64), max_len=64, batch_tokens=4096
     )
@@ -168,7 +168,7 @@ def test_padding_stays_low_and_is_reported_truly(batching, limit):
     assert reported < limit
 
 
-def test_batches_of_a_number_of_sentences():
+def test_batch_sentences_sets_the_rows_of_a_batch():
     """At most 64 of similar length each, whatever their length; those of a bucket are even."""
     plan, selection = make("bucket", batch_sentences=64, num_buckets=5, batch_tokens=1)
     np.testing.assert_array_equal(np.sort(pairs_of_epoch(plan, 0)), selection.pairs)
@@ -181,7 +181,7 @@ def test_batches_of_a_number_of_sentences():
     assert sum(size < plan.layout(t).shape.rows for t, size in enumerate(sizes)) <= 5
 
 
-def test_empty_and_long_pairs_are_left_out_and_counted():
+def test_select_pairs_leaves_out_and_counts_empty_and_long_pairs():
     source, target = np.array([3, 0, 5, 9, 10, 2]), np.array([2, 4, 0, 9, 3, 9])
     selection = select_pairs(source, target, 10)
     np.testing.assert_array_equal(selection.pairs, [0, 3, 5])
@@ -191,7 +191,7 @@ def test_empty_and_long_pairs_are_left_out_and_counted():
         select_pairs(source, target, 2)
 
 
-def test_weights_set_the_shares_and_leave_no_pair_out():
+def test_sampling_weights_set_the_shares_and_keep_every_pair():
     source, target = lengths(1200)
     selection = select_pairs(source, target, 41, (1000, 200), (1.0, 2.0))
     counts = np.bincount(selection.pairs, minlength=1200)
@@ -204,7 +204,7 @@ def test_weights_set_the_shares_and_leave_no_pair_out():
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=60))
 @settings(max_examples=60, deadline=None)
-def test_any_lengths_pack(pairs):
+def test_plans_take_any_lengths(pairs):
     source, target = np.array(pairs).T
     for batching in ("pack", "bucket"):
         selection = select_pairs(source, target, 13)
@@ -222,7 +222,7 @@ def side(sentences):
     return token_cache.TokenizedSide(flat, np.cumsum([0, *map(len, sentences)]))
 
 
-def test_arrays_of_a_packed_batch_by_hand():
+def test_make_batch_arrays_by_hand():
     corpus = token_cache.TokenizedCorpus(
         side([[1, 2], [3], [4, 5, 6]]), side([[11], [12, 13], [14]]), (3,), ""
     )
@@ -250,8 +250,8 @@ def test_arrays_of_a_packed_batch_by_hand():
         np.testing.assert_array_equal(batch[name], array, err_msg=name)
 
 
-def test_devices_get_empty_rows_and_the_same_sentences():
-    """The plan knows no devices: with 8 of them the same batch only has rows of padding more."""
+def test_padded_batch_has_the_same_sentences_and_empty_rows():
+    """The plan does not depend on devices: for 8 of them the batch only has more empty rows."""
     corpus = token_cache.TokenizedCorpus(side([[1, 2], [3]]), side([[11], [12]]), (2,), "")
     shape = BatchShape(2, 4, 4)
     zeros, rows = np.zeros(2, int), np.arange(2)
@@ -266,7 +266,7 @@ def test_devices_get_empty_rows_and_the_same_sentences():
     assert not eight["inputs_segment_ids"][2:].any()
 
 
-def test_the_loader_gives_the_plans_batches_from_any_step(tmp_path, tokenizers):
+def test_load_batches_from_any_step(tmp_path, tokenizers):
     config = DataConfig(
         source="files",
         train=write_pairs(tmp_path, "a", digit_pairs(50)),

@@ -1,4 +1,4 @@
-"""Shapes of batches: their budget, their order, the rows that devices divide, those of 0.1.0."""
+"""Shapes of batches: their budget, their order, their rows, and the batches of version 0.1.0."""
 
 import dataclasses
 import hashlib
@@ -19,16 +19,16 @@ from transformer_jax.diagnostics import dry_run
 from transformer_jax.errors import UserError
 
 
-def test_bucket_shapes_are_few_and_the_one_that_costs_most_comes_first():
+def test_bucket_shapes_are_few_and_ordered_by_cost():
     plan, _ = make("bucket", num_buckets=6)
     assert len(plan.shapes) <= 6
     base = Config(model=ModelConfig(target_vocab_size=32_000))
     work = [dry_run.model_flops(base, shape) for shape in plan.shapes]
-    assert all(a > 0.99 * b for a, b in itertools.pairwise(work))  # but for near ties
+    assert all(a > 0.99 * b for a, b in itertools.pairwise(work))  # except for near ties
 
 
 def misaligned(count=20_000, longest=255):
-    """Lengths of which 2% belong to other sentences, some as far off as can be."""
+    """Lengths of which 2% belong to other sentences, some as different as possible."""
     rng = np.random.default_rng(1)
     source, target = lengths(count, longest=longest)
     wrong = rng.permutation(count)[: count // 50]
@@ -39,7 +39,7 @@ def misaligned(count=20_000, longest=255):
 
 @pytest.mark.parametrize("batching", ["pack", "bucket"])
 @pytest.mark.parametrize("max_ratio", [0.0, 9.0])
-def test_misaligned_pairs_make_no_shape_beyond_the_budget(batching, max_ratio):
+def test_batch_shapes_of_misaligned_pairs_stay_within_the_budget(batching, max_ratio):
     selection = select_pairs(*misaligned(), 256, max_ratio=max_ratio)
     plan, _ = make(batching, selection=selection, max_len=256, batch_tokens=25_000)
     for shape in plan.shapes:
@@ -47,7 +47,7 @@ def test_misaligned_pairs_make_no_shape_beyond_the_budget(batching, max_ratio):
     assert plan.shapes[0].cost == max(shape.cost for shape in plan.shapes)
 
 
-def test_uneven_pairs_are_left_out_and_counted_and_short_ones_are_not():
+def test_max_ratio_leaves_out_and_counts_uneven_pairs_except_short_ones():
     source = np.array([1, 1, 1, 20, 20, 80, 8, 255])
     target = np.array([10, 19, 20, 190, 191, 7, 80, 254])
     selection = select_pairs(source, target, 256, max_ratio=9.0)
@@ -80,7 +80,7 @@ def test_uneven_pairs_are_left_out_and_counted_and_short_ones_are_not():
         (1000, 992),
     ],
 )
-def test_rows_of_packed_batches_divide_by_usual_numbers_of_devices(most, rows):
+def test_divisible_rows_of_packed_batches(most, rows):
     assert divisible_rows(most) == rows
     plan, _ = make("pack", batch_tokens=most * 41)
     assert plan.shapes[0].rows == rows
@@ -88,7 +88,7 @@ def test_rows_of_packed_batches_divide_by_usual_numbers_of_devices(most, rows):
 
 @given(st.integers(1, 5000), st.integers(1, 3000))
 @settings(max_examples=200, deadline=None)
-def test_rows_of_buckets_leave_few_empty(count, most):
+def test_even_rows_of_buckets_leave_few_empty(count, most):
     rows = even_rows(count, most)
     evened = -(-count // -(-count // most))
     assert rows <= most
@@ -105,7 +105,7 @@ RELEASED = {
 
 
 @pytest.mark.parametrize(("batching", "sentences"), RELEASED)
-def test_a_run_of_0_1_0_keeps_its_batches(batching, sentences):
+def test_plan_version_1_keeps_the_batches_of_0_1_0(batching, sentences):
     selection = select_pairs(*lengths(20_000), 41)
     plan, _ = make(
         batching, batch_tokens=1100, selection=selection, batch_sentences=sentences, plan_version=1
@@ -121,7 +121,7 @@ def test_a_run_of_0_1_0_keeps_its_batches(batching, sentences):
 
 @pytest.mark.parametrize("batching", ["pack", "bucket"])
 @pytest.mark.parametrize(("version", "row_multiple"), [(1, 32), (2, 32), (2, 24)])
-def test_the_padding_said_counts_the_empty_rows_of_devices(batching, version, row_multiple):
+def test_padding_report_counts_empty_rows(batching, version, row_multiple):
     """Against the arrays themselves."""
     source, target = lengths(4000)
     corpus = token_cache.TokenizedCorpus(
@@ -135,8 +135,10 @@ def test_the_padding_said_counts_the_empty_rows_of_devices(batching, version, ro
     selection = select_pairs(source, target, 41)
     plan, _ = make(batching, selection=selection, batch_tokens=97 * 41, plan_version=version)
     period = int(np.ceil(plan.batches_per_epoch))
-    made = loader.BatchSource(Epochs(EpochData(corpus, plan)), IDS, period, row_multiple)
-    batches = [made[t] for t in range(period)]
+    source_of_batches = loader.BatchSource(
+        Epochs(EpochData(corpus, plan)), IDS, period, row_multiple
+    )
+    batches = [source_of_batches[t] for t in range(period)]
     assert all(len(batch["inputs"]) % row_multiple == 0 for batch in batches)
     filled = sum(
         (b[f"{side}_segment_ids"] > 0).sum() for b in batches for side in ("inputs", "targets")

@@ -1,9 +1,10 @@
-"""What benchmarks count and compare, and the tables they make of what they measured."""
+"""Counts, comparisons and tables of the benchmarks."""
 
 import attention_report
 import attention_workers
 import numpy as np
 import pytest
+import train_step_corpus
 import train_step_undone
 import train_step_workers
 from attention_workers import Problem
@@ -20,7 +21,7 @@ def problem(case, which="forward", batch=2, length=96):
 
 
 @pytest.mark.parametrize("case", attention_workers.CASES)
-def test_operations_are_those_of_the_allowed_pairs(case):
+def test_attention_flops_count_the_allowed_pairs(case):
     one = problem(case)
     ids, sizes = attention_workers.segments(one), attention_workers.lengths(one)
     pairs = 0
@@ -33,14 +34,14 @@ def test_operations_are_those_of_the_allowed_pairs(case):
     assert attention_workers.flops(problem(case, "forward+backward")) == 14 * pairs * 2 * 8
 
 
-def test_packed_sentences_fill_their_rows():
+def test_attention_packed_case_fills_its_rows():
     ids = attention_workers.segments(problem("packed", length=500))
     assert ids.shape == (2, 500)
     assert ids.min() == 1
     assert set(np.unique(np.diff(ids, axis=1))) == {0, 1}
 
 
-def test_the_table_prefers_what_was_fastest_at_each_length():
+def test_attention_table_orders_by_speed_at_each_length():
     def row(case, length, name, milliseconds, which="forward"):
         return {
             "case": case,
@@ -71,7 +72,7 @@ def test_the_table_prefers_what_was_fastest_at_each_length():
     }
 
 
-def test_the_report_says_how_many_times_the_peers_speed():
+def test_attention_report_compares_with_the_fastest_peer():
     rows = [
         {
             "case": "full",
@@ -87,13 +88,13 @@ def test_the_report_says_how_many_times_the_peers_speed():
     assert "3.000 ms (" not in text
 
 
-def test_flaxs_example_gets_its_rows_packed_in_order():
+def test_flax_example_rows_are_packed_in_order():
     lengths = np.array([2, 3, 1, 4, 2, 2, 3, 1])
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     tokens = np.arange(10, 10 + offsets[-1])
     side = TokenizedSide(tokens, offsets)
     corpus = TokenizedCorpus(side, side, (len(lengths),), "")
-    batch = train_step_workers.packed_in_order(corpus, 2, 8)
+    batch = train_step_corpus.packed_in_order(corpus, 2, 8)
     order = np.random.default_rng(0).permutation(len(lengths))
     rows, row = [], []
     for i in order:
@@ -110,12 +111,12 @@ def test_flaxs_example_gets_its_rows_packed_in_order():
     np.testing.assert_array_equal(
         batch["inputs_segmentation"], np.where(batch["inputs"], numbers, 0)
     )
-    # A position restarts behind each end symbol.
+    # Positions restart after each end symbol.
     starts = batch["inputs_position"] == 0
     np.testing.assert_array_equal(starts[:, 1:], ends[:, :-1] | (batch["inputs"][:, 1:] == 0))
 
 
-def test_steps_are_timed_with_batches_without_padding():
+def test_train_step_batches_have_no_padding():
     model = ModelConfig(
         num_encoder_layers=1,
         num_decoder_layers=1,
@@ -127,7 +128,7 @@ def test_steps_are_timed_with_batches_without_padding():
         decoder_start_id=1,
     )
     task = train_step_workers.Task(model, rows=3, source_len=7, target_len=5)
-    batch = next(train_step_workers._loaded(train_step_workers.ours(task), task))
+    batch = next(train_step_workers.synthetic_batches(train_step_workers.run_config(task), task))
     assert batch["inputs"].shape == (3, 7)
     assert batch["targets"].shape == (3, 5)
     assert batch["loss_mask"].all()
@@ -136,11 +137,11 @@ def test_steps_are_timed_with_batches_without_padding():
 
 def losses_of(step):
     """Losses of the first step and of three more."""
-    found = [step.loss()]
+    step_losses = [step.loss()]
     for _ in range(3):
         step.step()
-        found.append(step.loss())
-    return found
+        step_losses.append(step.loss())
+    return step_losses
 
 
 STEP = train_step_workers.Task(
@@ -157,7 +158,7 @@ STEP = train_step_workers.Task(
     ),
     rows=103,
     source_len=6,
-    target_len=5,  # 515 positions: not whole chunks
+    target_len=5,  # 515 positions: not a multiple of the chunk size
 )
 
 
@@ -168,7 +169,7 @@ def our_losses():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", train_step_undone.CHANGES)
-def test_a_step_with_a_part_undone_is_the_same_step(our_losses, monkeypatch, change):
+def test_train_step_with_a_part_undone_is_the_same_step(our_losses, monkeypatch, change):
     """The plain form of each part computes what ours does."""
     parts = [(layers, "dense"), (optimizer, "_adam"), (losses, "projected_cross_entropy")]
     calls = set()
@@ -182,12 +183,12 @@ def test_a_step_with_a_part_undone_is_the_same_step(our_losses, monkeypatch, cha
 
     before = {part: getattr(*part) for part in parts}
     for part, function in before.items():
-        monkeypatch.setattr(*part, function)  # put back at the end
+        monkeypatch.setattr(*part, function)  # so that monkeypatch restores it
     train_step_undone.CHANGES[change]()
     changed = {part for part in parts if getattr(*part) is not before[part]}
     for part in changed:
         setattr(*part, watch(*part, getattr(*part)))
-    monkeypatch.setitem(train_step_undone.CHANGES, change, lambda: None)  # it is done
+    monkeypatch.setitem(train_step_undone.CHANGES, change, lambda: None)  # applied already
     undone = train_step_undone.Undone(STEP, change)
     assert calls == changed != set()  # the step does use the plain forms
     assert losses_of(undone) == pytest.approx(our_losses, rel=1e-5)

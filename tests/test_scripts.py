@@ -33,7 +33,7 @@ UNSPACED = {
 }
 
 
-def test_every_letter_of_unicode_is_told_by_its_name():
+def test_separates_words_agrees_with_unicode_names():
     wrong = []
     for code in range(sys.maxunicode + 1):
         char = chr(code)
@@ -41,8 +41,8 @@ def test_every_letter_of_unicode_is_told_by_its_name():
             continue
         begin = " ".join(unicodedata.name(char, "").split("-")[0].split()[:2])
         unspaced = begin in UNSPACED
-        told = char.isascii() or "HANGUL" in begin or unspaced
-        if told and separates_words(char) == unspaced:
+        is_known = char.isascii() or "HANGUL" in begin or unspaced
+        if is_known and separates_words(char) == unspaced:
             wrong.append((hex(code), unicodedata.name(char)))
     assert not wrong
 
@@ -67,7 +67,7 @@ def test_every_letter_of_unicode_is_told_by_its_name():
         ("𠀋", False),
     ],
 )
-def test_texts(text, separates):
+def test_separates_words_of_texts(text, separates):
     assert separates_words(text) == separates
 
 
@@ -92,5 +92,5 @@ def test_texts(text, separates):
         ("One.", "", ""),
     ],
 )
-def test_what_belongs_at_a_joint(left, right, want):
+def test_joiner_of_two_texts(left, right, want):
     assert joiner(left, right) == want

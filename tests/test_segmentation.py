@@ -1,4 +1,4 @@
-"""Subword sampling: words cut anew each epoch, and batches that are still found by their number."""
+"""Subword sampling: another segmentation each epoch, and random access to its batches."""
 
 import dataclasses
 import io
@@ -47,15 +47,15 @@ def run(tmp_path, bpe):
     return config, sources.open_corpora(data, "train"), TokenizerPair(bpe, bpe)
 
 
-def test_a_merge_left_out_always_gives_letters_and_never_the_best_cut(bpe):
+def test_bpe_dropout_of_one_gives_letters_and_of_zero_the_best_segmentation(bpe):
     texts = ["seven three", "acht", ""]
     letters = [list(text.replace(" ", "▁")) for text in ("▁seven▁three", "▁acht", "")]
     assert [bpe.tokens(ids) for ids in bpe.sample_batch(texts, 0.999999, 0)] == letters
     assert bpe.sample_batch(texts, 1e-9, 0) == bpe.encode_batch(texts)
 
 
-def test_merges_are_left_out_as_often_as_the_rate_says():
-    """A word of two letters has one merge: cut where it is left out."""
+def test_bpe_dropout_skips_merges_with_the_given_rate():
+    """A word of two letters has one merge; skipping it gives two tokens."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["ab"] * 20),
@@ -74,7 +74,7 @@ def test_merges_are_left_out_as_often_as_the_rate_says():
     assert np.mean(np.asarray(drawn) == 2) == pytest.approx(0.3, abs=0.03)  # 4 deviations
 
 
-def test_what_is_drawn_depends_on_the_seed_alone(bpe):
+def test_subword_sampling_depends_on_the_seed_only(bpe):
     texts = [source for source, _ in digit_pairs(200)]
     drawn: dict[int, list] = {}
     threads = [
@@ -89,18 +89,18 @@ def test_what_is_drawn_depends_on_the_seed_alone(bpe):
     assert [bpe.decode(ids) for ids in drawn[0]] == texts
 
 
-def test_each_epoch_has_all_pairs_in_other_pieces_and_the_same_shape(run):
-    made, _ = epoch_data.prepare_epochs(*reordered(run))
-    period = int(np.ceil(made.first.plan.batches_per_epoch))
+def test_sampled_epochs_have_all_pairs_in_other_tokens_and_the_same_shape(run):
+    epochs, _ = epoch_data.prepare_epochs(*reordered(run))
+    period = int(np.ceil(epochs.first.plan.batches_per_epoch))
     corpora, tokenizers = run[1], run[2].source
     texts = list(corpora[0].read())
     tokens = []
     for epoch in range(4):
         pairs = []
         for t in range(epoch * period, (epoch + 1) * period):
-            part, within = made.at(t)
+            part, within = epochs.at(t)
             layout = part.plan.layout(within)
-            assert layout.shape == made.first.plan.shapes[0]
+            assert layout.shape == epochs.first.plan.shapes[0]
             pairs.extend(layout.pairs.tolist())
         assert len(set(pairs)) >= 0.9 * len(texts)  # a batch is a tenth of this small epoch
         for i in set(pairs):
@@ -116,7 +116,7 @@ def reordered(run):
     return corpora, tokenizers, config
 
 
-def test_a_batch_is_found_without_those_before_it(run):
+def test_sampled_batch_needs_no_earlier_batches(run):
     straight = loader.BatchSource(epoch_data.prepare_epochs(*reordered(run))[0], IDS, 60)
     digests = [straight.digest(t) for t in range(60)]
     assert len(set(digests)) == 60
@@ -126,47 +126,47 @@ def test_a_batch_is_found_without_those_before_it(run):
         np.testing.assert_array_equal(fresh.pairs(t), straight.pairs(t))
 
 
-def test_epochs_differ_in_order_where_their_pieces_do_not(run):
+def test_sampled_epochs_differ_in_order_even_with_equal_tokens(run):
     config, corpora, tokenizers = run
     data = dataclasses.replace(config.data, subword_sampling=1e-9)
     config = dataclasses.replace(config, data=data)
-    made, _ = epoch_data.prepare_epochs(corpora, tokenizers, config)
-    period = int(np.ceil(made.first.plan.batches_per_epoch))
-    source = loader.BatchSource(made, IDS, 60)
+    epochs, _ = epoch_data.prepare_epochs(corpora, tokenizers, config)
+    period = int(np.ceil(epochs.first.plan.batches_per_epoch))
+    source = loader.BatchSource(epochs, IDS, 60)
     first, second = source.pairs(0), source.pairs(period)
     assert len(np.intersect1d(first, second)) < 0.5 * len(first)
 
 
-def test_the_seed_of_the_run_makes_other_pieces(run):
+def test_subword_sampling_depends_on_the_seed_of_the_run(run):
     config, corpora, tokenizers = run
     other = dataclasses.replace(config, seed=1)
     one, two = (epoch_data.prepare_epochs(corpora, tokenizers, c)[0] for c in (config, other))
     assert not np.array_equal(one.first.corpus.source.tokens, two.first.corpus.source.tokens)
 
 
-def test_no_more_than_three_epochs_lie_in_the_cache_besides_the_first(run, tmp_path):
-    made, _ = epoch_data.prepare_epochs(*reordered(run))
-    period = int(np.ceil(made.first.plan.batches_per_epoch))
+def test_token_cache_keeps_three_sampled_epochs_and_the_first(run, tmp_path):
+    epochs, _ = epoch_data.prepare_epochs(*reordered(run))
+    period = int(np.ceil(epochs.first.plan.batches_per_epoch))
     last = (60 - 1) // period
     assert last >= 5
     for number in range(last + 1):
-        made.at(number * period)
-    assert made.at(59)[0].corpus.fingerprint
+        epochs.at(number * period)
+    assert epochs.at(59)[0].corpus.fingerprint
     folders = [p.name for p in (tmp_path / "cache" / "tokens").iterdir()]
-    assert made.first.corpus.fingerprint in folders
+    assert epochs.first.corpus.fingerprint in folders
     assert len(folders) <= 1 + epoch_data.KEPT_EPOCHS
 
 
-def test_a_run_that_is_over_leaves_the_first_alone_in_the_cache(run, tmp_path):
-    made, _ = epoch_data.prepare_epochs(*reordered(run))
-    made.at(59)
-    made.close()
+def test_closed_epochs_leave_only_the_first_in_the_token_cache(run, tmp_path):
+    epochs, _ = epoch_data.prepare_epochs(*reordered(run))
+    epochs.at(59)
+    epochs.close()
     folders = [p.name for p in (tmp_path / "cache" / "tokens").iterdir()]
-    assert folders == [made.first.corpus.fingerprint]
+    assert folders == [epochs.first.corpus.fingerprint]
 
 
-def test_a_batch_behind_the_end_is_found_too(run):
-    """As in the replay of a step that a shorter run would not have."""
+def test_sampled_batch_after_the_last_step_is_available(run):
+    """The replay of a step may need it."""
     config, corpora, tokenizers = run
     shorter = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=5))
     sources_of = [
@@ -176,28 +176,28 @@ def test_a_batch_behind_the_end_is_found_too(run):
     assert sources_of[0].digest(59) == sources_of[1].digest(59)
 
 
-def test_a_cache_that_another_run_removes_is_made_again(run, monkeypatch):
+def test_token_cache_is_written_again_if_another_run_removes_it(run, monkeypatch):
     config, corpora, tokenizers = run
-    made = token_cache.tokenize_corpora(corpora, tokenizers, config.data, seed=3)
-    read, taken = token_cache._read, []
+    first = token_cache.tokenize_corpora(corpora, tokenizers, config.data, seed=3)
+    read, removed = token_cache._read, []
 
     def removed_before(folder):
-        if not taken:
-            taken.append(folder)
+        if not removed:
+            removed.append(folder)
             token_cache.remove(corpora, tokenizers, config.data, 3)
         return read(folder)
 
     monkeypatch.setattr(token_cache, "_read", removed_before)
     again = token_cache.tokenize_corpora(corpora, tokenizers, config.data, seed=3)
-    assert taken
-    np.testing.assert_array_equal(again.source.tokens, made.source.tokens)
+    assert removed
+    np.testing.assert_array_equal(again.source.tokens, first.source.tokens)
     token_cache.remove(corpora, tokenizers, config.data, 3)
     token_cache.remove(corpora, tokenizers, config.data, 3)  # by another run already
-    assert not taken[0].exists()
-    assert not list(taken[0].parent.glob("incomplete.*"))
+    assert not removed[0].exists()
+    assert not list(removed[0].parent.glob("incomplete.*"))
 
 
-def test_what_killed_processes_left_is_removed_later(run, tmp_path):
+def test_token_cache_removes_folders_of_killed_processes(run, tmp_path):
     config, corpora, tokenizers = run
     folders = [tmp_path / "cache" / "tokens" / f"incomplete.{name}" for name in ("old", "new")]
     for folder in folders:
@@ -209,7 +209,7 @@ def test_what_killed_processes_left_is_removed_later(run, tmp_path):
     assert [folder.exists() for folder in folders] == [False, True]
 
 
-def test_what_sampling_would_make_too_long_keeps_its_best_cut(tmp_path, bpe):
+def test_subword_sampling_keeps_the_best_segmentation_of_over_long_sentences(tmp_path, bpe):
     pairs = [("seven " * 5 + "seven", "eins"), ("one", "zwei")]
     config = tiny_config(tmp_path)
     longest = len(bpe.encode(pairs[0][0])) + 1
@@ -225,28 +225,28 @@ def test_what_sampling_would_make_too_long_keeps_its_best_cut(tmp_path, bpe):
     assert len(corpus.source[1]) > len(bpe.encode("one"))
 
 
-def test_what_goes_wrong_while_an_epoch_is_made_ends_the_run(run):
-    made, _ = epoch_data.prepare_epochs(*reordered(run))
+def test_error_in_a_sampled_epoch_ends_the_run(run):
+    epochs, _ = epoch_data.prepare_epochs(*reordered(run))
 
     def fail(number):
         raise UserError(f"epoch {number} is damaged")
 
-    broken = epoch_data.Epochs(made.first, fail, fail, 60)
+    broken = epoch_data.Epochs(epochs.first, fail, fail, 60)
     source = loader.BatchSource(broken, IDS, 60)
     with pytest.raises(UserError, match="epoch 1 is damaged"):
         list(loader.load_batches(source, 0))
 
 
-def test_nothing_is_made_for_after_the_end(run):
-    made, _ = epoch_data.prepare_epochs(*reordered(run))
+def test_epochs_after_the_last_step_are_not_prepared(run):
+    epochs, _ = epoch_data.prepare_epochs(*reordered(run))
     asked = []
-    period = int(np.ceil(made.first.plan.batches_per_epoch))
-    late = epoch_data.Epochs(made.first, asked.append, asked.append, period)
-    assert late.at(period - 1) == (made.first, period - 1)
+    period = int(np.ceil(epochs.first.plan.batches_per_epoch))
+    limited = epoch_data.Epochs(epochs.first, asked.append, asked.append, period)
+    assert limited.at(period - 1) == (epochs.first, period - 1)
     assert not asked
 
 
-def test_pieces_that_are_cut_in_one_way_only_are_refused(run):
+def test_subword_sampling_refuses_character_models(run):
     config, corpora, _ = run
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -262,7 +262,7 @@ def test_pieces_that_are_cut_in_one_way_only_are_refused(run):
         epoch_data.prepare_epochs(corpora, TokenizerPair(letters, letters), config)
 
 
-def test_an_imported_tokenizer_is_refused(run):
+def test_subword_sampling_refuses_imported_tokenizers(run):
     config, corpora, tokenizers = run
     vocabulary = {token: i for i, token in enumerate(["</s>", "<unk>", "<pad>", "▁one"])}
     special = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}

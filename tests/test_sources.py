@@ -1,4 +1,4 @@
-"""Reading parallel text and TFDS sets, and what is said when they are damaged."""
+"""Reading parallel text and TFDS data sets, and messages about damaged ones."""
 
 import dataclasses
 import gzip
@@ -22,7 +22,7 @@ def read(**fields):
     return [list(corpus.read()) for corpus in sources.open_corpora(config, "train")]
 
 
-def test_plain_gzip_and_tsv_hold_the_same_pairs(tmp_path):
+def test_plain_gzip_and_tsv_files_give_the_same_pairs(tmp_path):
     prefix = write_pairs(tmp_path, "plain", PAIRS)
     for side, lang in enumerate(("en", "de")):
         with gzip.open(tmp_path / f"zipped.{lang}.gz", "wt", encoding="utf-8") as out:
@@ -35,7 +35,7 @@ def test_plain_gzip_and_tsv_hold_the_same_pairs(tmp_path):
     assert read(train=f"{prefix},{tsv}") == [PAIRS, PAIRS]
 
 
-def test_direction_follows_the_config(tmp_path):
+def test_corpus_direction_follows_the_config(tmp_path):
     prefix = write_pairs(tmp_path, "plain", PAIRS)
     swapped = read(train=prefix, source_lang="de", target_lang="en")
     assert swapped == [[(b, a) for a, b in PAIRS]]
@@ -82,14 +82,14 @@ def damaged(tmp_path, name):
         ("columns", ["x.tsv, line 2", "3 columns"]),
     ],
 )
-def test_damage_is_named_by_file_and_line(tmp_path, name, words):
+def test_damaged_text_files_are_reported_with_file_and_line(tmp_path, name, words):
     with pytest.raises(UserError) as error:
         read(train=damaged(tmp_path, name))
     for word in words:
         assert word in str(error.value)
 
 
-def test_the_fingerprint_follows_the_content(tmp_path):
+def test_corpus_fingerprint_follows_the_content(tmp_path):
     config = DataConfig(source="files", train=write_pairs(tmp_path, "a", PAIRS))
     first = sources.open_corpora(config, "train")[0].fingerprint
     assert sources.open_corpora(config, "train")[0].fingerprint == first
@@ -100,7 +100,7 @@ def test_the_fingerprint_follows_the_content(tmp_path):
 # --- The embedded corpus --------------------------------------------------------------------------
 
 
-def test_embedded_splits_are_disjoint_and_small_numbers_are_trained():
+def test_number_words_splits_are_disjoint_and_train_has_small_numbers():
     splits = number_words.split_numbers()
     assert {name: len(numbers) for name, numbers in splits.items()} == number_words.SIZES
     everything = [n for numbers in splits.values() for n in numbers]
@@ -124,7 +124,7 @@ def few_numbers(monkeypatch):
         ("cs", "třicet čtyři"),
     ],
 )
-def test_embedded_corpus_in_every_language(tmp_path, few_numbers, language, word):
+def test_number_words_in_every_language(tmp_path, few_numbers, language, word):
     config = DataConfig(
         tfds_name=f"number_words/{language}", data_dir=str(tmp_path), target_lang=language
     )
@@ -135,7 +135,7 @@ def test_embedded_corpus_in_every_language(tmp_path, few_numbers, language, word
     assert len(list(sources.open_corpora(config, "test")[0].read())) == 6
 
 
-def test_two_preparations_at_once_leave_one_whole_corpus(tmp_path, few_numbers):
+def test_concurrent_preparations_leave_one_intact_data_set(tmp_path, few_numbers):
     results, barrier = [], threading.Barrier(2)
 
     def prepare():
@@ -180,7 +180,7 @@ class ToyTranslate(tfds.core.GeneratorBasedBuilder):
             yield i, {"de": f"Satz {i} ß", "en": f"sentence {i}"}
 
 
-def test_a_prepared_set_is_read_by_name(tmp_path):
+def test_tfds_reads_a_prepared_data_set_by_name(tmp_path):
     ToyTranslate(config="de-en", data_dir=str(tmp_path)).download_and_prepare(
         file_format="array_record"
     )
@@ -200,13 +200,13 @@ def test_a_prepared_set_is_read_by_name(tmp_path):
             assert word in str(error.value)
 
 
-def test_an_unknown_set_is_named(tmp_path):
+def test_tfds_unknown_data_set_is_reported(tmp_path):
     for name, word in (("no_such_set/de-en", "no_such_set"), ("number_words/xx", "de, fr, es, cs")):
         with pytest.raises(UserError, match=word):
             sources.open_corpora(DataConfig(tfds_name=name, data_dir=str(tmp_path)), "train")
 
 
-def test_a_set_that_cannot_be_prepared_tells_how(tmp_path, monkeypatch):
+def test_tfds_failed_preparation_says_what_to_do(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise ConnectionError("no route to host\nmore")
 
@@ -222,6 +222,6 @@ def test_a_set_that_cannot_be_prepared_tells_how(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_numbers_of_lines_beyond_one_are_kept_in_order(tmp_path):
+def test_corpus_keeps_the_order_of_lines(tmp_path):
     pairs = [(str(i), str(-i)) for i in np.random.default_rng(0).permutation(1000)]
     assert read(train=write_pairs(tmp_path, "many", pairs)) == [pairs]

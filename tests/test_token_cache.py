@@ -1,4 +1,4 @@
-"""The cache of tokenised corpora: what it holds, and that nothing damaged is read from it."""
+"""The cache of tokenised corpora: its content, damage, and disks that cannot be written."""
 
 import dataclasses
 import errno
@@ -23,7 +23,7 @@ def small_corpus(tmp_path, tokenizers):
     return config, corpora, token_cache.tokenize_corpora(corpora, tokenizers, config)
 
 
-def test_the_cache_holds_what_the_tokenizer_says(small_corpus, tokenizers, monkeypatch):
+def test_token_cache_has_the_ids_of_the_tokenizer(small_corpus, tokenizers, monkeypatch):
     config, corpora, corpus = small_corpus
     assert len(corpus) == 51
     for i, (source, target) in enumerate(corpora[0].read()):
@@ -56,7 +56,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_cache_is_made_anew_and_it_is_said_once(
+def test_damaged_token_cache_is_written_again_with_one_warning(
     small_corpus, tokenizers, tmp_path, caplog, damage
 ):
     config, corpora, corpus = small_corpus
@@ -67,33 +67,33 @@ def test_a_damaged_cache_is_made_anew_and_it_is_said_once(
     again = token_cache.tokenize_corpora(corpora, tokenizers, config)
     np.testing.assert_array_equal(again.source.tokens, want[0])
     np.testing.assert_array_equal(again.target.tokens, want[1])
-    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert name in said
-    assert "writing it again" in said
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert name in warning
+    assert "writing it again" in warning
     caplog.clear()
     token_cache.tokenize_corpora(corpora, tokenizers, config)
     assert not caplog.records
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_a_disk_that_spoils_or_is_full_is_said(small_corpus, tokenizers, monkeypatch):
+def test_token_cache_reports_damaging_and_full_disks(small_corpus, tokenizers, monkeypatch):
     config, corpora, _ = small_corpus
 
-    def spoiled(folder):
+    def report_damage(folder):
         raise cache_manifest.DamageError("source_tokens.npy has changed since it was written")
 
-    def full(path):
+    def disk_full(path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(cache_manifest, "check", spoiled)
+    monkeypatch.setattr(cache_manifest, "check", report_damage)
     with pytest.raises(UserError, match=r"written 3 times .*\(source_tokens.npy .* another disk"):
         token_cache.tokenize_corpora(corpora, tokenizers, config)
-    monkeypatch.setattr(cache_manifest, "_sync", full)
+    monkeypatch.setattr(cache_manifest, "_sync", disk_full)
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)"):
         token_cache.tokenize_corpora(corpora, tokenizers, config)
 
 
-def test_a_cache_gets_its_name_only_when_it_is_on_the_disk(
+def test_token_cache_is_synced_before_it_gets_its_name(
     small_corpus, tokenizers, tmp_path, monkeypatch
 ):
     config, corpora, corpus = small_corpus
@@ -104,13 +104,13 @@ def test_a_cache_gets_its_name_only_when_it_is_on_the_disk(
     monkeypatch.setattr(os, "rename", lambda a, b: (events.append("rename"), rename(a, b)))
     token_cache.tokenize_corpora(corpora, tokenizers, config)
     files = {path.name for path in (tmp_path / "other" / "tokens" / corpus.fingerprint).iterdir()}
-    place = events.index("rename")
-    assert files <= set(events[:place])
-    assert events[place - 1].startswith("incomplete.")  # the folder, after its files
-    assert events[place + 1 :] == ["tokens"]
+    i = events.index("rename")
+    assert files <= set(events[:i])
+    assert events[i - 1].startswith("incomplete.")  # the folder, after its files
+    assert events[i + 1 :] == ["tokens"]
 
 
-def test_tags_stand_before_the_text(tmp_path, tokenizers, monkeypatch):
+def test_language_tags_precede_the_text(tmp_path, tokenizers, monkeypatch):
     pairs = [("one", "eins"), ("", "x")]
     monkeypatch.setattr(type(tokenizers), "language_tags", lambda self, *languages: ([7], [8]))
     config = DataConfig(

@@ -1,4 +1,4 @@
-"""Text -> ids -> text, special ids, saving, and models that others trained."""
+"""Encoding, decoding, special ids, saving, and vocabularies of published models."""
 
 import dataclasses
 import io
@@ -33,7 +33,7 @@ def make(config, **fields):
 
 @given(text=st.text(max_size=40))
 @settings(max_examples=200, deadline=None)
-def test_any_text_survives_up_to_normalisation(tokenizers, text):
+def test_tokenizer_round_trip_equals_normalised_text(tokenizers, text):
     tokenizer = tokenizers.source
     ids = tokenizer.encode(text)
     assert tokenizer.unk_id not in ids  # byte tokens write everything
@@ -41,7 +41,7 @@ def test_any_text_survives_up_to_normalisation(tokenizers, text):
     assert tokenizer.decode(ids).strip() == tokenizer.normalize(text).replace("▁", " ").strip()
 
 
-def test_vocabularies_have_what_their_rule_leaves_of_the_corpus(tmp_path):
+def test_vocabulary_follows_the_normalization_rule(tmp_path):
     pairs = [(f"{one} m²", f"{two} …") for one, two in digit_pairs(300)]
     config = DataConfig(source="files", train=write_pairs(tmp_path, "train", pairs), vocab_size=295)
     tokens = {
@@ -60,7 +60,7 @@ REWRITTEN = "，！？（） m² … ｶﾅ ﬁ \u00a0 \u3000 \t é"
 
 @given(text=st.text(max_size=40))
 @settings(max_examples=200, deadline=None)
-def test_any_text_survives_but_for_spaces_at_the_ends_and_in_runs(untouched, text):
+def test_identity_rule_changes_only_leading_trailing_and_repeated_spaces(untouched, text):
     # SentencePiece writes a space as U+2581, and ends its strings at NUL.
     text = text.replace("▁", "_").replace("\0", "")
     want = re.sub(" +", " ", text).strip(" ")
@@ -73,7 +73,7 @@ def untouched(corpus_config):
     return make(corpus_config).target
 
 
-def test_text_is_rewritten_only_where_the_config_names_a_rule(corpus_config, tmp_path):
+def test_normalization_rules_apply_per_side(corpus_config, tmp_path):
     pair = make(corpus_config)
     assert pair.shared
     assert pair.target.decode(pair.target.encode(REWRITTEN)) == REWRITTEN
@@ -98,7 +98,7 @@ def test_text_is_rewritten_only_where_the_config_names_a_rule(corpus_config, tmp
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 @pytest.mark.parametrize("shared", [True, False])
-def test_trained_special_ids_are_four_different_ones(corpus_config, kind, shared):
+def test_special_ids_of_trained_models_differ(corpus_config, kind, shared):
     size = 295 if shared else 284
     pair = make(corpus_config, tokenizer=kind, shared_vocab=shared, vocab_size=size)
     assert pair.shared == shared
@@ -119,7 +119,7 @@ def test_lowercase_is_applied_and_saved(corpus_config, tmp_path):
     assert loaded.fingerprint != make(corpus_config).fingerprint
 
 
-def test_separate_models_are_saved_apart(corpus_config, tmp_path):
+def test_separate_models_are_saved_separately(corpus_config, tmp_path):
     pair = make(corpus_config, shared_vocab=False, vocab_size=284)
     pair.save(tmp_path)
     loaded = TokenizerPair.load(tmp_path)
@@ -129,7 +129,7 @@ def test_separate_models_are_saved_apart(corpus_config, tmp_path):
     assert loaded.source.model != loaded.target.model
 
 
-def test_a_model_without_padding_gets_ids_behind_its_pieces():
+def test_special_ids_missing_in_a_model_are_added_after_its_tokens():
     model = io.BytesIO()
     texts = [text for pair in digit_pairs(100) for text in pair]
     sentencepiece.SentencePieceTrainer.train(  # SentencePiece's defaults: no padding
@@ -145,7 +145,7 @@ def test_a_model_without_padding_gets_ids_behind_its_pieces():
     assert tokenizer.tokens(ids)[-2:] == ["</s>", "<pad>"]
 
 
-def test_a_given_model_is_used(corpus_config, tokenizers, tmp_path):
+def test_tokenizer_model_of_the_config_is_used(corpus_config, tokenizers, tmp_path):
     path = tmp_path / "given.model"
     path.write_bytes(tokenizers.source.model)
     pair = make(corpus_config, tokenizer_model=str(path))
@@ -159,7 +159,7 @@ NAMES = ("</s>", "<s>", "<pad>", "<unk>", "__de__", ">>de<<", "deu_Latn", "<2de>
 
 @pytest.fixture(scope="module")
 def with_special_tokens(corpus_config, tokenizers):
-    """Our tokenizers, and one as of Marian or M2M-100 whose model spells out such tokens."""
+    """Our tokenizers, and one like Marian's or M2M-100's whose model contains such tokens."""
     tagged = make(corpus_config, target_language_tags=True, byte_fallback=True, vocab_size=300)
     model = io.BytesIO()
     texts = [text for pair in digit_pairs(300) for text in pair] + ["< 2 > / s p u n k _ L"] * 30
@@ -185,7 +185,7 @@ def with_special_tokens(corpus_config, tokenizers):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_name_of_a_special_piece_in_a_text_is_text(with_special_tokens, name):
+def test_special_token_names_in_a_text_are_text(with_special_tokens, name):
     for tokenizer in with_special_tokens:
         text = f"one {name} two"
         ids = tokenizer.encode(text)
@@ -196,13 +196,13 @@ def test_the_name_of_a_special_piece_in_a_text_is_text(with_special_tokens, name
         assert tokenizer.decode(ids) == text
 
 
-def test_marians_language_is_named_at_the_start_of_a_text_only(with_special_tokens):
+def test_marian_language_code_is_a_token_only_at_the_start(with_special_tokens):
     foreign = with_special_tokens[-1]
     assert foreign.encode(">>de<< one")[0] == foreign.token_id(">>de<<")
     assert foreign.decode(foreign.encode(">> one << two")) == ">> one << two"
 
 
-def test_language_tags_are_pieces_of_their_own(corpus_config):
+def test_language_tags_are_single_tokens(corpus_config):
     pair = make(corpus_config, target_language_tags=True)
     (tag,), nothing = pair.language_tags("en", "de")
     assert nothing == []
@@ -221,13 +221,13 @@ def test_language_tags_are_pieces_of_their_own(corpus_config):
         ({"tokenizer_model": __file__}, ["not a SentencePiece model"]),
     ],
 )
-def test_what_cannot_be_a_tokenizer_is_said(corpus_config, fields, words):
+def test_unusable_tokenizer_settings_are_reported(corpus_config, fields, words):
     with pytest.raises(UserError) as error:
         make(corpus_config, **fields)
     for word in words:
         assert word in str(error.value)
 
 
-def test_a_damaged_folder_is_named(tmp_path):
+def test_damaged_tokenizer_folder_is_reported(tmp_path):
     with pytest.raises(UserError, match="no usable tokenizer"):
         TokenizerPair.load(tmp_path)
