@@ -22,6 +22,7 @@ from etils import epath
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.config.fields import AtLimit, Stopping
+from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.interop import ctranslate2, pretrained
 from transformer_jax.interop.huggingface import writing
 from transformer_jax.interop.parity import Reference
@@ -199,7 +200,9 @@ def compare(
     def ours(search: Search, at_limit: AtLimit) -> list[Output]:
         decode = search.config(model, max_decode_len, at_limit)
         with jax.default_matmul_precision("highest"):
-            results = list(reference.engine.translate(model.params, texts, decode))
+            results = list(
+                reference.engine.translate(model.params, texts, TranslationSettings(decode))
+            )
         return [Output(best[0].ids, best[0].score, best[0].log_prob) for best in results]
 
     rows, versions = [], {}

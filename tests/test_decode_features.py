@@ -16,8 +16,10 @@ from tests.conftest import digit_pairs
 from transformer_jax import Translator
 from transformer_jax.commands import decode, decode_format, decode_output
 from transformer_jax.data.tokenizer_pair import special_ids
-from transformer_jax.decoding import alignment, batching, mbr, programs
+from transformer_jax.decoding import alignment, batch_functions, batching, mbr
 from transformer_jax.decoding.alignment import AttentionChoice
+from transformer_jax.decoding.batch_translator import TranslationSettings
+from transformer_jax.decoding.batching import TokenRows
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.phrases import begins_word
 from transformer_jax.decoding.requests import Request
@@ -57,16 +59,18 @@ def test_mbr_gives_the_sample_most_like_the_others(translator):
 @pytest.mark.parametrize("num_models", [1, 2])
 def test_scoring_holds_a_chunk_of_logits(translator, monkeypatch, num_models):
     """All logits of 4,096 positions and 256,000 tokens take 4 GB. Here: 5 of 24 positions."""
-    monkeypatch.setattr(programs, "LOGITS_AT_ONCE", 5 * 295 + 3)
+    monkeypatch.setattr(batch_functions, "LOGITS_AT_ONCE", 5 * 295 + 3)
     config, rng = translator.config.model, np.random.default_rng(0)
     trees = [jax.tree.map(lambda x, n=n: x * (1 - n / 9), translator.params) for n in range(2)]
     trees = trees[:num_models]
     ids = special_ids(translator.tokenizers, config)
     source, target = (rng.integers(4, 295, (3, 8)).astype(np.int32) for _ in range(2))
     lengths = np.full(3, 8, np.int32)
-    score = jax.jit(functools.partial(programs.score_batch, (config,) * num_models, ids))
-    placed = programs.DeviceParams(tuple(trees), (), None)
-    got = score(placed, source, lengths, target, lengths)
+    functions = batch_functions.BatchFunctions((config,) * num_models, ids)
+    rows = TokenRows(source, lengths), TokenRows(target, lengths)
+    device_params = batch_functions.DeviceParams(tuple(trees), (), None)
+    score = jax.jit(functions.score)
+    got = score(device_params, *rows)
     start = np.full((3, 1), ids.decoder_start, np.int32)
     decoder_inputs = np.concatenate([start, target[:, :-1]], axis=1)
     probs = 0.0
@@ -79,7 +83,7 @@ def test_scoring_holds_a_chunk_of_logits(translator, monkeypatch, num_models):
     want = np.take_along_axis(np.log(probs), target[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(got.log_probs, want, atol=1e-5)
     np.testing.assert_array_equal(got.correct, probs.argmax(axis=-1) == target)
-    text = score.lower(placed, source, lengths, target, lengths).as_text()
+    text = score.lower(device_params, *rows).as_text()
     assert "tensor<5x295xf32>" in text
     assert "24x295" not in text
     assert "x8x295" not in text
@@ -99,7 +103,9 @@ def test_an_ensemble_averages_probabilities(translator):
         want = np.logaddexp(np.array(alone[0][i]), np.array(alone[1][i])) - np.log(2)
         np.testing.assert_allclose(pair.log_probs, want, atol=1e-5)
     decode = dataclasses.replace(translator.config.decode, beam_size=2)
-    found = list(engine.translate((translator.params, other), TEXTS, decode, 2))
+    found = list(
+        engine.translate((translator.params, other), TEXTS, TranslationSettings(decode, 2))
+    )
     for text, hypotheses in zip(TEXTS, found, strict=True):
         for h in hypotheses:
             scored = engine.score((translator.params, other), [text], [h.text])[0]
@@ -195,7 +201,9 @@ def test_a_file_uses_few_shapes_and_lines_come_as_they_are_done(translator):
             read.append(text)
             yield text
 
-    results = engine.translate(translator.params, endless(), decode, window=100)
+    results = engine.translate(
+        translator.params, endless(), TranslationSettings(decode), window=100
+    )
     first = next(results)
     assert len(read) == 100
     assert first[0].text == translator.translate([texts[0]], beam_size=1)[0].text

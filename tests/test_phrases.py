@@ -21,6 +21,7 @@ from tests.test_search_options import contains, finished
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.decoding import phrases
+from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.phrases import begins_word
 from transformer_jax.decoding.requests import Request
@@ -151,10 +152,11 @@ def test_parameters_that_are_nan_give_a_message_a_line(translator, capsys):
         decode = dataclasses.replace(
             translator.config.decode, method=method, beam_size=2, mbr_samples=2
         )
+        settings = TranslationSettings(decode)
         if name == "source_embedding":
-            want = [own[0].text for own in engine.translate(translator.params, texts, decode)]
+            want = [own[0].text for own in engine.translate(translator.params, texts, settings)]
             assert want[1]
-        found = [own[0] for own in engine.translate(broken, texts, decode)]
+        found = [own[0] for own in engine.translate(broken, texts, settings)]
         said = capsys.readouterr().err
         for number, one in enumerate(found, start=1):
             if name == "source_embedding" and number % 2:

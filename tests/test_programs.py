@@ -15,7 +15,8 @@ import pytest
 
 from tests.test_search import IDS, TableDecoder, random_model, table_logits
 from transformer_jax.config import DecodeConfig, ModelConfig
-from transformer_jax.decoding import batching, programs
+from transformer_jax.decoding import batch_functions, batching, programs
+from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.decoding.decoder import cache_sizes, decode_loop
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.search import search
@@ -110,7 +111,9 @@ def test_a_hundred_settings_compile_two_programs(translator):
             for method, structure in structures.items():
                 numbers = settings_of_one_structure(method, number)
                 decode = dataclasses.replace(DecodeConfig(method=method, **structure), **numbers)
-                ((best,),) = engine.translate(translator.params, ["one two"], decode)
+                ((best,),) = engine.translate(
+                    translator.params, ["one two"], TranslationSettings(decode)
+                )
                 assert len(best.ids) < numbers["max_decode_len"]
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
@@ -175,7 +178,7 @@ def test_a_search_compiles_at_most_three_loops(method):
     decode = DecodeConfig(method=method, beam_size=2)
     params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
     weights = jax.eval_shape(lambda p: programs._prepare((p,), (model,)), params)
-    placed = programs.DeviceParams((params,), weights, None)
+    placed = batch_functions.DeviceParams((params,), weights, None)
     constraints = SearchConstraints(
         np.full(2, 1024),
         np.zeros(2, np.int32),
@@ -183,13 +186,13 @@ def test_a_search_compiles_at_most_three_loops(method):
         np.ones(2, np.int32),
         seeds=np.zeros(2, np.uint32),
     )
-    arrays = np.zeros((2, 8), np.int32), np.full(2, 8), constraints
+    sources = batching.TokenRows(np.zeros((2, 8), np.int32), np.full(2, 8))
+    functions = batch_functions.BatchFunctions((model,), IDS)
     for longest in (16, 48, 128, 512, 1024):
         search = functools.partial(
-            programs.search_batch, (model,), IDS, structure=structure_of(decode),
-            max_decode_len=longest,
+            functions.search, structure=structure_of(decode), max_decode_len=longest
         )  # fmt: skip
-        lowered = jax.jit(search).lower(placed, *arrays)
+        lowered = jax.jit(search).lower(placed, sources, constraints)
         # Loops that carry the decoder's cache; the generator of random numbers has others.
         cached = re.compile(r"stablehlo\.while.*tensor<(\d+x){4}f32>")
         loops = sum(bool(cached.search(line)) for line in lowered.as_text().splitlines())

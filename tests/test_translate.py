@@ -23,7 +23,8 @@ def test_groups_hold_every_sentence_once_in_declared_shapes():
         assert len(g.indices) <= g.rows
         assert g.rows * g.length <= 320
     assert len({(g.rows, g.length) for g in groups}) <= len({g.length for g in groups}) + 1
-    ids, sizes = batching.pad_rows([[7, 7], [7]], 3, 4, 0)
+    padded = batching.pad_rows([[7, 7], [7]], 3, 4, 0)
+    ids, sizes = padded.ids, padded.lengths
     np.testing.assert_array_equal(ids, [[7, 7, 0, 0], [7, 0, 0, 0], [0] * 4])
     np.testing.assert_array_equal(sizes, [2, 1, 0])
 
@@ -116,13 +117,13 @@ def test_n_best_is_sorted_distinct_and_scores_are_those_of_force_decoding(transl
 
 def test_duplicates_are_searched_once(translator, monkeypatch):
     counted = []
-    original = BatchTranslator.__call__
+    original = BatchTranslator.translate_batch
 
     def count(translator, batch, texts):
         counted.append(len(texts))
         return original(translator, batch, texts)
 
-    monkeypatch.setattr(BatchTranslator, "__call__", count)
+    monkeypatch.setattr(BatchTranslator, "translate_batch", count)
     translator.translate(["one", "two", "one", "", "two"], beam_size=1)
     assert counted == [2]
 
@@ -155,7 +156,7 @@ BAD = [("a\ud800", "character 1 is U.D800"), (None, "NoneType"), (b"one", "bytes
 @pytest.mark.parametrize(("bad", "word"), BAD)
 def test_a_bad_text_is_named_before_anything_runs(translator, monkeypatch, bad, word):
     ran = []
-    monkeypatch.setattr(BatchTranslator, "__call__", lambda *_: ran.append(1))
+    monkeypatch.setattr(BatchTranslator, "translate_batch", lambda *_: ran.append(1))
     texts = [*["one"] * 5, bad]
     with pytest.raises(UserError, match=rf"texts\[5\] \(line 6\): .*{word}"):
         translator.translate_n_best(texts, 1, window=2)

@@ -69,13 +69,13 @@ def test_after_warming_up_nothing_is_compiled(translator, monkeypatch):
     settings = {"beam_size": 2, "batch_tokens": 64, "num_hypotheses": 2}
     attention = AttentionChoice()
     ran = collections.Counter()
-    translate = BatchTranslator.__call__
+    translate = BatchTranslator.translate_batch
 
     def count(translator, batch, texts):
         ran[batch.rows, batch.length] += 1
         return translate(translator, batch, texts)
 
-    monkeypatch.setattr(BatchTranslator, "__call__", count)
+    monkeypatch.setattr(BatchTranslator, "translate_batch", count)
     # 64 positions by 2 beams are 4 rows of 8; there are batches of one row and of 4.
     assert t.warmup([3, 8], num_texts=3, attention=attention, **settings) == 2
     assert set(ran) == {(1, 8), (4, 8)}

@@ -8,9 +8,10 @@ from typing import Any
 from etils import epath
 
 from transformer_jax import paths
-from transformer_jax.config import Config, DecodeConfig, validate
+from transformer_jax.config import Config, validate
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding.alignment import AttentionChoice
+from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.decoding.engine import WINDOW, Engine
 from transformer_jax.decoding.requests import Request
 from transformer_jax.decoding.scoring import PairScores
@@ -102,13 +103,13 @@ class Translator:
           texts: any iterable, of text or of `Request` with a prefix or phrases.
           num_hypotheses: at most the beam size; with `method="mbr"`, at most `mbr_samples`.
           target_lang: of a multilingual model; "": the config's.
-          source_lang: of a model that is told this too (M2M-100, NLLB); "": the config's.
-          attention: to the source, to come with the best of each.
+          source_lang: of a multilingual model that needs it (M2M-100, NLLB); "": the config's.
+          attention: to the source, to come with the best translation of each text.
           window: texts that are read ahead, to be sorted by length.
           on_error: `raise`, or `skip`: a text that cannot be translated (no string, invalid
             Unicode, phrases that do not fit) gives an empty translation whose `error` says why.
-          ready: whether the next text can be read without waiting for it; where it cannot, what
-            has been read is translated first. None: always.
+          ready: whether the next text can be read without waiting. While it cannot, the texts read
+            so far are translated first. None: always.
           **settings: fields of `DecodeConfig` that replace the config's, such as beam_size.
 
         Raises:
@@ -118,11 +119,8 @@ class Translator:
         if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
             given = "one string" if isinstance(texts, str) else f"a {type(texts).__name__}"
             raise UserError(f"translate takes a list of texts, not {given}.")
-        decode = self._decode_config(settings, num_hypotheses, attention)
-        return self.engine.translate(
-            self.params, texts, decode, num_hypotheses, target_lang, source_lang, attention, window,
-            on_error, ready,
-        )  # fmt: skip
+        call = self._settings(num_hypotheses, target_lang, source_lang, attention, settings)
+        return self.engine.translate(self.params, texts, call, window, on_error, ready)
 
     def warmup(
         self,
@@ -136,9 +134,8 @@ class Translator:
     ) -> int:
         """Compiles what calls of `translate` need, so that the first of them need not wait.
 
-        A batch is padded to a declared length; `lengths` of 8, 16, 24, 32, 48, 64, … tokens stand
-        for all up to them. Texts with a prefix or phrases have programs of their own, which are
-        not compiled here.
+        Batches are padded to 8, 16, 24, 32, 48, 64, … tokens, so these `lengths` cover all shorter
+        ones. Texts with a prefix or phrases need other programs, which are not compiled here.
 
         Example:
           >>> t.warmup([8, 16, 24, 32], num_texts=16, beam_size=4)
@@ -148,7 +145,7 @@ class Translator:
           num_texts: most texts of a call.
           num_hypotheses: as in `translate_n_best`, like all that follow.
           target_lang: of a multilingual model.
-          source_lang: of a model that is told this too.
+          source_lang: of a multilingual model that needs it.
           attention: to the source.
           **settings: fields of `DecodeConfig`.
 
@@ -160,16 +157,18 @@ class Translator:
         """
         if num_texts < 1:
             raise UserError(f"num_texts={num_texts} must be at least 1.")
-        decode = self._decode_config(settings, num_hypotheses, attention)
-        return self.engine.warmup(
-            self.params, lengths, num_texts, decode, num_hypotheses, target_lang, source_lang,
-            attention,
-        )  # fmt: skip
+        call = self._settings(num_hypotheses, target_lang, source_lang, attention, settings)
+        return self.engine.warmup(self.params, lengths, num_texts, call)
 
-    def _decode_config(
-        self, settings: dict[str, Any], num_hypotheses: int, attention: AttentionChoice | None
-    ) -> DecodeConfig:
-        """The config's search settings with some replaced.
+    def _settings(
+        self,
+        num_hypotheses: int,
+        target_lang: str,
+        source_lang: str,
+        attention: AttentionChoice | None,
+        settings: dict[str, Any],
+    ) -> TranslationSettings:
+        """The settings of a call, `settings` replacing those of the config.
 
         Raises:
           UserError: an unknown or impossible setting.
@@ -197,7 +196,7 @@ class Translator:
         if attention:
             for model in self.engine.models:
                 attention.check(model)
-        return decode
+        return TranslationSettings(decode, num_hypotheses, target_lang, source_lang, attention)
 
     def score(
         self,
@@ -206,7 +205,7 @@ class Translator:
         target_lang: str = "",
         source_lang: str = "",
     ) -> list[float]:
-        """Natural-log probability of each target's tokens and its end, without length penalty."""
+        """Natural log-probability of each target with its end, without length penalty."""
         pairs = self.score_tokens(sources, targets, target_lang, source_lang)
         return [pair.log_prob for pair in pairs]
 

@@ -20,6 +20,7 @@ from transformer_jax.commands.text_output import (
 )
 from transformer_jax.config import DataConfig
 from transformer_jax.data import sources
+from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import corpus_metrics, model_metrics
 
@@ -154,7 +155,9 @@ def _hypotheses(system: list[str] | Translator, pairs: list[tuple[str, str]]) ->
             flush=True,
         )
     sources_share = distributed.local_share([source for source, _ in pairs])
-    n_best = system.engine.translate(system.params, sources_share, system.config.decode)
+    n_best = system.engine.translate(
+        system.params, sources_share, TranslationSettings(system.config.decode)
+    )
     return distributed.gather_shares([hypotheses[0].text for hypotheses in n_best])
 
 

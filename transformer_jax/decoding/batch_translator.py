@@ -1,20 +1,23 @@
 """Translates one batch: token ids to arrays, a compiled search, hypotheses to text."""
 
+import concurrent.futures
 import dataclasses
 import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from transformer_jax.config import DecodeConfig
-from transformer_jax.decoding import batching, mbr, phrases
+from transformer_jax.decoding import batching, mbr, phrases, workers
 from transformer_jax.decoding.alignment import AttentionChoice
-from transformer_jax.decoding.batching import Batch
+from transformer_jax.decoding.batch_functions import DeviceParams
+from transformer_jax.decoding.batching import Batch, TokenRows
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.phrases import Phrase
-from transformer_jax.decoding.programs import DeviceParams, Programs
+from transformer_jax.decoding.programs import Programs
 from transformer_jax.decoding.requests import EncodedText, RequestEncoder
 from transformer_jax.decoding.search_settings import SearchConstraints, structure_of, values_of
 from transformer_jax.decoding.translation import (
@@ -23,7 +26,6 @@ from transformer_jax.decoding.translation import (
     fewest_unmet,
     no_translation,
 )
-from transformer_jax.evaluation import bleu_tokenizers
 from transformer_jax.ops.top_k import NEVER
 
 NO_OUTPUT = "an output (these settings forbid every one)"
@@ -31,41 +33,69 @@ NOT_FINITE = "finite probabilities (the model gives NaN; its parameters may be d
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchTranslator:
-    """Translates batches with one set of settings; safe to call from several threads.
+class TranslationSettings:
+    """What a call of `translate` asks for.
 
     Args:
-      programs: of the model.
-      params: of the model.
-      encoder: of the languages.
       decode: search settings.
-      num_hypotheses: translations of each text.
+      num_hypotheses: translations of each text; at most `decode.beam_size`, or
+        `decode.mbr_samples`.
+      target_lang: of a multilingual model; "": the config's.
+      source_lang: of a multilingual model that needs it; "": the config's.
       attention: to come with the best translation; None: without.
-      bleu_tokenizer: of `mbr` by BLEU.
     """
 
-    programs: Programs
-    params: DeviceParams
-    encoder: RequestEncoder
     decode: DecodeConfig
-    num_hypotheses: int
+    num_hypotheses: int = 1
+    target_lang: str = ""
+    source_lang: str = ""
     attention: AttentionChoice | None = None
-    bleu_tokenizer: str = bleu_tokenizers.DEFAULT
 
     @functools.cached_property
-    def search_config(self) -> DecodeConfig:
+    def search(self) -> DecodeConfig:
         """Settings of the search itself, in which a sample is a beam."""
         samples = {"sample": self.num_hypotheses, "mbr": self.decode.mbr_samples}
         beam_size = samples.get(self.decode.method, self.decode.beam_size)
         return dataclasses.replace(self.decode, beam_size=beam_size)
 
+
+@dataclasses.dataclass(frozen=True)
+class BatchTranslator:
+    """Translates batches with one set of settings, in a few threads of the process.
+
+    Args:
+      programs: of the model.
+      params: of the model.
+      encoder: of the languages.
+      settings: of the call.
+      bleu_tokenizer: of `mbr` by BLEU.
+      device: JAX's default device while a batch is translated.
+      precision: of matrix products meanwhile; threads do not inherit it.
+    """
+
+    programs: Programs
+    params: DeviceParams
+    encoder: RequestEncoder
+    settings: TranslationSettings
+    bleu_tokenizer: str
+    device: jax.Device
+    precision: str | None
+
+    def submit(
+        self, batch: Batch, texts: Sequence[EncodedText]
+    ) -> concurrent.futures.Future[list[list[Translation]]]:
+        """Has a worker thread translate a batch."""
+        return workers.submit(self.device, self.precision, self.translate_batch, batch, texts)
+
     @property
     def batch_limits(self) -> tuple[int, int, int]:
         """Longest source, positions of a batch on a device, and number of devices."""
-        batch_tokens = max(1, self.decode.batch_tokens // self.search_config.beam_size)
+        batch_tokens = max(1, self.settings.decode.batch_tokens // self.settings.search.beam_size)
         return self.encoder.max_len, batch_tokens, self.programs.num_devices
 
-    def __call__(self, batch: Batch, texts: Sequence[EncodedText]) -> list[list[Translation]]:
+    def translate_batch(
+        self, batch: Batch, texts: Sequence[EncodedText]
+    ) -> list[list[Translation]]:
         """Translations of each text, best first.
 
         The first search asks for no phrases. Texts whose outputs lack one are searched again.
@@ -82,14 +112,14 @@ class BatchTranslator:
             self._possible_phrases(text) if any(h.unmet for h in hypotheses) else ()
             for text, hypotheses in zip(texts, results, strict=True)
         ]
-        if self.decode.method == "beam" and any(wanted):
+        if self.settings.decode.method == "beam" and any(wanted):
             longer, more_results = self._search(batch, texts, sources, wanted)
             max_decode_len = max(max_decode_len, longer)
             for row, row_phrases in enumerate(wanted):
                 if row_phrases:
                     best = fewest_unmet([*more_results[row], *results[row]])
-                    results[row] = best[: self.num_hypotheses]
-        if self.attention:
+                    results[row] = best[: self.settings.num_hypotheses]
+        if self.settings.attention:
             self._add_attention(batch, texts, sources, results, max_decode_len)
         return results
 
@@ -97,7 +127,7 @@ class BatchTranslator:
         self,
         batch: Batch,
         texts: Sequence[EncodedText],
-        sources: tuple[np.ndarray, np.ndarray],
+        sources: TokenRows,
         wanted: Sequence[Sequence[Phrase]],
     ) -> tuple[int, list[list[Translation]]]:
         """The room for an output in tokens, and the translations of each text.
@@ -106,7 +136,7 @@ class BatchTranslator:
         """
         max_decode_len, constraints = self._constraints(batch, texts, wanted)
         found = self.programs.search(
-            self.params, *sources, constraints, structure_of(self.search_config), max_decode_len
+            self.params, sources, constraints, structure_of(self.settings.search), max_decode_len
         )
         return max_decode_len, [self._to_text(found, row, text) for row, text in enumerate(texts)]
 
@@ -119,7 +149,7 @@ class BatchTranslator:
         max_lens: Any = np.zeros(batch.rows, np.int32)
         num_free: Any = np.zeros(batch.rows, np.int32)
         seeds: Any = np.zeros(batch.rows, np.uint32)
-        num_hypotheses: Any = np.full(batch.rows, self.num_hypotheses, np.int32)
+        num_hypotheses: Any = np.full(batch.rows, self.settings.num_hypotheses, np.int32)
         for row, (text, row_phrases) in enumerate(zip(texts, wanted, strict=True)):
             least, most = self._length_limits(len(text.source))
             min_lens[row], max_lens[row] = least, max(most, text.min_output(row_phrases))
@@ -133,45 +163,45 @@ class BatchTranslator:
         prefix_len = batching.next_power_of_two(max(len(text.prefix) for text in texts))
         if prefix_len:
             prefixes = [text.prefix for text in texts]
-            prefix, _ = batching.pad_rows(prefixes, batch.rows, prefix_len, -1)
-        values = values_of(self.search_config, batch.rows)
+            prefix = batching.pad_rows(prefixes, batch.rows, prefix_len, -1).ids
+        values = values_of(self.settings.search, batch.rows)
         return room, SearchConstraints(
             max_lens, min_lens, values, num_hypotheses, prefix, num_free, phrase_arrays, seeds
         )
 
     def _length_limits(self, source_len: int) -> tuple[int, int]:
         """Fewest and most output tokens for a source, end symbols included."""
-        decode = self.decode
+        decode = self.settings.decode
         most = math.ceil(decode.max_decode_ratio * source_len) + batching.EXTRA_TOKENS
         most = min(most, decode.max_decode_len, self.encoder.max_len)
         least = max(decode.min_decode_len, math.ceil(decode.min_decode_ratio * source_len))
         return min(least, most), most
 
     def _possible_phrases(self, text: EncodedText) -> tuple[Phrase, ...]:
-        return tuple(p for p in text.phrases if phrases.is_possible(p, self.decode))
+        return tuple(p for p in text.phrases if phrases.is_possible(p, self.settings.decode))
 
     def _to_text(self, found: Hypotheses, row: int, text: EncodedText) -> list[Translation]:
         """Translations of one text, as many as asked for; an empty one where there is none."""
         hypotheses = [
             self._translation(found, row, k, text)
-            for k in range(self.search_config.beam_size)
+            for k in range(self.settings.search.beam_size)
             if found.scores[row, k] > NEVER
         ]
         if not hypotheses:
             reason = NO_OUTPUT if found.finite[row] else NOT_FINITE
             return [no_translation(unmet=(reason, *(p.name for p in text.phrases)))]
-        if self.decode.method == "mbr":
+        if self.settings.decode.method == "mbr":
             utilities = mbr.expected_utilities(
-                [h.text for h in hypotheses], self.decode.mbr_metric, self.bleu_tokenizer
+                [h.text for h in hypotheses], self.settings.decode.mbr_metric, self.bleu_tokenizer
             )
             hypotheses = [
                 dataclasses.replace(h, score=utility)
                 for h, utility in zip(hypotheses, utilities, strict=True)
             ]
             hypotheses.sort(key=lambda h: -h.score)
-        if self.decode.method != "sample":
+        if self.settings.decode.method != "sample":
             hypotheses = distinct(hypotheses)
-        return hypotheses[: self.num_hypotheses]
+        return hypotheses[: self.settings.num_hypotheses]
 
     def _translation(self, found: Hypotheses, row: int, k: int, text: EncodedText) -> Translation:
         ids = found.tokens[row, k, text.num_target_tags : found.lengths[row, k]]
@@ -192,20 +222,20 @@ class BatchTranslator:
         self,
         batch: Batch,
         texts: Sequence[EncodedText],
-        sources: tuple[np.ndarray, np.ndarray],
+        sources: TokenRows,
         results: list[list[Translation]],
         max_decode_len: int,
     ) -> None:
         """Adds the attention of each best translation to its source."""
-        assert self.attention is not None
-        ids = self.programs.ids
+        choice, ids = self.settings.attention, self.programs.ids
+        assert choice is not None
         outputs = [
             [*text.prefix[: text.num_target_tags], *best.ids, ids.target_eos][:max_decode_len]
             for text, (best, *_) in zip(texts, results, strict=True)
         ]
         targets = batching.pad_rows(outputs, batch.rows, max_decode_len, ids.target_pad)
         weights = self.programs.attention(
-            self.params, *sources, *targets, self.attention.layer, self.attention.head
+            self.params, sources, targets, choice.layer, choice.head
         )  # [B, T, S]
         for row, (text, hypotheses) in enumerate(zip(texts, results, strict=True)):
             source = text.source[text.num_source_tags : -1]

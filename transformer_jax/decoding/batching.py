@@ -3,7 +3,11 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import flax.struct
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.config import DecodeConfig
@@ -106,13 +110,23 @@ def group_by_length(
     return sorted(batches, key=lambda batch: batch.indices[0])
 
 
-def pad_rows(
-    sequences: Sequence[Sequence[int]], rows: int, length: int, fill: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Ids `[rows, length]` padded with `fill`, and lengths `[rows]`, 0 in unused rows."""
-    ids = np.full((rows, length), fill, np.int32)
-    lengths = np.zeros(rows, np.int32)
+@flax.struct.dataclass
+class TokenRows:
+    """Token ids of B rows; NumPy arrays until a program runs."""
+
+    ids: jax.Array  # [B, L], padded
+    lengths: jax.Array  # [B]; 0 in unused rows
+
+    def mask(self) -> jax.Array:
+        """`[B, L]` boolean, True within the lengths."""
+        return jnp.arange(self.ids.shape[1]) < self.lengths[:, None]
+
+
+def pad_rows(sequences: Sequence[Sequence[int]], rows: int, length: int, fill: int) -> TokenRows:
+    """Rows `[rows, length]` of the sequences, padded with `fill`; rows beyond them are unused."""
+    ids: Any = np.full((rows, length), fill, np.int32)
+    lengths: Any = np.zeros(rows, np.int32)
     for row, sequence in enumerate(sequences):
         ids[row, : len(sequence)] = sequence
         lengths[row] = len(sequence)
-    return ids, lengths
+    return TokenRows(ids, lengths)

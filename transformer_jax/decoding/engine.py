@@ -6,11 +6,10 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from transformer_jax.config import Config, DecodeConfig, ModelConfig
+from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
 from transformer_jax.decoding import batching, workers
-from transformer_jax.decoding.alignment import AttentionChoice
-from transformer_jax.decoding.batch_translator import BatchTranslator
+from transformer_jax.decoding.batch_translator import BatchTranslator, TranslationSettings
 from transformer_jax.decoding.batching import Batch
 from transformer_jax.decoding.phrases import starts_word
 from transformer_jax.decoding.programs import Programs, matmul_precision
@@ -94,11 +93,7 @@ class Engine:
         self,
         params: Params | tuple[Params, ...],
         texts: Iterable[str | Request],
-        decode: DecodeConfig,
-        num_hypotheses: int = 1,
-        target_lang: str = "",
-        source_lang: str = "",
-        attention: AttentionChoice | None = None,
+        settings: TranslationSettings,
         window: int = WINDOW,
         on_error: str = "raise",
         ready: Callable[[], bool] | None = None,
@@ -113,11 +108,7 @@ class Engine:
           params: the model's; a tuple for an ensemble.
           texts: any iterable of text. A list is checked before anything runs, other iterables
             window by window.
-          decode: search settings.
-          num_hypotheses: at most decode.beam_size, or decode.mbr_samples.
-          target_lang: of a multilingual model; "": the config's.
-          source_lang: of a multilingual model that needs it; "": the config's.
-          attention: to come with the best translation.
+          settings: of the search, and more.
           window: texts that are read ahead, to be sorted by length.
           on_error: what a text that cannot be translated gives: `raise`, or `skip`, an empty
             translation with its `error`.
@@ -136,14 +127,11 @@ class Engine:
                 if isinstance(item, UserError) and on_error == "raise":
                     raise item_error(item, number)
             requests = iter(items)
-        translator = self._batch_translator(
-            params, decode, num_hypotheses, target_lang, source_lang, attention
-        )
-        submit = self._submitter(translator)
+        translator = self._batch_translator(params, settings)
         return (
             translations
             for items, numbers in _numbered(windows(requests, window, ready))
-            for translations in _translate_window(translator, submit, items, numbers, on_error)
+            for translations in _translate_window(translator, items, numbers, on_error)
         )
 
     def warmup(
@@ -151,11 +139,7 @@ class Engine:
         params: Params | tuple[Params, ...],
         lengths: Iterable[int],
         num_texts: int,
-        decode: DecodeConfig,
-        num_hypotheses: int = 1,
-        target_lang: str = "",
-        source_lang: str = "",
-        attention: AttentionChoice | None = None,
+        settings: TranslationSettings,
     ) -> int:
         """Compiles what calls of `translate` need, and runs each program once.
 
@@ -163,11 +147,7 @@ class Engine:
           params: the model's; a tuple for an ensemble.
           lengths: tokens of the longest text of a batch, tags and end symbol included.
           num_texts: most texts of a call.
-          decode: search settings; these and all below as in `translate`.
-          num_hypotheses: of each text.
-          target_lang: of a multilingual model.
-          source_lang: of a multilingual model that needs it.
-          attention: to come with the best translation.
+          settings: of the calls.
 
         Returns:
           The number of batch shapes.
@@ -175,9 +155,7 @@ class Engine:
         Raises:
           UserError: a length that the model does not read.
         """
-        translator = self._batch_translator(
-            params, decode, num_hypotheses, target_lang, source_lang, attention
-        )
+        translator = self._batch_translator(params, settings)
         shapes: set[tuple[int, int]] = set()
         for length in lengths:
             if not 1 <= length <= self.max_len:
@@ -185,42 +163,30 @@ class Engine:
                     f"No text has {length} tokens; the model reads 1 to {self.max_len}."
                 )
             shapes |= set(batching.shapes(length, num_texts, *translator.batch_limits))
-        submit = self._submitter(translator)
         # An empty text ends the search soon; the shape alone decides what is compiled.
         text = translator.encoder.empty_text()
         for rows, length in sorted(shapes):
-            submit(Batch([0], rows, length), [text]).result()
+            translator.submit(Batch([0], rows, length), [text]).result()
         return len(shapes)
 
     def _batch_translator(
-        self,
-        params: Params | tuple[Params, ...],
-        decode: DecodeConfig,
-        num_hypotheses: int,
-        target_lang: str,
-        source_lang: str,
-        attention: AttentionChoice | None,
+        self, params: Params | tuple[Params, ...], settings: TranslationSettings
     ) -> BatchTranslator:
         data, tokenizer = self.config.data, bleu_tokenizers.DEFAULT
-        if (decode.method, decode.mbr_metric) == ("mbr", "bleu"):
+        if (settings.decode.method, settings.decode.mbr_metric) == ("mbr", "bleu"):
             tokenizer = bleu_tokenizers.choose(
-                target_lang or data.target_lang, data.pretokenized, data.bleu_tokenizer
+                settings.target_lang or data.target_lang, data.pretokenized, data.bleu_tokenizer
             )
             bleu_tokenizers.make_bleu(tokenizer)  # a missing one shows before anything runs
         return BatchTranslator(
             self.programs,
             self.programs.put_on_devices(params),
-            self.encoder(target_lang, source_lang),
-            decode,
-            num_hypotheses,
-            attention,
+            self.encoder(settings.target_lang, settings.source_lang),
+            settings,
             tokenizer,
+            self.device,
+            matmul_precision(),
         )
-
-    def _submitter(self, translator: BatchTranslator) -> "SubmitBatch":
-        """Has a worker translate a batch, on this engine's device and at the caller's precision."""
-        precision = matmul_precision()
-        return lambda batch, texts: workers.submit(self.device, precision, translator, batch, texts)
 
     # --- Scoring -------------------------------------------------------------------------------
 
@@ -254,7 +220,6 @@ class Engine:
 
 
 Items = list[Request | UserError]  # an error instead of a request that could not be read
-SubmitBatch = Callable[[Batch, Sequence[EncodedText]], concurrent.futures.Future]
 
 
 def _numbered(read_windows: Iterable[Items]) -> Iterator[tuple[Items, list[int]]]:
@@ -267,7 +232,6 @@ def _numbered(read_windows: Iterable[Items]) -> Iterator[tuple[Items, list[int]]
 
 def _translate_window(
     translator: BatchTranslator,
-    submit: SubmitBatch,
     items: Items,
     numbers: Sequence[int],
     on_error: str,
@@ -299,7 +263,7 @@ def _translate_window(
             texts += parts
 
     translated: dict[int, list[Translation]] = {}  # of each of `texts`
-    batches = _run_batches(translator, submit, texts)
+    batches = _run_batches(translator, texts)
     for item, number in zip(items, numbers, strict=True):
         if item not in places:
             yield [no_translation(error=str(encoded[item]))]
@@ -314,14 +278,14 @@ def _translate_window(
 
 
 def _run_batches(
-    translator: BatchTranslator, submit: SubmitBatch, texts: Sequence[EncodedText]
+    translator: BatchTranslator, texts: Sequence[EncodedText]
 ) -> Iterator[dict[int, list[Translation]]]:
     """Translations of each batch of `texts`, by their numbers; a few batches ahead."""
     lengths = [len(text.source) for text in texts]
     running: collections.deque[tuple[Batch, concurrent.futures.Future]] = collections.deque()
     try:
         for batch in batching.group_by_length(lengths, *translator.batch_limits):
-            running.append((batch, submit(batch, [texts[i] for i in batch.indices])))
+            running.append((batch, translator.submit(batch, [texts[i] for i in batch.indices])))
             if len(running) > workers.NUM_WORKERS:
                 yield _results(*running.popleft())
         while running:

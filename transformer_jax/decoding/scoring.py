@@ -7,8 +7,9 @@ import jax
 import numpy as np
 
 from transformer_jax.decoding import batching, workers
+from transformer_jax.decoding.batch_functions import DeviceParams
 from transformer_jax.decoding.batching import Batch
-from transformer_jax.decoding.programs import DeviceParams, Programs, matmul_precision
+from transformer_jax.decoding.programs import Programs, matmul_precision
 from transformer_jax.decoding.requests import RequestEncoder, warn
 
 Pair = tuple[list[int], list[int]]  # ids of source and target, end symbols included
@@ -86,8 +87,8 @@ class PairScorer:
             matmul_precision(),
             self.programs.score,
             self.params,
-            *batching.pad_rows(sources, batch.rows, batch.length, ids.source_pad),
-            *batching.pad_rows(targets, batch.rows, batch.length, ids.target_pad),
+            batching.pad_rows(sources, batch.rows, batch.length, ids.source_pad),
+            batching.pad_rows(targets, batch.rows, batch.length, ids.target_pad),
         ).result()
         results = []
         for row, target in enumerate(targets):

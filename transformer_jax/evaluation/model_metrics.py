@@ -7,6 +7,7 @@ from typing import Any
 
 from transformer_jax import distributed
 from transformer_jax.config import DataConfig, DecodeConfig
+from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.translation import Translation
 from transformer_jax.evaluation import bleu_tokenizers
@@ -64,7 +65,7 @@ def evaluate(
     tokens = sum(pair.num_tokens for pair in scored)
     loss = -sum(pair.log_prob for pair in scored) / tokens
     outputs = distributed.gather_shares(
-        [best[0] for best in engine.translate(params, sources, decode)]
+        [best[0] for best in engine.translate(params, sources, TranslationSettings(decode))]
     )
     data = engine.config.data
     scores: dict[str, Any] = corpus_scores(

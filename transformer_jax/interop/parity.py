@@ -10,6 +10,7 @@ import numpy as np
 
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.errors import UserError
 from transformer_jax.model.transformer import Transformer
@@ -88,7 +89,11 @@ class Reference:
             batch_tokens=self.config.decode.batch_tokens,
         )  # fmt: skip
         with jax.default_matmul_precision("highest"):
-            outputs = list(self.engine.translate(self.params, [s for s, _ in kept], decode))
+            outputs = list(
+                self.engine.translate(
+                    self.params, [s for s, _ in kept], TranslationSettings(decode)
+                )
+            )
         return Examples(
             sentences=[s for s, _ in kept],
             source_ids=[[*ids, eos] for _, ids in kept],

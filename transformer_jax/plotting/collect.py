@@ -108,8 +108,8 @@ def _check_length(text: str, ids: list[int], limit: int) -> None:
 def _padded(tokens: list[int], pad: int, longest: int) -> tuple[np.ndarray, np.ndarray]:
     """Ids and segment ids `[1, length]`. Lengths are multiples of 32, so programs are few."""
     size = min(-(-len(tokens) // 32) * 32, longest)
-    (row,), (length,) = batching.pad_rows([tokens], 1, size, pad)
-    return row[None], (np.arange(size) < length).astype(np.int32)[None]
+    padded = batching.pad_rows([tokens], 1, size, pad)
+    return np.asarray(padded.ids), np.asarray(padded.mask(), np.int32)
 
 
 @functools.lru_cache(maxsize=4)

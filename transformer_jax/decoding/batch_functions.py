@@ -1,0 +1,162 @@
+"""The functions of a batch that are compiled: search, teacher-forced scores, attention."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.data.tokenizer_pair import SpecialIds
+from transformer_jax.decoding.batching import TokenRows
+from transformer_jax.decoding.decoder import ModelDecoder, cache_sizes
+from transformer_jax.decoding.hypotheses import Hypotheses
+from transformer_jax.decoding.search import search
+from transformer_jax.decoding.search_settings import SearchConstraints, SearchStructure
+from transformer_jax.model import incremental
+from transformer_jax.model.transformer import Params, Transformer
+from transformer_jax.ops import losses
+
+LOGITS_AT_ONCE = 2**24  # of scoring, on a device: 64 MB in float32, whatever the vocabulary
+
+
+@flax.struct.dataclass
+class DeviceParams:
+    """What is read besides the batch, on the devices."""
+
+    params: tuple[Params, ...]  # of each model of an ensemble
+    weights: tuple[incremental.DecoderWeights, ...]  # of each decoder, laid out for its steps
+    starts_word: jax.Array | None  # [V] tokens that may follow a phrase; None: all
+
+
+@flax.struct.dataclass
+class TokenScores:
+    """Teacher-forced scores of each position; those after a target's length mean nothing."""
+
+    log_probs: jax.Array  # [B, T]
+    correct: jax.Array  # [B, T] whether the token was the likeliest
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchFunctions:
+    """Pure functions of parameters and a batch of B rows.
+
+    Args:
+      models: one, or an ensemble of one vocabulary whose probabilities are averaged.
+      ids: special ids.
+    """
+
+    models: tuple[ModelConfig, ...]
+    ids: SpecialIds
+
+    def search(
+        self,
+        params: DeviceParams,
+        sources: TokenRows,
+        constraints: SearchConstraints,
+        *,
+        structure: SearchStructure,
+        max_decode_len: int,
+    ) -> Hypotheses:
+        """Encodes the sources and searches for their outputs."""
+        decoder = ModelDecoder(self.models, params.weights)
+        cache = decoder.init_cache(
+            self._encode(params, sources),
+            sources.mask(),
+            structure.beam_size,
+            cache_sizes(max_decode_len)[0],
+            coverage=structure.coverage_penalty,
+            independent=structure.is_sampling or structure.beam_size == 1,
+        )
+        hypotheses = search(
+            decoder, cache, constraints, self.ids, structure, max_decode_len, params.starts_word
+        )
+        steps = hypotheses.steps[None]  # --> [1] on each device
+        return dataclasses.replace(hypotheses, steps=steps)
+
+    def score(self, params: DeviceParams, sources: TokenRows, targets: TokenRows) -> TokenScores:
+        """Teacher-forced scores, with the logits of one chunk of positions at a time."""
+        hiddens, projections = [], []
+        for apply, hidden in self._decode(params, sources, targets):
+            table, bias = apply(method="output_projection")
+            hiddens.append(hidden.reshape(-1, hidden.shape[-1]))  # [B, T, M] --> [B * T, M]
+            projections.append((table.astype(hidden.dtype), bias))
+        vocab = max(model.target_vocab_size for model in self.models)
+        num_positions = targets.ids.size
+        chunk_size = min(num_positions, max(1, LOGITS_AT_ONCE // vocab))
+
+        def score_chunk(chunk: tuple[list[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
+            chunk_hiddens, chunk_targets = chunk
+            by_model = [
+                jax.nn.log_softmax(losses.projected_logits(hidden, table, bias))
+                for hidden, (table, bias) in zip(chunk_hiddens, projections, strict=True)
+            ]  # [chunk, V] each
+            log_probs = by_model[0]
+            if len(by_model) > 1:
+                log_probs = jax.nn.logsumexp(jnp.stack(by_model), axis=0) - jnp.log(len(by_model))
+            scores = jnp.take_along_axis(log_probs, chunk_targets[:, None], axis=-1)[:, 0]
+            return scores, scores >= jnp.max(log_probs, axis=-1)
+
+        def split(x: jax.Array) -> jax.Array:
+            x = jnp.pad(x, [(0, -num_positions % chunk_size)] + [(0, 0)] * (x.ndim - 1))
+            return x.reshape(-1, chunk_size, *x.shape[1:])
+
+        chunks = jax.tree.map(split, (hiddens, targets.ids.reshape(-1)))
+        scores = jax.lax.map(score_chunk, chunks)
+        return TokenScores(
+            *(x.reshape(-1)[:num_positions].reshape(targets.ids.shape) for x in scores)
+        )
+
+    def attention(
+        self,
+        params: DeviceParams,
+        sources: TokenRows,
+        targets: TokenRows,
+        *,
+        layer: int,
+        head: int | None,
+    ) -> jax.Array:
+        """Cross-attention `[B, T, S]` of a decoder layer; without `head`, the mean of all."""
+        by_model = []
+        for _, (_, collected) in self._decode(params, sources, targets, mutable=["intermediates"]):
+            by_layer = collected["intermediates"]
+            number = layer % len(by_layer)
+            (weights,) = by_layer[f"decoder_layers_{number}"]["cross_attention"]["weights"]
+            by_model.append(jnp.mean(weights, axis=1) if head is None else weights[:, head])
+        return sum(by_model[1:], start=by_model[0]) / len(by_model)
+
+    def _encode(self, params: DeviceParams, sources: TokenRows) -> list[jax.Array]:
+        """Encoder output `[B, S, M]` of each model."""
+        segment_ids = sources.mask().astype(jnp.int32)
+        encoded: list[Any] = [
+            Transformer(model).apply(
+                {"params": tree}, sources.ids, None, segment_ids, method="encode"
+            )
+            for model, tree in zip(self.models, params.params, strict=True)
+        ]
+        return encoded
+
+    def _decode(
+        self, params: DeviceParams, sources: TokenRows, targets: TokenRows, **options: Any
+    ) -> Iterator[tuple[Callable, Any]]:
+        """Of each model, its `apply` and the result of `Transformer.decode` over the targets."""
+        start = jnp.full((targets.ids.shape[0], 1), self.ids.decoder_start, targets.ids.dtype)
+        decoder_inputs = jnp.concatenate([start, targets.ids[:, :-1]], axis=1)
+        source_segment_ids = sources.mask().astype(jnp.int32)
+        segment_ids = targets.mask().astype(jnp.int32)
+        encoded = self._encode(params, sources)
+        for model, tree, model_encoded in zip(self.models, params.params, encoded, strict=True):
+            apply = functools.partial(Transformer(model).apply, {"params": tree})
+            decoded = apply(
+                model_encoded,
+                decoder_inputs,
+                source_segment_ids,
+                None,
+                segment_ids,
+                method="decode",
+                **options,
+            )
+            yield apply, decoded
