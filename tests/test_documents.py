@@ -11,6 +11,7 @@ from transformer_jax.config import Config
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
+CURRENT = [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]  # that one has old names
 SECTIONS = {
     section.name: {field.name for field in dataclasses.fields(section.type)}
     for section in dataclasses.fields(Config)
@@ -40,7 +41,7 @@ def test_links_lead_to_files_and_headings(path):
     assert not broken
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", CURRENT, ids=lambda path: path.name)
 def test_settings_in_documents_exist(path):
     text = path.read_text()
     named = set(re.findall(r"--config\.(\w+)\.(\w+)", text)) - PLACEHOLDERS
