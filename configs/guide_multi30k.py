@@ -1,16 +1,16 @@
-"""The translator that page 8 of the guide (`docs/guide/8_translating.py`) sets out to build.
+"""The translator of page 8 of the guide (`docs/guide/8_translating.py`).
 
-Post-norm, two vocabularies, batches of 64 sentences of similar length, plain Adam at 1e-4: the job
-as introductions to the Transformer set it. `multi30k` is the recipe for the best scores, and tells
-which files are expected.
+Post-norm, two vocabularies, batches of 64 sentences of similar length, plain Adam at 1e-4: as in
+introductions to the Transformer. `multi30k` is the recipe for the best scores, and names the
+expected files.
 
     python train.py --config=guide_multi30k --workdir=runs/guide_multi30k
     python eval.py --workdir=runs/guide_multi30k --output=hypotheses.txt
     sacrebleu multi30k/test_2016_flickr.de -lc -i hypotheses.txt
 
 Result, as it writes lower case: 25.1 lower-cased BLEU (13a; 3.9 against the cased references) and
-38.4 chrF on test_2016_flickr after 9,000 steps, and still rising; an hour on two CPU cores, other
-work beside it.
+38.4 chrF on test_2016_flickr after 9,000 steps, and still rising; an hour on two CPU cores, with
+other work.
 """
 
 from transformer_jax.config import (

@@ -1,8 +1,8 @@
 """Multi30k, any pair of its languages, at a size that learns on two CPU cores in 60 to 90 minutes.
 
-`train.LANG`, `val.LANG` and `test_2016_flickr.LANG` (or `.gz`) are expected in `multi30k/`;
-elsewhere with --config.data.train=DIR/train and so on. Another pair, for example French to English:
---config.data.source_lang=fr --config.data.target_lang=en.
+It reads `train.LANG`, `val.LANG` and `test_2016_flickr.LANG` (or `.gz`) from `multi30k/`; for
+another folder set --config.data.train=DIR/train and so on. Another pair, for example French to
+English: --config.data.source_lang=fr --config.data.target_lang=en.
 
     python train.py --config=multi30k --workdir=runs/m30k
     python eval.py --workdir=runs/m30k --checkpoint=average:10

@@ -3,8 +3,8 @@
 The protocol of Transformer-Tiny (Wu et al. 2021, "Good for Misconceived Reasons", text only: 41.02
 BLEU on test_2016): sizes, dropout, joint BPE, schedule, 8,192 target tokens a step (the published
 command has 4,096 on each of two GPUs), 8,000 steps, average of the last 10 checkpoints, an epoch
-apart, beam 5. `train.LANG`, `val.LANG` and `test_2016_flickr.LANG` (or `.gz`) are expected in
-`multi30k_tok/`, lower-cased and tokenised by Moses; elsewhere with --config.data.train=DIR/train
+apart, beam 5. It reads `train.LANG`, `val.LANG` and `test_2016_flickr.LANG` (or `.gz`), lower-cased
+and tokenised by Moses, from `multi30k_tok/`; for another folder set --config.data.train=DIR/train
 and so on.
 
     python train.py --config=multi30k_tok --workdir=runs/m30k_tok

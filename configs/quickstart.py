@@ -28,11 +28,11 @@ def get_config() -> Config:
             d_model=128,
             num_heads=4,
             d_ff=256,
-            dropout_rate=0.0,  # the corpus is without noise, and hardly an epoch is seen of it
+            dropout_rate=0.0,  # the corpus has no noise, and training reads hardly one epoch of it
             norm_position="pre",
             max_len=64,
         ),
-        # So few tokens that hundreds, units, "und" and tens are separate ones.
+        # Few enough tokens that hundreds, units, "und" and tens are separate.
         data=DataConfig(tokenizer="bpe", vocab_size=380, max_len=64, batch_tokens=1024),
         train=TrainConfig(
             num_steps=300,

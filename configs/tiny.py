@@ -1,4 +1,4 @@
-"""The smallest run that goes all the way; for tests.
+"""The smallest complete run; for tests.
 
     python train.py --config=tiny --workdir=runs/tiny
 

@@ -6,7 +6,7 @@ newstest2014 as it scored then, from the mean of the last 5 checkpoints, beam 4,
     python train.py --config=wmt14_en_de_base --workdir=runs/wmt14_base
     python eval.py --workdir=runs/wmt14_base --checkpoint=average:5
 
-Result: not measured by this project yet; it takes an accelerator.
+Result: not measured by this project yet, because it takes an accelerator.
 """
 
 from transformer_jax.config import (

@@ -123,7 +123,7 @@ def test_a_report_of_no_run_and_of_no_scores_is_refused(tmp_path, workdir):
     with pytest.raises(UserError, match=r"no config\.json"):
         write_report(tmp_path)
     (tmp_path / "bad.json").write_text("[]")
-    with pytest.raises(UserError, match=r"bad\.json is no file of eval"):
+    with pytest.raises(UserError, match=r"bad\.json is not a file of eval"):
         write_report(workdir, [tmp_path / "bad.json"])
 
 

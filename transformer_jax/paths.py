@@ -1,7 +1,7 @@
 """Paths as users write them: `~`, and object stores (`gs://bucket/folder`).
 
-A command expands each path once, when its flags are parsed, so that every part of the program sees
-the same folder. The rest of the package takes paths as they are.
+A command expands each path once, when its flags are parsed, so that all of the program uses the
+same folder. The rest of the package does not change paths.
 """
 
 import contextlib
@@ -12,13 +12,18 @@ import logging
 import os
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformer_jax.config import Config
 from transformer_jax.errors import UserError
 
-REMOTE = "gs://"  # the one object store that checkpoints (TensorStore) and the tests know
-# Packages whose exceptions mean that the store could not be reached, or refused.
+if TYPE_CHECKING:  # commands show their help without it
+    from etils import epath
+
+PathLike = str | os.PathLike[str]
+
+REMOTE = "gs://"  # the only object store that is supported and tested
+# Packages whose exceptions mean that the store cannot be reached or refuses a request.
 _CLIENT_PACKAGES = ("gcsfs", "fsspec", "google", "aiohttp", "requests")
 # Settings that hold one path, and those that hold several, separated by commas.
 _SETTINGS = (("data", "data_dir"), ("data", "cache_dir"), ("train", "init_from"))
@@ -26,20 +31,20 @@ _SETTINGS_OF_SEVERAL = (("data", "tokenizer_model"),)
 _SETTINGS_OF_FILES = (("data", "train"), ("data", "validation"), ("data", "test"))
 
 
-def is_remote(path: Any) -> bool:
+def is_remote(path: PathLike) -> bool:
     """Whether a path is in an object store, which has no folders, locks or appending."""
     return "://" in os.fspath(path)
 
 
-def expand(path: Any, name: str = "path") -> str:
+def expand(path: PathLike, name: str = "path") -> str:
     """`path` with `~` and `~user` replaced by the home folder.
 
     Args:
-      path: text, or anything with `__fspath__`.
+      path: to expand.
       name: of the flag or setting, for messages.
 
     Raises:
-      UserError: where there is no such home folder.
+      UserError: there is no such home folder.
     """
     text = os.fspath(path)
     if not text.startswith("~"):
@@ -54,7 +59,7 @@ def expand(path: Any, name: str = "path") -> str:
 
 
 def expand_config(config: Config) -> Config:
-    """`config` with every path among its settings expanded."""
+    """`config` with `~` expanded in every setting that is a path."""
     for section, field in _path_settings(config):
         tree = getattr(config, section)
         value = getattr(tree, field)
@@ -67,10 +72,10 @@ def expand_config(config: Config) -> Config:
     return config
 
 
-def require(path: Any, name: str = "path") -> None:
-    """Checks that a path can be opened by what is installed; call it before anything starts.
+def require(path: PathLike, name: str = "path") -> None:
+    """Checks that the installed packages can open a path, and configures the store's client.
 
-    Also configures the store's client, so call it before a remote path is first used.
+    Call it before a remote path is first used.
 
     Raises:
       UserError: an unknown kind of store, or a missing package.
@@ -90,8 +95,8 @@ def require(path: Any, name: str = "path") -> None:
     _configure_client()
 
 
-def locate(config: Config, workdir: Any) -> tuple[Config, str]:
-    """`config` and `workdir` with every path expanded, once all of them can be opened."""
+def locate(config: Config, workdir: PathLike) -> tuple[Config, str]:
+    """`config` and `workdir` with every path expanded and checked by `require`."""
     config, workdir = expand_config(config), expand(workdir, "workdir")
     require(workdir, "workdir")
     for section, field in _path_settings(config):
@@ -102,7 +107,7 @@ def locate(config: Config, workdir: Any) -> tuple[Config, str]:
 
 @contextlib.contextmanager
 def store_errors() -> Iterator[None]:
-    """Turns errors of the object store's client, which are of many kinds, into `OSError`."""
+    """Turns errors of the object store's client, which have many types, into `OSError`."""
     try:
         yield
     except Exception as error:
@@ -114,26 +119,28 @@ def store_errors() -> Iterator[None]:
 
 
 def explain(error: OSError) -> str:
-    """What a message says of an error: the reason alone, without number and name."""
-    if isinstance(error, FileNotFoundError) and error.errno is None:  # gcsfs gives an address
+    """The reason of an error for a message, without number and file name."""
+    if (
+        isinstance(error, FileNotFoundError) and error.errno is None
+    ):  # of gcsfs, which names an address
         return "there is no such bucket"
     return error.strerror or str(error)
 
 
-def fetch_details(folder: Any) -> dict[str, dict[str, Any]]:
-    """What the store knows of each object below a remote folder, by its name there.
+def fetch_details(folder: PathLike) -> dict[str, dict[str, Any]]:
+    """The store's metadata of each object in a remote folder: name in the folder -> fields.
 
-    Each has `size` in bytes, `md5Hash` in base64 (unless it was uploaded in parts) and more. One
-    request per 1,000 objects; nothing is downloaded.
+    Fields are `size` in bytes, `md5Hash` in base64 (unless it was uploaded in parts) and more. It
+    takes one request per 1,000 objects and downloads nothing.
     """
     store, root = _open_store(folder)
     with store_errors():
-        found = store.find(root, detail=True)
-    return {name.removeprefix(f"{root}/"): details for name, details in found.items()}
+        objects = store.find(root, detail=True)
+    return {name.removeprefix(f"{root}/"): details for name, details in objects.items()}
 
 
-def move_folder(source: Any, target: Any) -> None:
-    """Renames a folder. A remote one's objects are copied inside the store, then deleted."""
+def move_folder(source: PathLike, target: PathLike) -> None:
+    """Renames a folder. Objects of a remote one are copied inside the store, then deleted."""
     if not is_remote(source):
         os.rename(source, target)
         return
@@ -144,67 +151,68 @@ def move_folder(source: Any, target: Any) -> None:
         store.rm(root, recursive=True)
 
 
-def write(path: Any, data: bytes, must_be_new: bool = False) -> None:
-    """Writes a remote object by one request, which the store carries out completely or not at all.
+def write(path: PathLike, data: bytes, must_be_new: bool = False) -> None:
+    """Writes a remote object by one request, which is atomic.
 
     Args:
       path: of the object.
-      data: all that it is to hold.
-      must_be_new: whether the store is to refuse where it is there, which it checks atomically.
+      data: its new content.
+      must_be_new: refuse to replace an object; the store checks this atomically.
 
     Raises:
-      FileExistsError: where it is there but must not be.
-      OSError: any other reason why it could not be written.
+      FileExistsError: the object exists, with `must_be_new`.
+      OSError: it cannot be written.
     """
     store, name = _open_store(path)
     with store_errors():
         store.pipe_file(name, data, mode="create" if must_be_new else "overwrite")
 
 
-def write_atomically(path: Any, text: str) -> None:
-    """Writes `path` so that a reader finds the old text or the new one, never a part.
+def write_atomically(path: "epath.Path", text: str) -> None:
+    """Writes a file so that readers see the old text or all of the new text.
 
     Args:
-      path: an `epath.Path`.
-      text: all that it is to hold.
+      path: of the file.
+      text: its new content.
     """
-    if is_remote(path):  # where each write is atomic
+    if is_remote(path):  # each write to an object store is atomic
         write(path, text.encode())
         return
-    aside = path.parent / f".{path.name}.{uuid.uuid4().hex}"
-    with aside.open("w") as file:
+    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
+    with temporary.open("w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    aside.replace(path)
+    temporary.replace(path)
 
 
-def _open_store(path: Any) -> tuple[Any, str]:
-    """The client of the store that `path` is in, and the path as the client wants it."""
+def _open_store(path: PathLike) -> tuple[Any, str]:
+    """The store's client, and the path in the client's form."""
     import fsspec
 
-    # As etils opens it, so that both are one object.
+    # With the arguments of etils, so that fsspec returns the same client.
     return fsspec.filesystem("gcs", finalize_on_close=True), _without_scheme(path)
 
 
-def _without_scheme(path: Any) -> str:
+def _without_scheme(path: PathLike) -> str:
     return os.fspath(path).removeprefix(REMOTE).rstrip("/")
 
 
 def _path_settings(config: Config) -> Iterator[tuple[str, str]]:
+    """(section, name) of each setting that is a path."""
     yield from (*_SETTINGS, *_SETTINGS_OF_SEVERAL)
     if config.data.source == "files":
         yield from _SETTINGS_OF_FILES
 
 
 def _configure_client() -> None:
-    """Makes etils and Orbax see the store as it is now, whatever else is installed."""
+    """Makes etils and Orbax read the store's current state by gcsfs."""
     import fsspec
 
-    # With TensorFlow installed, etils would load it for gs://.
+    # If TensorFlow is installed, etils would load it for gs://.
     os.environ.setdefault("EPATH_USE_TF", "false")
-    # Listings are remembered for good by default, but other processes write too.
+    # By default listings are cached for ever, but other processes write too.
     for protocol in ("gs", "gcs"):
         fsspec.config.conf.setdefault(protocol, {}).setdefault("use_listings_cache", False)
-    # It logs each error with its frames before it raises it.
+    # It logs every error with its traceback before it raises it.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)

@@ -157,7 +157,7 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[str]:
         if len(targets) > 1:
             yield (
                 f"config.data.train_languages has targets {', '.join(sorted(targets))}: set "
-                "config.data.target_language_tags=True so that the model is told which to write."
+                "config.data.target_language_tags=True so that the model reads which one to write."
             )
     if data.source_lang == data.target_lang:
         yield f"config.data.source_lang and target_lang are both {data.source_lang!r}."

@@ -1,4 +1,4 @@
-"""`report.html`: what a run did, on one page that needs no network."""
+"""`report.html`: scores, curves, samples and settings of a run, on one page without network."""
 
 import base64
 import dataclasses
@@ -14,7 +14,7 @@ from etils import epath
 import transformer_jax
 from transformer_jax import plotting
 from transformer_jax.api import Translator
-from transformer_jax.config import Config
+from transformer_jax.config import Config, all_settings
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.corpus_metrics import NO_FOUR_WORDS
 from transformer_jax.evaluation.model_metrics import Evaluation
@@ -23,9 +23,9 @@ from transformer_jax.plotting import collect
 from transformer_jax.runs import workdir as workdir_lib
 
 NAME = "report.html"
-# Of attention: sentences, tokens of a sentence, and heads in all layers of one. A map of a hundred
-# tokens cannot be read, and hundreds of maps take minutes to draw.
-NUM_SENTENCES, MAX_PIECES, MAX_HEADS = 3, 40, 32
+# Attention maps: sentences, tokens of a sentence, and maps of single heads for each sentence. A map
+# of a hundred tokens cannot be read, and hundreds of maps take minutes to draw.
+NUM_SENTENCES, MAX_TOKENS, MAX_HEADS = 3, 40, 32
 
 _COLUMNS = {
     "loss": "loss",
@@ -83,17 +83,17 @@ pre {{ font-size: 0.8rem; overflow-x: auto; background: #f3f6f9; padding: 0.7rem
 
 
 def write_report(workdir: epath.PathLike, scores: Sequence[epath.PathLike] = ()) -> epath.Path:
-    """Writes `report.html` into a work directory; an older one is replaced.
+    """Writes `report.html` into a work directory, in place of an older one.
 
     Args:
       workdir: of a run that has a checkpoint.
-      scores: files that `eval.py --json` wrote, to be shown too.
+      scores: files that `eval.py --json` wrote, to show too.
 
     Returns:
       The path of the page.
 
     Raises:
-      UserError: where something is missing.
+      UserError: the run, its metrics or the scores are missing.
     """
     workdir = epath.Path(workdir)
     results = [(epath.Path(path).stem, _read_scores(epath.Path(path))) for path in scores]
@@ -101,7 +101,7 @@ def write_report(workdir: epath.PathLike, scores: Sequence[epath.PathLike] = ())
     lines = collect.read_metrics(workdir)
     path = workdir / "samples.jsonl"
     samples = collect.read_lines(path) if path.exists() else []
-    # Without an evaluation none is best.
+    # Without an evaluation there is no best checkpoint.
     evaluated = any("eval_loss" in line for line in lines)
     translator = Translator.load(workdir, "best" if evaluated else "latest")
     direction = f"{config.data.source_lang} → {config.data.target_lang}"
@@ -132,9 +132,11 @@ def _read_scores(path: epath.Path) -> dict[str, Any]:
         result = json.loads(path.read_text())
         missing = {field.name for field in dataclasses.fields(Evaluation)} - set(result)
     except (OSError, ValueError, TypeError):
-        missing = {"anything readable"}
+        missing = {"readable JSON"}
     if missing:
-        raise UserError(f"{path} is no file of eval.py --json: it lacks {', '.join(missing)}.")
+        raise UserError(
+            f"{path} is not a file of eval.py --json: it lacks {', '.join(sorted(missing))}."
+        )
     return result
 
 
@@ -197,7 +199,7 @@ def _curves(lines: Sequence[plotting.Metrics]) -> Iterator[str]:
 
 def _samples(samples: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if not samples:
-        yield "<p>There are none: the run was never evaluated.</p>"
+        yield "<p>The run was never evaluated.</p>"
     last = max((sample["step"] for sample in samples), default=0)
     for sample in samples:
         if sample["step"] != last:
@@ -217,28 +219,30 @@ def _samples(samples: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _attention(translator: Translator, samples: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Each decoder layer's mean over its heads; the heads folded away."""
+    """The mean over the heads of each decoder layer; single heads are folded away."""
     last = max((sample["step"] for sample in samples), default=0)
     yield (
-        f'<p class="note">A row is a token of the hypothesis of step {last:,}, a column a token of '
-        "the source; the darker, the more of it is read while that token is written, by the "
-        f"checkpoint of step {translator.checkpoint_step:,}. First the mean of each layer's "
-        f"heads. Sentences of more than {MAX_PIECES} tokens are left out.</p>"
+        f'<p class="note">Rows are tokens of the hypothesis of step {last:,}, columns those of the '
+        "source. A darker cell has more attention when the row's token is written, by the "
+        f"checkpoint of step {translator.checkpoint_step:,}. First the mean over each layer's "
+        f"heads. Sentences of more than {MAX_TOKENS} tokens are not shown.</p>"
     )
     shown = 0
     for sample in samples:
         if sample["step"] != last or shown == NUM_SENTENCES:
             continue
         try:
-            seen = collect.sentence_attention(translator, sample["source"], sample["hypothesis"])
+            attention = collect.sentence_attention(
+                translator, sample["source"], sample["hypothesis"]
+            )
         except UserError:  # empty, or longer than the model reads
             continue
-        if max(len(seen.source), len(seen.target)) <= MAX_PIECES:
+        if max(len(attention.source), len(attention.target)) <= MAX_TOKENS:
             shown += 1
             yield f"<p>{_text(sample['source'])}</p>"
-            yield from _maps(*seen.of("cross"))
+            yield from _maps(*attention.of("cross"))
     if not shown:
-        yield "<p>There is none: the run has no sample that is short enough.</p>"
+        yield "<p>The run has no sample that is short enough.</p>"
 
 
 def _maps(weights: Any, rows: Sequence[str], columns: Sequence[str]) -> Iterator[str]:
@@ -248,7 +252,7 @@ def _maps(weights: Any, rows: Sequence[str], columns: Sequence[str]) -> Iterator
         for name, heads in zip(names, weights, strict=True)
     ]
     yield f'<div class="maps">{"".join(means)}</div>'
-    # Where there are too many heads for all, the last layers.
+    # If there are too many heads, only those of the last layers.
     first = max(0, len(weights) - max(1, MAX_HEADS // weights.shape[1]))
     for name, heads in zip(names[first:], weights[first:], strict=True):
         picture = _image(plotting.attention_maps(heads, rows, columns), f"{name}, each head")
@@ -256,23 +260,20 @@ def _maps(weights: Any, rows: Sequence[str], columns: Sequence[str]) -> Iterator
 
 
 def _configuration(config: Config) -> Iterator[str]:
-    """What differs from the defaults, then everything."""
-    default, own = (dataclasses.asdict(value) for value in (Config(), config))
-    changed = {}
-    for section, values in own.items():
-        if isinstance(values, dict):
-            for name, value in values.items():
-                if value != default[section][name]:
-                    changed[f"{section}.{name}"] = value
-        elif values != default[section]:
-            changed[section] = values
+    """Settings that differ from the defaults, then all of them."""
+    changed = {
+        setting.path: setting.value(config)
+        for setting in all_settings(Config)
+        if setting.value(config) != setting.default
+    }
+    everything = json.dumps(dataclasses.asdict(config), indent=2, ensure_ascii=False)
     yield '<p class="note">Settings that are not the defaults:</p>'
     yield from _pairs(changed, "facts settings")
     yield "<details><summary>all settings</summary>"
-    yield f"<pre>{_text(json.dumps(own, indent=2, ensure_ascii=False))}</pre></details>"
+    yield f"<pre>{_text(everything)}</pre></details>"
 
 
-# --- Parts --------------------------------------------------------------------------------------
+# --- HTML ----------------------------------------------------------------------------------------
 
 
 def _text(value: Any) -> str:
@@ -303,7 +304,7 @@ def _table(
 
 
 def _notes(scores: Mapping[str, Any]) -> Iterator[str]:
-    """Signatures, and what would look like a fault."""
+    """Signatures of the scores, and why a BLEU of 0 is not an error."""
     if not scores["bleu"] and scores["exact_match"]:
         yield f'<p class="signature">{_text(NO_FOUR_WORDS)}</p>'
     for name, key in (("BLEU", "bleu_signature"), ("chrF", "chrf_signature")):
@@ -312,7 +313,7 @@ def _notes(scores: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _image(figure: plotting.Figure, description: str) -> str:
-    """The figure as an image inside the page; one that is wider than the page is scrolled."""
+    """The figure as an image inside the page; wide ones scroll."""
     data = base64.b64encode(plotting.to_svg(figure).encode()).decode()
     image = f'<img alt="{_text(description)}" src="data:image/svg+xml;base64,{data}">'
     return f'<div class="wide">{image}</div>'
