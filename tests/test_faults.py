@@ -1,4 +1,4 @@
-"""What happens to long runs: kills, full disks, broken batches, signals, a second process."""
+"""Faults of long runs: kills, full disks, bad batches, signals, a second process."""
 
 import dataclasses
 import json
@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from etils import epath
 
-from tests.conftest import fill, tiny_config, write_pairs
+from tests.conftest import fill, tiny_config
 from tests.test_processes import ROOT, train_command, wait_for
 from transformer_jax.diagnostics.replay import replay
 from transformer_jax.errors import UserError
-from transformer_jax.runs import workdir as workdir_lib
-from transformer_jax.training import faults, loop, runners, setup
+from transformer_jax.training import faults, loop, setup
 from transformer_jax.training.loop import train
 from transformer_jax.training.step import TrainStep
 
@@ -33,9 +32,8 @@ def data(tmp_path_factory):
 
 
 def short_config(data, **train_fields):
-    fields = {"num_steps": 12, "checkpoint_every_steps": 4, "eval_every_steps": 0,
-              "log_every_steps": 3, **train_fields}  # fmt: skip
-    return tiny_config(data, **fields)
+    every_steps = {"checkpoint_every_steps": 4, "eval_every_steps": 0, "log_every_steps": 3}
+    return tiny_config(data, **{"num_steps": 12, **every_steps, **train_fields})
 
 
 def run(config, workdir):
@@ -54,72 +52,31 @@ def undisturbed(data, tmp_path_factory):
     return run(short_config(data), tmp_path_factory.mktemp("undisturbed"))
 
 
-# --- Memory --------------------------------------------------------------------------------------
-
-
-def live_bytes():
-    """Bytes of all arrays on all devices; those of views count once."""
-    buffers = {
-        (shard.device.id, shard.data.unsafe_buffer_pointer()): shard.data.nbytes
-        for x in jax.live_arrays()
-        for shard in x.addressable_shards
-    }
-    return sum(buffers.values())
-
-
-@pytest.mark.parametrize("runner", ["jit", "pmap"])
-def test_resuming_holds_one_state(data, tmp_path, monkeypatch, runner):
-    config = short_config(data, num_steps=4, ema_decay=0.9)
-    devices = 1 if runner == "jit" else 2
-    config = dataclasses.replace(
-        config, parallel=dataclasses.replace(config.parallel, runner=runner, data=devices)
-    )
-    run(config, tmp_path)
-    before, most = live_bytes(), []
-
-    def watched(function):
-        def call(*arguments, **named):
-            most.append(live_bytes() - before)
-            result = function(*arguments, **named)
-            most.append(live_bytes() - before)
-            return result
-
-        return call
-
-    monkeypatch.setattr(loop.Checkpointer, "restore", watched(loop.Checkpointer.restore))
-    monkeypatch.setattr(runners.Runner, "init", watched(runners.Runner.init))
-    monkeypatch.setattr(runners, "_map_shards", watched(runners._map_shards))
-    with loop.open_run(config, epath.Path(tmp_path)) as trainer:
-        state = jax.tree.leaves(trainer.state)
-        one = sum(s.data.nbytes for x in state for s in x.addressable_shards)
-        largest = devices * max(x.nbytes for x in state)
-    assert len(most) >= 2
-    assert max(most) <= one + largest  # an array is copied while the old one is there
-    assert one > 3 * largest
-
-
 # --- Kills ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_killed_anywhere_a_run_ends_as_if_undisturbed(data, tmp_path):
+def test_resume_is_exact_after_a_kill_anywhere(data, tmp_path):
     done = subprocess.run(
         [sys.executable, "tests/kill_points.py", data, tmp_path, "24", *STEP_POINTS],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    points = found["points"]
-    assert found["num_events"] > 100
+    report = json.loads(done.stdout.splitlines()[-1])
+    points = report["points"]
+    assert report["num_events"] > 100
     assert len(points) == 32
     # The last event may come a little sooner or later: files are written by threads.
     assert sum(p["killed"] for p in points) >= 30
     assert {p["began"] for p in points if p["killed"]} >= {0, 4, 8}
-    assert [p for p in points if p["digest"] != found["straight"]] == []
+    assert [p for p in points if p["digest"] != report["straight"]] == []
 
 
 @pytest.mark.slow
-def test_a_damaged_newest_checkpoint_costs_only_its_steps(data, undisturbed, tmp_path, capsys):
+def test_resume_uses_the_checkpoint_before_a_damaged_one(data, undisturbed, tmp_path, capsys):
     workdir = tmp_path / "run"
     run(short_config(data, num_steps=8), workdir)
     (part, *_) = sorted((workdir / "checkpoints" / "8" / "params" / "d").iterdir())
@@ -137,33 +94,33 @@ def test_a_damaged_newest_checkpoint_costs_only_its_steps(data, undisturbed, tmp
 
 def at_steps(monkeypatch, actions):
     """Calls `actions[t]` before step t + 1."""
-    whole = loop.Trainer._read
+    original = loop.Trainer._read
 
-    def read(self, late):
-        if late is not None and late[0] in actions:
-            self._tell(self._checkpointer.wait())  # so that it strikes no save that began before it
-            actions.pop(late[0])()
-        whole(self, late)
+    def read(self, unread):
+        if unread is not None and unread[0] in actions:
+            self._report_failed_save(self._checkpointer.wait())  # of earlier saves, which succeed
+            actions.pop(unread[0])()
+        original(self, unread)
 
     monkeypatch.setattr(loop.Trainer, "_read", read)
 
 
-def bar(folder):
-    """Makes what is reached by name below `folder` read-only."""
+def make_read_only(folder):
+    """Remounts `folder` read-only."""
     for options in (["--bind", folder, folder], ["-o", "remount,ro,bind", folder]):
         subprocess.run(["mount", *map(str, options)], check=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["full", "nearly full", "read-only"])
-def test_a_disk_that_cannot_be_written_for_a_while(
+def test_checkpoints_continue_after_a_disk_was_full_or_read_only(
     data, undisturbed, small_disk, monkeypatch, capfd, fault
 ):
     workdir = small_disk / "run"
     begin = {
         "full": lambda: fill(small_disk),
         "nearly full": lambda: fill(small_disk, room=100_000),
-        "read-only": lambda: bar(workdir),
+        "read-only": lambda: make_read_only(workdir),
     }
     end = {
         "full": (small_disk / "filler").unlink,
@@ -194,14 +151,13 @@ def test_a_disk_that_cannot_be_written_for_a_while(
     else:
         assert "(No space left on device)" in out
     assert "4" in seen  # the only good one, though only one is kept
-    kept = [p.name for p in (workdir / "checkpoints").iterdir()]
-    assert kept == ["12"]
+    assert [p.name for p in (workdir / "checkpoints").iterdir()] == ["12"]
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [3, 6, 9, 12]
 
 
 @pytest.mark.slow
-def test_a_last_checkpoint_that_cannot_be_written_ends_in_an_error(data, small_disk, monkeypatch):
+def test_last_checkpoint_that_cannot_be_written_is_an_error(data, small_disk, monkeypatch):
     at_steps(monkeypatch, {6: lambda: fill(small_disk)})
     with pytest.raises(UserError, match=r"Step 12 could not be saved .*step 4 is the newest"):
         run(short_config(data), small_disk / "run")
@@ -213,22 +169,22 @@ def test_a_last_checkpoint_that_cannot_be_written_ends_in_an_error(data, small_d
 
 
 def poison(monkeypatch, config, workdir, steps):
-    """Makes the loss of the batches of `steps` NaN, wherever they are computed."""
+    """Makes the loss of the batches of `steps` NaN, also when a step is repeated."""
     _, data = setup.prepare(config, epath.Path(workdir), lambda _: None)
     batches = data.batches(config)
     sums = jnp.asarray([batches[t - 1]["inputs"].sum() for t in steps])
-    whole = TrainStep.loss_sums
+    original = TrainStep.loss_sums
 
     def loss_sums(self, params, batch, rng):
-        found = whole(self, params, batch, rng)
+        losses = original(self, params, batch, rng)
         is_poison = jnp.any(jnp.sum(batch["inputs"]) == sums)
-        return found._replace(loss=found.loss * jnp.where(is_poison, jnp.nan, 1.0))
+        return losses._replace(loss=losses.loss * jnp.where(is_poison, jnp.nan, 1.0))
 
     monkeypatch.setattr(TrainStep, "loss_sums", loss_sums)
 
 
 @pytest.mark.slow
-def test_a_poisoned_batch_is_skipped_kept_and_replayed(data, tmp_path, monkeypatch, capsys):
+def test_skipped_batch_is_written_and_replayed(data, tmp_path, monkeypatch, capsys):
     config = short_config(data)
     workdir = epath.Path(tmp_path / "run")
     clean = TrainStep.loss_sums
@@ -249,8 +205,7 @@ def test_a_poisoned_batch_is_skipped_kept_and_replayed(data, tmp_path, monkeypat
 
     written = (workdir / "config.json").read_text()
     other = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=99))
-    found = replay(other, workdir, path)
-    assert found["skipped"] == 1
+    assert replay(other, workdir, path)["skipped"] == 1
     assert (workdir / "config.json").read_text() == written
     with pytest.raises(UserError, match="is no work directory"):
         replay(config, tmp_path / "nowhere", path)
@@ -259,7 +214,7 @@ def test_a_poisoned_batch_is_skipped_kept_and_replayed(data, tmp_path, monkeypat
     assert "as recorded" in out
     assert "another now" not in out
 
-    # What is left is a run that has never seen the batch.
+    # The run ends like one that has never seen the batch.
     resolved, prepared = setup.prepare(config, epath.Path(tmp_path / "other"), lambda _: None)
     from transformer_jax.training.runners import make_runner
 
@@ -285,7 +240,7 @@ def test_a_poisoned_batch_is_skipped_kept_and_replayed(data, tmp_path, monkeypat
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_behind_a_skipped_step_saves_it(data, tmp_path, monkeypatch):
+def test_stop_after_a_skipped_step_saves_it(data, tmp_path, monkeypatch):
     config = short_config(data)
     poison(monkeypatch, config, tmp_path / "run", [6])
     train(config, tmp_path / "run", stop_after=6)
@@ -293,7 +248,7 @@ def test_a_run_that_is_stopped_behind_a_skipped_step_saves_it(data, tmp_path, mo
 
 
 @pytest.mark.slow
-def test_ten_skipped_steps_in_a_row_end_the_run(data, tmp_path, monkeypatch):
+def test_skipping_ten_steps_in_a_row_ends_the_run(data, tmp_path, monkeypatch):
     config = short_config(data, num_steps=30)
     poison(monkeypatch, config, tmp_path / "run", range(6, 31))
     with pytest.raises(UserError, match=r"last 10 steps .* up to step 15: lower .*clip_norm"):
@@ -303,13 +258,13 @@ def test_ten_skipped_steps_in_a_row_end_the_run(data, tmp_path, monkeypatch):
         replay(config, tmp_path / "run", tmp_path / "run" / "config.json")
 
 
-def test_advice_fits_the_trouble(tmp_path):
+def test_advice_for_skipped_steps_fits_their_cause(tmp_path):
     config = tiny_config(tmp_path)
     nan = {"loss_sum": np.float32("nan"), "grad_norm": np.float32("nan")}
-    early, late = faults.advice(config, 5, nan), faults.advice(config, 500, nan)
-    assert "warmup_steps" in early
-    assert "warmup_steps" not in late
-    assert "clip_norm" in late
+    in_warmup, after_warmup = faults.advice(config, 5, nan), faults.advice(config, 500, nan)
+    assert "warmup_steps" in in_warmup
+    assert "warmup_steps" not in after_warmup
+    assert "clip_norm" in after_warmup
     spikes = dataclasses.replace(config, train=dataclasses.replace(config.train, skip_spikes=3.0))
     finite = {"loss_sum": np.float32(4), "grad_norm": np.float32(9)}
     assert "config.train.skip_spikes=3" in faults.advice(spikes, 500, finite)
@@ -319,7 +274,7 @@ def test_advice_fits_the_trouble(tmp_path):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_once_and_the_run_goes_on_exactly(tmp_path):
+def test_sigterm_saves_once_and_resume_is_exact(tmp_path):
     data, straight, stopped = tmp_path / "data", tmp_path / "straight", tmp_path / "stopped"
     data.mkdir()
     endless = subprocess.Popen(
@@ -350,136 +305,26 @@ def test_sigterm_saves_once_and_the_run_goes_on_exactly(tmp_path):
 
 @pytest.mark.slow
 def test_sigterm_before_the_first_step_ends_at_once(tmp_path):
-    """Preparing a large corpus takes hours; nothing of it would have to be saved."""
+    """Preparing a large corpus takes hours, and needs no saving."""
     command = train_command(tmp_path, tmp_path / "run", 10)
     endless = tmp_path / "train.en"
     endless.unlink()
     os.mkfifo(endless)
     process = subprocess.Popen(command, cwd=ROOT)
-    with endless.open("w"):  # as soon as the program reads the corpus, of which nothing comes
+    with endless.open("w"):  # opens when the program reads the corpus, and sends nothing
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == -signal.SIGTERM
     endless.unlink()
     subprocess.run(train_command(tmp_path, tmp_path / "run", 10), cwd=ROOT, check=True)
 
 
-def test_a_work_directory_is_held_by_one(tmp_path):
-    with (
-        workdir_lib.lock(tmp_path / "run"),
-        pytest.raises(UserError, match=f"process {os.getpid()} on .*another --workdir"),
-        workdir_lib.lock(tmp_path / "run"),
-    ):
-        pass
-    with workdir_lib.lock(tmp_path / "run"):
-        pass
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(UserError, match="cannot be written"),
-        workdir_lib.lock(tmp_path / "file" / "run"),
-    ):
-        pass
-
-
-def test_a_changed_tokenizer_is_refused_by_name(tiny_run, tmp_path):
-    import shutil
-
-    data, done = tiny_run
-    workdir = tmp_path / "run"
-    shutil.copytree(done, workdir)
-    kept = json.loads((workdir / "data.json").read_text())
-    assert set(kept) == {"corpus", "tokenizer", "tokenizer_settings"}
-    (workdir / "data.json").write_text(json.dumps({**kept, "tokenizer": "other"}))
-    with pytest.raises(UserError, match="The training tokenizer is not the one"):
-        train(tiny_config(data, num_steps=70), workdir)
-
-
-def test_without_a_checkpoint_the_tokenizer_follows_the_settings(tmp_path, monkeypatch):
-    """A run that was stopped before its first checkpoint begins anew, with what it is given."""
-    workdir, making = epath.Path(tmp_path / "run"), []
-    original = setup.make_tokenizers
-    monkeypatch.setattr(setup, "make_tokenizers", lambda *a: making.append(1) or original(*a))
-
-    def prepare(**fields):
-        config = tiny_config(tmp_path)
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, **fields))
-        config, data = setup.prepare(config, workdir, lambda _: None)
-        kept = workdir_lib.read_tokenizers(workdir)
-        assert kept.fingerprint == data.tokenizers.fingerprint
-        assert config.model.source_vocab_size == data.tokenizers.source.vocab_size
-        return kept
-
-    first = prepare()
-    assert prepare().fingerprint == first.fingerprint
-    assert len(making) == 1
-    assert prepare(vocab_size=290).source.vocab_size == 290
-    assert prepare(lowercase=True).source.lowercase
-    assert prepare(tokenizer="bpe").source.model != first.source.model
-    (tmp_path / "train.en").write_text("one\n" * 400)
-    assert prepare(vocab_size=286).source.vocab_size == 286
-    assert prepare(vocab_size=287).source.vocab_size == 287
-    assert len(making) == 6
-
-    # A kill between the model and its description leaves no mixture.
-    def die(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(workdir), "replace", die)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(vocab_size=288)
-    assert prepare(vocab_size=287).source.vocab_size == 287
-    # Nor does one between the tokenizer and the record of how it was made.
-    with monkeypatch.context() as patch:
-        patch.setattr(workdir_lib, "write_data_record", die)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(vocab_size=288)
-    assert prepare(vocab_size=287).source.vocab_size == 287
-
-
-def test_a_tokenizer_that_came_with_a_model_is_not_kept_without_it(tiny_run, tmp_path):
-    """A run that fine-tuned was stopped before its first checkpoint; the next one starts fresh."""
-    data, done = tiny_run
-    config = tiny_config(data)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, vocab_size=290))
-    tuned = dataclasses.replace(
-        config, train=dataclasses.replace(config.train, init_from=str(done))
-    )
-    for wanted, size in ((tuned, 295), (config, 290), (tuned, 295)):
-        _, prepared = setup.prepare(wanted, epath.Path(tmp_path), lambda _: None)
-        assert prepared.tokenizers.source.vocab_size == size
-
-
-def test_references_that_the_tokenizer_cannot_write_are_counted(tmp_path):
-    """Printed before step 0 where they are more than 0.1%, with the place of the difference."""
-    config = tiny_config(tmp_path)
-
-    def prepared(num_lost, **fields):
-        rows = [("one", "eins")] * (2000 - num_lost) + [("two", "x" * 3000 + " zwei… ")] * num_lost
-        write_pairs(tmp_path, "val", rows)
-        said = []
-        data = dataclasses.replace(config.data, **fields)
-        train = dataclasses.replace(config.train, eval_every_steps=10, eval_sentences=0)
-        setup.prepare(
-            dataclasses.replace(config, data=data, train=train),
-            epath.Path(tmp_path / "run"), said.append,
-        )  # fmt: skip
-        return [line for line in said if "survive" in line]
-
-    assert prepared(2) == []
-    (line,) = prepared(3, normalization="nfkc")
-    assert "0.1% of the validation references" in line
-    assert "zwei… '" in line
-    assert "zwei...'" in line
-    assert len(line) < 300
-
-
 @pytest.mark.slow
-def test_verify_resume_shows_that_it_is_exact(tmp_path):
+def test_verify_resume_reports_exact_and_moved_runs(tmp_path):
     data = tmp_path / "data"
     data.mkdir()
     command = [*train_command(data, tmp_path / "run", 20), "--verify_resume", "--verify_steps=8"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "8 steps: the same batches, the same losses" in done.stdout
-    assert "going on: 1 cpu device(s), then 2" in done.stdout
+    assert "resumed: 1 cpu device(s), then 2" in done.stdout
     assert "losses within" in done.stdout.splitlines()[-1]

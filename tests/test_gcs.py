@@ -6,10 +6,8 @@
 import dataclasses
 import itertools
 import json
-import os
 import shutil
 import struct
-import threading
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -27,7 +25,7 @@ from transformer_jax.config import CheckpointConfig, DataConfig
 from transformer_jax.data import remote_cache, sources
 from transformer_jax.data.token_cache import tokenize_corpora
 from transformer_jax.errors import UserError
-from transformer_jax.runs import appended_file, bucket_lock, digests
+from transformer_jax.runs import appended_file, digests
 from transformer_jax.runs import checkpoint as checkpoint_lib
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.params import load_params
@@ -60,15 +58,15 @@ def flip(path):
     path.write_bytes(bytes(data))
 
 
-# --- What a run reports --------------------------------------------------------------------------
+# --- Reports ----------------------------------------------------------------------------------
 
 
 def report(workdir, first_step, steps):
     """A process that reports at `steps` and is then gone: nothing is closed."""
     reporter = Reporter(workdir, first_step, 10)
     for step in steps:
-        reporter.training(step, {"train_loss": 1.0, "learning_rate": 1e-3, "padding": 0.0,
-                                 "target_tokens_per_second": 1.0})  # fmt: skip
+        metrics = {"train_loss": 1.0, "learning_rate": 1e-3, "padding": 0.0}
+        reporter.training(step, {**metrics, "target_tokens_per_second": 1.0})
         sample = {"source": "a\u2028b", "reference": "ü", "hypothesis": f"ß {step}"}
         reporter.evaluation(step, {"eval_loss": 2.0}, [sample])
 
@@ -77,37 +75,37 @@ def event_steps(data):
     """Steps of the events in a file of TensorBoard's, whose records are length, CRC, bytes, CRC."""
     from tensorboardX.proto import event_pb2
 
-    found = []
+    steps = []
     while data:
         (size,) = struct.unpack("<Q", data[:8])
-        found.append(event_pb2.Event.FromString(data[12 : 12 + size]).step)
+        steps.append(event_pb2.Event.FromString(data[12 : 12 + size]).step)
         data = data[16 + size :]
-    return found
+    return steps
 
 
-def test_what_was_reported_before_a_kill_stays(bucket, monkeypatch):
+def test_reports_in_a_bucket_survive_a_kill(bucket, monkeypatch):
     # tensorboardX would refuse gs:// where it has no client of its own kind.
     monkeypatch.setattr("tensorboardX.record_writer.GCS_ENABLED", False)
     report(bucket, 0, [2, 4, 6])
     report(bucket, 4, [6, 8])
     for name in ("metrics.jsonl", "samples.jsonl"):
         lines = (bucket / name).read_bytes().decode().split("\n")[:-1]
-        found = [json.loads(line)["step"] for line in lines]
-        assert sorted(set(found)) == [2, 4, 6, 8], name
-        assert len(found) == (8 if name == "metrics.jsonl" else 4)
+        steps = [json.loads(line)["step"] for line in lines]
+        assert sorted(set(steps)) == [2, 4, 6, 8], name
+        assert len(steps) == (8 if name == "metrics.jsonl" else 4)
     assert "ß 8" in (bucket / "samples.jsonl").read_bytes().decode()
     files = sorted((bucket / "tensorboard").iterdir())
     steps = [step for path in files for step in event_steps(path.read_bytes())]
-    # The first record of a file names its format; the second says where the run goes on.
+    # The first record of a file names its format; the second has the step that the run resumes at.
     assert steps == [0, 1, 2, 2, 4, 4, 6, 6, 0, 5, 6, 6, 8, 8]
 
 
-def test_what_cannot_be_uploaded_is_written_with_what_comes_next(bucket, monkeypatch, capsys):
+def test_reports_that_cannot_be_uploaded_are_written_later(bucket, monkeypatch, capsys):
     from gcsfs.retry import HttpError
 
     reporter = Reporter(bucket, 0, 10)
     client, _ = paths._open_store(bucket)
-    whole = client.pipe_file
+    original = client.pipe_file
 
     def refuse(*_, **__):
         raise HttpError({"code": 503, "message": "try later"})
@@ -118,13 +116,13 @@ def test_what_cannot_be_uploaded_is_written_with_what_comes_next(bucket, monkeyp
     assert "metrics.jsonl cannot be written (the object store answered: try later, 503" in (
         capsys.readouterr().out
     )
-    monkeypatch.setattr(client, "pipe_file", whole)
+    monkeypatch.setattr(client, "pipe_file", original)
     reporter.evaluation(4, metrics, [])
     lines = (bucket / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [2, 4]
 
 
-def test_appending_keeps_what_is_there_on_a_disk_and_in_a_store(bucket, tmp_path):
+def test_appended_file_keeps_its_content_on_a_disk_and_in_a_bucket(bucket, tmp_path):
     for folder in (bucket, epath.Path(tmp_path)):
         path = folder / "file"
         path.write_bytes(b"a\n")
@@ -134,18 +132,18 @@ def test_appending_keeps_what_is_there_on_a_disk_and_in_a_store(bucket, tmp_path
         assert path.read_bytes() == "a\nb\nü\n".encode()
 
 
-def test_event_files_do_not_grow_without_end(bucket, monkeypatch):
+def test_event_files_in_a_bucket_are_of_limited_size(bucket, monkeypatch):
     from transformer_jax.training import reporting
 
     monkeypatch.setattr(reporting, "MAX_REMOTE_EVENTS", 100)
     report(bucket, 0, range(1, 6))
     files = list((bucket / "tensorboard").iterdir())
     assert len(files) > 2
-    found = sorted(step for path in files for step in event_steps(path.read_bytes()))
-    assert [step for step in found if step > 0] == sorted([1, *range(1, 6), *range(1, 6)])
+    steps = sorted(step for path in files for step in event_steps(path.read_bytes()))
+    assert [step for step in steps if step > 0] == sorted([1, *range(1, 6), *range(1, 6)])
 
 
-def test_what_other_processes_write_is_seen(bucket, gcs):
+def test_bucket_listing_shows_files_of_other_processes(bucket, gcs):
     (bucket / "a").write_bytes(b"")
     assert [path.name for path in bucket.iterdir()] == ["a"]
     name = urllib.parse.quote(str(bucket / "b").removeprefix("gs://bucket/"), safe="")
@@ -168,7 +166,7 @@ def save(workdir, *steps, **config):
     assert checkpointer.close() is None
 
 
-def test_an_unfinished_commit_is_no_checkpoint(bucket):
+def test_checkpoint_in_a_bucket_counts_only_when_complete(bucket):
     save(bucket, 1, 2)
     (bucket / "checkpoints" / "2" / "commit_success.txt").unlink()
     (bucket / "checkpoints" / "3" / "params" / "d" / "x").write_bytes(b"half")
@@ -180,7 +178,7 @@ def test_an_unfinished_commit_is_no_checkpoint(bucket):
     assert {name.split("/")[0] for name in names(bucket / "checkpoints")} == {"4"}
 
 
-def test_what_makes_a_checkpoint_complete_is_written_last(bucket):
+def test_checkpoint_in_a_bucket_writes_its_commit_file_last(bucket):
     save(bucket, 1)
     details = paths.fetch_details(bucket / "checkpoints" / "1")
     # The store numbers what it is sent.
@@ -190,14 +188,12 @@ def test_what_makes_a_checkpoint_complete_is_written_last(bucket):
     assert set(recorded) == set(in_order[:-3])
 
 
-def test_older_checkpoints_are_removed(bucket):
+def test_checkpoints_in_a_bucket_follow_the_retention(bucket):
     save(bucket, 1, 2, 3, 4, max_to_keep=1)
     assert {name.split("/")[0] for name in names(bucket / "checkpoints")} == {"1", "4"}
 
 
-def test_fine_tuning_that_was_killed_in_its_first_save_starts_from_its_model_again(
-    bucket, tiny_run
-):
+def test_fine_tuning_restarts_from_its_model_after_a_kill_in_the_first_save(bucket, tiny_run):
     data, base = tiny_run
     config = tiny_config(data, init_from=str(base), eval_every_steps=0)
     _, first = setup.prepare(config, bucket, lambda _: None)
@@ -208,7 +204,7 @@ def test_fine_tuning_that_was_killed_in_its_first_save_starts_from_its_model_aga
     jax.tree.map(np.testing.assert_array_equal, again.initial_params, first.initial_params)
 
 
-def test_digests_in_a_store_are_compared_without_downloading(bucket, gcs):
+def test_digests_in_a_bucket_are_compared_without_downloading(bucket, gcs):
     save(bucket, 1, 2)
     before = len(gcs.downloads())
     assert checkpoint_lib.newest_intact(bucket, print) == 2
@@ -217,22 +213,22 @@ def test_digests_in_a_store_are_compared_without_downloading(bucket, gcs):
 
 
 @pytest.mark.parametrize("damage", [flip, lambda path: path.unlink()], ids=["flip", "remove"])
-def test_a_damaged_object_is_named_and_its_checkpoint_set_aside(bucket, damage):
+def test_damaged_checkpoint_in_a_bucket_is_reported_and_moved(bucket, damage):
     save(bucket, 1, 2)
     newest = bucket / "checkpoints" / "2"
-    held = names(newest)
-    (name,) = [n for n in held if n.startswith("params/d/")][:1]
+    objects = names(newest)
+    (name,) = [n for n in objects if n.startswith("params/d/")][:1]
     damage(newest / name)
-    said = []
-    assert checkpoint_lib.newest_intact(bucket, said.append) == 1
-    assert len(said) == 1
-    assert f"checkpoint 2 is damaged: {name}" in said[0]
+    lines = []
+    assert checkpoint_lib.newest_intact(bucket, lines.append) == 1
+    assert len(lines) == 1
+    assert f"checkpoint 2 is damaged: {name}" in lines[0]
     moved = names(bucket / "damaged_checkpoints" / "2")
-    assert moved == (held if damage is flip else [n for n in held if n != name])
+    assert moved == (objects if damage is flip else [n for n in objects if n != name])
     assert checkpoint_lib.steps(bucket) == [1]
 
 
-def test_a_run_moves_between_a_disk_and_a_store_with_its_digests(bucket, tmp_path):
+def test_checkpoints_move_between_a_disk_and_a_bucket_with_their_digests(bucket, tmp_path):
     def check(folder):
         assert checkpoint_lib.newest_intact(folder, print) == 2
         params, _ = load_params(folder, "latest", CheckpointConfig(), TARGET)
@@ -251,105 +247,10 @@ def test_a_run_moves_between_a_disk_and_a_store_with_its_digests(bucket, tmp_pat
     check(bucket / "up")
 
 
-# --- The lock ------------------------------------------------------------------------------------
-
-
-def test_a_work_directory_in_a_store_is_held_by_one(bucket):
-    with (
-        workdir_lib.lock(bucket),
-        pytest.raises(UserError, match=f"process {os.getpid()} on .*another --workdir"),
-        workdir_lib.lock(bucket),
-    ):
-        pass
-    with workdir_lib.lock(bucket):
-        assert names(bucket) == [".lock"]
-    assert names(bucket) == []
-
-
-def test_the_lock_of_a_disk_that_was_copied_with_its_run_is_none(bucket):
-    (bucket / ".lock").write_text("process 7 on vm, since 2026-11-01 00:00:00\n")
-    with workdir_lib.lock(bucket):
-        assert json.loads((bucket / ".lock").read_text())["pid"] == os.getpid()
-    assert names(bucket) == []
-
-
-def leave_lock(bucket, **changes):
-    with workdir_lib.lock(bucket):
-        found = json.loads((bucket / ".lock").read_text())
-    found |= {"id": "other", "who": "process 7 on other", **changes}
-    (bucket / ".lock").write_text(json.dumps(found))
-    return found
-
-
-def test_a_lock_that_a_killed_process_left_is_taken_over(bucket, monkeypatch, capsys):
-    leave_lock(bucket, started="1")  # another process had this number
-    with workdir_lib.lock(bucket):
-        pass
-    assert capsys.readouterr().out == ""
-    leave_lock(bucket, machine="other", renewed=1.0)  # for years
-    with workdir_lib.lock(bucket):
-        pass
-    assert capsys.readouterr().out == ""
-    leave_lock(bucket, machine="other")
-    monkeypatch.setattr(bucket_lock, "EXPIRES", 0.0)
-    monkeypatch.setattr(bucket_lock.time, "sleep", lambda _: None)
-    with workdir_lib.lock(bucket):
-        pass
-    assert "is locked by process 7 on other; waiting" in capsys.readouterr().out
-
-
-def test_a_lock_whose_creation_was_not_answered_is_held(bucket, monkeypatch):
-    whole = paths.write
-
-    def write(path, data, must_be_new):
-        whole(path, data, must_be_new)
-        whole(path, data, must_be_new)  # as the client does when it gets no answer
-
-    monkeypatch.setattr(paths, "write", write)
-    with workdir_lib.lock(bucket):
-        assert names(bucket) == [".lock"]
-    assert names(bucket) == []
-
-
-def test_a_lock_that_is_renewed_elsewhere_is_respected(bucket, monkeypatch):
-    found = leave_lock(bucket, machine="other")
-    renew = lambda _: (bucket / ".lock").write_text(json.dumps({**found, "renewed": 2.0**40}))  # noqa: E731
-    monkeypatch.setattr(bucket_lock.time, "sleep", renew)
-    with pytest.raises(UserError, match="process 7 on other"), workdir_lib.lock(bucket):
-        pass
-
-
-def test_a_process_that_has_lost_its_lock_ends(bucket, monkeypatch, capsys):
-    ended = threading.Event()
-    statuses = []
-
-    def end(status):
-        statuses.append(status)
-        ended.set()
-
-    monkeypatch.setattr(bucket_lock.os, "_exit", end)
-    monkeypatch.setattr(bucket_lock, "PERIOD", 0.01)
-    with workdir_lib.lock(bucket):
-        (bucket / ".lock").write_text(json.dumps({"id": "other", "who": "process 7 on other"}))
-        assert ended.wait(60)
-    assert statuses[0] == 2
-    assert "process 7 on other trains in" in capsys.readouterr().err
-
-
-def test_a_missing_bucket_is_told_in_a_sentence(gcs):
-    with (
-        pytest.raises(
-            UserError, match="gs://nowhere/run cannot be written: there is no such bucket"
-        ),
-        workdir_lib.lock("gs://nowhere/run"),
-    ):
-        pass
-
-
 # --- Other files ---------------------------------------------------------------------------------
 
 
-def test_an_output_is_there_when_all_of_it_is_written(bucket):
+def test_output_in_a_bucket_appears_when_it_is_complete(bucket):
     path = bucket / "out.txt"
     path.write_text("of last week")
     text_output.check_writable(str(path))
@@ -383,7 +284,7 @@ def test_an_output_is_there_when_all_of_it_is_written(bucket):
         text_output.check_writable("gs://nowhere/x")
 
 
-def test_a_remote_cache_of_tokens_serves_other_machines(bucket, tokenizers, tmp_path, monkeypatch):
+def test_token_cache_in_a_bucket_is_shared_by_machines(bucket, tokenizers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = dataclasses.replace(tiny_config(tmp_path).data, cache_dir=str(bucket / "cache"))
     corpora = sources.open_corpora(config, "train")
@@ -392,34 +293,37 @@ def test_a_remote_cache_of_tokens_serves_other_machines(bucket, tokenizers, tmp_
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
         return tokenize_corpora(corpora, tokenizers, config)
 
-    made = on_machine("a", corpora)
+    original = on_machine("a", corpora)
     unreadable = [dataclasses.replace(corpus, read=None) for corpus in corpora]
     fetched = on_machine("b", unreadable)
-    np.testing.assert_array_equal(fetched.target.tokens, made.target.tokens)
-    np.testing.assert_array_equal(fetched.source.offsets, made.source.offsets)
+    np.testing.assert_array_equal(fetched.target.tokens, original.target.tokens)
+    np.testing.assert_array_equal(fetched.source.offsets, original.source.offsets)
     assert not (tmp_path / "gs:").exists()
-    # A copy whose upload was cut short is not used, and completed by the next that has one.
+    # A copy whose upload was cut short is not used; the next machine with a cache completes it.
     (mark,) = [n for n in names(bucket) if n.endswith(remote_cache.MANIFEST)]
     (bucket / mark).unlink()
     with pytest.raises(TypeError):
         on_machine("c", unreadable)
     on_machine("a", unreadable)
     assert (bucket / mark).exists()
-    # A damaged copy is replaced by the next machine that can make it.
+    # A damaged copy is replaced by the next machine that has the tokens.
     (array,) = [n for n in names(bucket) if n.endswith("target_tokens.npy")]
-    for damage in (lambda: (bucket / array).write_bytes(b"x"), (bucket / array).unlink,
-                   lambda: (bucket / mark).write_text("{"),
-                   lambda: (bucket / mark).write_text('{"../../x": {}}')):  # fmt: skip
+    for damage in (
+        lambda: (bucket / array).write_bytes(b"x"),
+        (bucket / array).unlink,
+        lambda: (bucket / mark).write_text("{"),
+        lambda: (bucket / mark).write_text('{"../../x": {}}'),
+    ):
         damage()
         with pytest.raises(TypeError):
             on_machine("d", unreadable)
         on_machine("a", unreadable)
         fetched = on_machine("d", unreadable)
-        np.testing.assert_array_equal(fetched.target.tokens, made.target.tokens)
+        np.testing.assert_array_equal(fetched.target.tokens, original.target.tokens)
         shutil.rmtree(tmp_path / "d")
 
 
-def test_prepared_data_sets_are_local(bucket):
+def test_tfds_data_dir_must_be_local(bucket):
     config = DataConfig(data_dir=str(bucket))
     with pytest.raises(UserError, match=r"config\.data\.data_dir=gs://.*local folder only"):
         sources.open_corpora(config, "train")

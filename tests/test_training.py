@@ -1,4 +1,4 @@
-"""Schedules, optimizers, and whole small runs."""
+"""Small runs of training, from start to end."""
 
 import dataclasses
 import json
@@ -6,164 +6,31 @@ import struct
 import types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from etils import epath
 
 from tests.conftest import digit_pairs, tiny_config, write_pairs
-from transformer_jax.config import OptimizerConfig
 from transformer_jax.errors import UserError
 from transformer_jax.runs.retention import quality
 from transformer_jax.training.loop import train
-from transformer_jax.training.optimizer import make_optimizer, make_schedule
 from transformer_jax.training.progress import Progress
-
-# --- Schedules and optimizers --------------------------------------------------------------------
-
-
-def rates(schedule, steps, **fields):
-    config = OptimizerConfig(schedule=schedule, **fields)
-    make = make_schedule(config, d_model=512, num_steps=100)
-    return [float(make(step - 1)) for step in steps]  # counts start at 0, steps at 1
-
-
-def test_rsqrt_is_the_papers_formula():
-    steps = [1, 100, 4000, 16_000]
-    want = [512**-0.5 * min(s**-0.5, s * 4000**-1.5) for s in steps]
-    np.testing.assert_allclose(rates("rsqrt", steps), want, rtol=1e-5)
-    np.testing.assert_allclose(
-        rates("rsqrt", steps, learning_rate=2.0), np.multiply(want, 2), rtol=1e-5
-    )
-
-
-@pytest.mark.parametrize(
-    ("schedule", "want"),
-    [
-        ("constant", [0.1, 0.5, 1.0, 1.0, 1.0]),
-        # 90 updates after the warm-up fall in 91 equal parts; the 91st would be the one at 0.
-        ("linear", [0.1, 0.5, 1.0, 46 / 91, 1 / 91]),
-        ("cosine", [0.1, 0.5, 1.0, *(0.5 + 0.5 * np.cos(np.pi * np.array([45, 90]) / 91))]),
-    ],
-)
-def test_the_others_rise_and_then_follow_their_name(schedule, want):
-    got = rates(schedule, [1, 5, 10, 55, 100], learning_rate=1.0, warmup_steps=10)
-    np.testing.assert_allclose(got, want, atol=1e-6)
-    assert got[-1] > 0  # the last update counts
-
-
-def test_a_compiled_fall_to_zero_ends_there():
-    config = OptimizerConfig(schedule="linear", learning_rate=5e-5, warmup_steps=10)
-    schedule = make_schedule(config, d_model=8, num_steps=39)
-    assert float(jax.jit(schedule)(39)) == 0.0
-
-
-@pytest.mark.parametrize("name", ["adam", "adamw", "adafactor"])
-def test_optimizers_move_against_the_gradient(name):
-    weight_decay = 0.0 if name == "adam" else 0.1
-    config = OptimizerConfig(
-        name=name,
-        weight_decay=weight_decay,
-        learning_rate=0.1,
-        schedule="constant",
-        warmup_steps=1,
-        clip_norm=1.0,
-    )
-    tx = make_optimizer(config, make_schedule(config, 8, 10))
-    names = "kernel", "bias", "target_embedding", "scale"
-    params = {name: jnp.full((4, 4), 5.0) for name in names}
-    grads = jax.tree.map(jnp.ones_like, params)
-    updates, _ = tx.update(grads, tx.init(params), params)
-    assert all(np.all(updates[name] < 0) for name in names)
-
-    def change(**fields):
-        other = dataclasses.replace(config, **fields)
-        tx = make_optimizer(other, make_schedule(other, 8, 10))
-        return tx.update(grads, tx.init(params), params)[0]
-
-    # Decoupled: the rate, 0.1, of the decay of a weight of 5. By default of matrices alone.
-    without, everywhere = change(weight_decay=0.0), change(weight_decay_on="all")
-    for name in names:
-        decayed = -0.1 * weight_decay * 5
-        np.testing.assert_allclose(everywhere[name] - without[name], decayed, atol=1e-6)
-        decayed *= name == "kernel"
-        np.testing.assert_allclose(updates[name] - without[name], decayed, atol=1e-6)
-
-
-def test_adam_and_clipping_by_hand():
-    config = OptimizerConfig(learning_rate=0.1, schedule="constant", warmup_steps=1, b1=0.9,
-                             b2=0.98, eps=1e-9, clip_norm=0.5)  # fmt: skip
-    tx = make_optimizer(config, make_schedule(config, 8, 10))
-    params, state = jnp.array([1.0, 2.0]), None
-    state = tx.init(params)
-    grads = [np.array([3.0, 4.0]), np.array([0.1, -0.2])]
-    m = v = np.zeros(2)
-    want = np.array([1.0, 2.0])
-    for t, grad in enumerate(grads, start=1):
-        updates, state = tx.update(jnp.asarray(grad, jnp.float32), state, params)
-        params = optax.apply_updates(params, updates)
-        clipped = grad * min(1.0, 0.5 / np.linalg.norm(grad))
-        m, v = 0.9 * m + 0.1 * clipped, 0.98 * v + 0.02 * clipped**2
-        want = want - 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.98**t)) + 1e-9)
-    np.testing.assert_allclose(params, want, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["adam", "adamw"])
-@pytest.mark.parametrize("clip_norm", [0.0, 0.5])
-def test_adam_is_optaxs_and_keeps_its_state(name, clip_norm):
-    config = OptimizerConfig(name=name, schedule="linear", learning_rate=0.1, warmup_steps=2,
-                             weight_decay=0.3 if name == "adamw" else 0.0,
-                             weight_decay_on="all", clip_norm=clip_norm)  # fmt: skip
-    schedule = make_schedule(config, 8, 10)
-    theirs = getattr(optax, name)(
-        schedule, config.b1, config.b2, config.eps,
-        **({"weight_decay": 0.3} if name == "adamw" else {}),
-    )  # fmt: skip
-    if clip_norm:
-        theirs = optax.chain(optax.clip_by_global_norm(clip_norm), theirs)
-    ours = make_optimizer(config, schedule)
-    params = {"a": jnp.arange(3.0), "b": jnp.ones((2, 2))}
-    want, got = params, params
-    their_state, our_state = theirs.init(params), ours.init(params)
-    for step in range(4):
-        grads = jax.tree.map(lambda p, s=step: jnp.cos(p * (s + 1)) * 3.0, want)
-        updates, their_state = theirs.update(grads, their_state, want)
-        want = optax.apply_updates(want, updates)
-        updates, our_state = ours.update(grads, our_state, got, good=jnp.bool_(True))
-        got = optax.apply_updates(got, updates)
-        for a, b in zip(jax.tree.leaves((got, our_state)), jax.tree.leaves((want, their_state)),
-                        strict=True):  # fmt: skip
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-    assert jax.tree.structure(our_state) == jax.tree.structure(their_state)
-
-
-@pytest.mark.parametrize("name", ["adam", "adamw", "adafactor"])
-def test_a_bad_step_changes_nothing(name):
-    decay = 0.0 if name == "adam" else 0.1
-    config = OptimizerConfig(name=name, schedule="constant", warmup_steps=1, weight_decay=decay,
-                             clip_norm=1.0)  # fmt: skip
-    tx = make_optimizer(config, make_schedule(config, 8, 10))
-    params = {"a": jnp.arange(3.0)}
-    _, state = tx.update({"a": jnp.ones(3)}, tx.init(params), params, good=jnp.bool_(True))
-    bad = {"a": jnp.array([jnp.nan, jnp.inf, 1.0])}
-    updates, after = tx.update(bad, state, params, good=jnp.bool_(False))
-    np.testing.assert_array_equal(updates["a"], 0.0)
-    jax.tree.map(np.testing.assert_array_equal, after, state)
-
-
-# --- Whole runs ----------------------------------------------------------------------------------
 
 
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_run_leaves_what_the_contract_names(tiny_run):
+def test_training_writes_the_files_of_a_work_directory(tiny_run):
     _, workdir = tiny_run
     assert {p.name for p in workdir.iterdir()} >= {
-        "config.json", "tokenizer", "checkpoints", "metrics.jsonl", "tensorboard", "samples.jsonl"
-    }  # fmt: skip
+        "config.json",
+        "tokenizer",
+        "checkpoints",
+        "metrics.jsonl",
+        "tensorboard",
+        "samples.jsonl",
+    }
     metrics = lines(workdir / "metrics.jsonl")
     training = [m for m in metrics if "train_loss" in m]
     assert [m["step"] for m in training] == [10, 20, 30, 40, 50, 60]
@@ -188,7 +55,7 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def test_going_on_is_exact_and_leaves_no_line_of_metrics_twice(tiny_run, tmp_path):
+def test_resume_is_exact_and_repeats_no_line_of_metrics(tiny_run, tmp_path):
     data, straight = tiny_run
     config = tiny_config(data, num_steps=30, eval_every_steps=0)
     train(config, tmp_path / "run")
@@ -201,32 +68,45 @@ def test_going_on_is_exact_and_leaves_no_line_of_metrics_twice(tiny_run, tmp_pat
     assert steps == [10, 20, 30, 40, 50, 60]
 
 
-def test_going_on_is_exact_where_words_are_cut_anew_each_epoch(tiny_run, tmp_path):
+def test_resume_is_exact_with_subword_sampling(tiny_run, tmp_path):
     data, _ = tiny_run
 
     def config(num_steps):
-        made = tiny_config(data, num_steps=num_steps, eval_every_steps=0, log_every_steps=1)
-        sampled = dataclasses.replace(made.data, subword_sampling=0.3)
-        return dataclasses.replace(made, data=sampled)
+        tiny = tiny_config(data, num_steps=num_steps, eval_every_steps=0, log_every_steps=1)
+        sampled = dataclasses.replace(tiny.data, subword_sampling=0.3)
+        return dataclasses.replace(tiny, data=sampled)
 
     train(config(40), tmp_path / "straight")
     train(config(25), tmp_path / "run")
     train(config(40), tmp_path / "run")
     assert_same(final_params(tmp_path / "run"), final_params(tmp_path / "straight"))
-    digests = [[m["batch_digest"] for m in lines(tmp_path / name / "metrics.jsonl")]
-               for name in ("straight", "run")]  # fmt: skip
+    digests = [
+        [m["batch_digest"] for m in lines(tmp_path / name / "metrics.jsonl")]
+        for name in ("straight", "run")
+    ]
     assert digests[0] == digests[1]
     assert len(set(digests[0])) == 40
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_under_any_mesh_and_runner(tiny_run, tmp_path):
-    """The optimizer state of each is taken over: every later loss is that of one device."""
+def test_resume_works_on_any_mesh_and_runner(tiny_run, tmp_path):
+    """Optimizer state is restored on all of them: every later loss is that of one device."""
     data, _ = tiny_run
-    places = [{"data": 1}, {"data": 1, "fsdp": 8}, {"data": 1, "fsdp": 3},
-              {"runner": "pmap", "data": 2}, {"data": 2, "fsdp": 2, "tensor": 2}]  # fmt: skip
-    config = tiny_config(data, num_steps=20, checkpoint_every_steps=10, eval_every_steps=0,
-                         log_every_steps=1, ema_decay=0.9)  # fmt: skip
+    places = [
+        {"data": 1},
+        {"data": 1, "fsdp": 8},
+        {"data": 1, "fsdp": 3},
+        {"runner": "pmap", "data": 2},
+        {"data": 2, "fsdp": 2, "tensor": 2},
+    ]
+    config = tiny_config(
+        data,
+        num_steps=20,
+        checkpoint_every_steps=10,
+        eval_every_steps=0,
+        log_every_steps=1,
+        ema_decay=0.9,
+    )
     model = dataclasses.replace(config.model, dropout_rate=0.0)
     config = dataclasses.replace(config, model=model)
     train(config, tmp_path / "straight")
@@ -291,7 +171,7 @@ def test_early_stopping_waits_for_patience_and_another_metric_starts_again():
 
 
 @pytest.mark.slow
-def test_bucket_batches_and_ema_train_too(tiny_run, tmp_path):
+def test_training_with_bucket_batches_and_ema(tiny_run, tmp_path):
     data, _ = tiny_run
     config = tiny_config(data, num_steps=10, eval_every_steps=10, ema_decay=0.9)
     config = dataclasses.replace(
@@ -315,7 +195,7 @@ def test_bucket_batches_and_ema_train_too(tiny_run, tmp_path):
         ),
     ],
 )
-def test_another_run_is_not_started_over_an_old_one(tiny_run, change, words):
+def test_resume_refuses_other_settings(tiny_run, change, words):
     data, workdir = tiny_run
     before = (workdir / "config.json").read_text()
     with pytest.raises(UserError) as error:
@@ -325,7 +205,7 @@ def test_another_run_is_not_started_over_an_old_one(tiny_run, change, words):
     assert (workdir / "config.json").read_text() == before
 
 
-def test_another_corpus_is_refused(tiny_run, tmp_path):
+def test_resume_refuses_another_corpus(tiny_run, tmp_path):
     data, workdir = tiny_run
     config = tiny_config(data, num_steps=70)
     prefix = write_pairs(tmp_path, "train", digit_pairs(400, seed=77))
@@ -335,7 +215,7 @@ def test_another_corpus_is_refused(tiny_run, tmp_path):
 
 
 @pytest.mark.slow
-def test_several_corpora_with_weights_and_tags(tmp_path):
+def test_training_on_several_corpora_with_weights_and_tags(tmp_path):
     config = tiny_config(tmp_path, num_steps=4, eval_every_steps=4, eval_sentences=2)
     swapped = [(b, a) for a, b in digit_pairs(100, seed=4)]
     (tmp_path / "back.de").write_text("".join(a + "\n" for a, _ in swapped))
@@ -381,8 +261,13 @@ def test_terminal_and_files_tell_the_same_numbers(tmp_path, capsys, monkeypatch)
     clock = types.SimpleNamespace(monotonic=lambda: next(seconds), time=lambda: 0.0)
     monkeypatch.setattr(reporting, "time", clock)
 
-    metrics = {"train_loss": 2.5, "learning_rate": 0.125, "target_tokens_per_second": 1234.5,
-               "padding": 0.0625, "batch_digest": "ab"}  # fmt: skip
+    metrics = {
+        "train_loss": 2.5,
+        "learning_rate": 0.125,
+        "target_tokens_per_second": 1234.5,
+        "padding": 0.0625,
+        "batch_digest": "ab",
+    }
     reporter = reporting.Reporter(epath.Path(tmp_path), 10, 100)
     reporter.advance(11)
     reporter.training(11, metrics)
@@ -399,12 +284,13 @@ def test_terminal_and_files_tell_the_same_numbers(tmp_path, capsys, monkeypatch)
     # Of right translations no reference, and no more than two.
     assert out.endswith("\n  one  ->  eins\n  one  ->  zwei\n    reference: eins\n")
     assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 3
-    assert "step 20/100: loss 2.500, lr 1.25e-01, 1,234 target tokens/s, padding 6.2%, " \
-           "1m28s left\n" in out  # fmt: skip
+    assert (
+        "step 20/100: loss 2.500, lr 1.25e-01, 1,234 target tokens/s, padding 6.2%, "
+        "1m28s left\n" in out
+    )
     assert "bleu 33.25\n" in out
     written = lines(tmp_path / "metrics.jsonl")
-    assert written == [{"step": 11, **metrics}, {"step": 20, **metrics},
-                       {"step": 20, **evaluation}]  # fmt: skip
+    assert written == [{"step": 11, **metrics}, {"step": 20, **metrics}, {"step": 20, **evaluation}]
     numbers = {name: value for name, value in metrics.items() if name != "batch_digest"}
     want = {(name, step): value for name, value in numbers.items() for step in (11, 20)}
     want["eval_bleu", 20] = 33.25
@@ -419,8 +305,15 @@ def test_a_terminal_gets_a_bar(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     reporter = reporting.Reporter(epath.Path(tmp_path), 0, 100)
     reporter.advance(50)
-    reporter.training(50, {"train_loss": 2.5, "learning_rate": 1e-3,
-                           "target_tokens_per_second": 1234.5, "padding": 0.04})  # fmt: skip
+    reporter.training(
+        50,
+        {
+            "train_loss": 2.5,
+            "learning_rate": 1e-3,
+            "target_tokens_per_second": 1234.5,
+            "padding": 0.04,
+        },
+    )
     reporter.say("a line")
     reporter.close()
     error = capsys.readouterr().err

@@ -1,0 +1,160 @@
+"""Schedules and optimizers."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from transformer_jax.config import OptimizerConfig
+from transformer_jax.training.optimizer import make_optimizer, make_schedule, num_updates
+
+
+def rates(schedule, steps, **fields):
+    config = OptimizerConfig(schedule=schedule, **fields)
+    make = make_schedule(config, d_model=512, num_steps=100)
+    return [float(make(step - 1)) for step in steps]  # counts start at 0, steps at 1
+
+
+def test_schedule_rsqrt_is_the_papers_formula():
+    steps = [1, 100, 4000, 16_000]
+    want = [512**-0.5 * min(s**-0.5, s * 4000**-1.5) for s in steps]
+    np.testing.assert_allclose(rates("rsqrt", steps), want, rtol=1e-5)
+    np.testing.assert_allclose(
+        rates("rsqrt", steps, learning_rate=2.0), np.multiply(want, 2), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "want"),
+    [
+        ("constant", [0.1, 0.5, 1.0, 1.0, 1.0]),
+        # The 90 updates after the warm-up fall in 91 equal parts; a 91st update would be at 0.
+        ("linear", [0.1, 0.5, 1.0, 46 / 91, 1 / 91]),
+        ("cosine", [0.1, 0.5, 1.0, *(0.5 + 0.5 * np.cos(np.pi * np.array([45, 90]) / 91))]),
+    ],
+)
+def test_schedules_warm_up_and_then_follow_their_formula(schedule, want):
+    got = rates(schedule, [1, 5, 10, 55, 100], learning_rate=1.0, warmup_steps=10)
+    np.testing.assert_allclose(got, want, atol=1e-6)
+    assert got[-1] > 0  # the last update counts
+
+
+def test_schedule_is_never_negative_when_compiled():
+    config = OptimizerConfig(schedule="linear", learning_rate=5e-5, warmup_steps=10)
+    schedule = make_schedule(config, d_model=8, num_steps=39)
+    assert float(jax.jit(schedule)(39)) == 0.0
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "adafactor"])
+def test_optimizers_move_against_the_gradient_and_decay_decoupled(name):
+    weight_decay = 0.0 if name == "adam" else 0.1
+    config = OptimizerConfig(
+        name=name,
+        weight_decay=weight_decay,
+        learning_rate=0.1,
+        schedule="constant",
+        warmup_steps=1,
+        clip_norm=1.0,
+    )
+    tx = make_optimizer(config, make_schedule(config, 8, 10))
+    names = "kernel", "bias", "target_embedding", "scale"
+    params = {name: jnp.full((4, 4), 5.0) for name in names}
+    grads = jax.tree.map(jnp.ones_like, params)
+    updates, _ = tx.update(grads, tx.init(params), params)
+    assert all(np.all(updates[name] < 0) for name in names)
+
+    def change(**fields):
+        other = dataclasses.replace(config, **fields)
+        tx = make_optimizer(other, make_schedule(other, 8, 10))
+        return tx.update(grads, tx.init(params), params)[0]
+
+    # Decoupled: the rate, 0.1, of the decay of a weight of 5. By default of matrices alone.
+    without, everywhere = change(weight_decay=0.0), change(weight_decay_on="all")
+    for name in names:
+        decayed = -0.1 * weight_decay * 5
+        np.testing.assert_allclose(everywhere[name] - without[name], decayed, atol=1e-6)
+        decayed *= name == "kernel"
+        np.testing.assert_allclose(updates[name] - without[name], decayed, atol=1e-6)
+
+
+def test_adam_with_clipping_matches_numpy():
+    config = OptimizerConfig(
+        learning_rate=0.1,
+        schedule="constant",
+        warmup_steps=1,
+        b1=0.9,
+        b2=0.98,
+        eps=1e-9,
+        clip_norm=0.5,
+    )
+    tx = make_optimizer(config, make_schedule(config, 8, 10))
+    params, state = jnp.array([1.0, 2.0]), None
+    state = tx.init(params)
+    grads = [np.array([3.0, 4.0]), np.array([0.1, -0.2])]
+    m = v = np.zeros(2)
+    want = np.array([1.0, 2.0])
+    for t, grad in enumerate(grads, start=1):
+        updates, state = tx.update(jnp.asarray(grad, jnp.float32), state, params)
+        params = optax.apply_updates(params, updates)
+        clipped = grad * min(1.0, 0.5 / np.linalg.norm(grad))
+        m, v = 0.9 * m + 0.1 * clipped, 0.98 * v + 0.02 * clipped**2
+        want = want - 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.98**t)) + 1e-9)
+    np.testing.assert_allclose(params, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+@pytest.mark.parametrize("clip_norm", [0.0, 0.5])
+def test_adam_has_optax_updates_and_state(name, clip_norm):
+    config = OptimizerConfig(
+        name=name,
+        schedule="linear",
+        learning_rate=0.1,
+        warmup_steps=2,
+        weight_decay=0.3 if name == "adamw" else 0.0,
+        weight_decay_on="all",
+        clip_norm=clip_norm,
+    )
+    schedule = make_schedule(config, 8, 10)
+    theirs = getattr(optax, name)(
+        schedule,
+        config.b1,
+        config.b2,
+        config.eps,
+        **({"weight_decay": 0.3} if name == "adamw" else {}),
+    )
+    if clip_norm:
+        theirs = optax.chain(optax.clip_by_global_norm(clip_norm), theirs)
+    ours = make_optimizer(config, schedule)
+    params = {"a": jnp.arange(3.0), "b": jnp.ones((2, 2))}
+    want, got = params, params
+    their_state, our_state = theirs.init(params), ours.init(params)
+    for step in range(4):
+        grads = jax.tree.map(lambda p, s=step: jnp.cos(p * (s + 1)) * 3.0, want)
+        updates, their_state = theirs.update(grads, their_state, want)
+        want = optax.apply_updates(want, updates)
+        updates, our_state = ours.update(grads, our_state, got, good=jnp.bool_(True))
+        got = optax.apply_updates(got, updates)
+        for a, b in zip(
+            jax.tree.leaves((got, our_state)), jax.tree.leaves((want, their_state)), strict=True
+        ):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    assert jax.tree.structure(our_state) == jax.tree.structure(their_state)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "adafactor"])
+def test_optimizers_change_nothing_in_a_bad_step(name):
+    decay = 0.0 if name == "adam" else 0.1
+    config = OptimizerConfig(
+        name=name, schedule="constant", warmup_steps=1, weight_decay=decay, clip_norm=1.0
+    )
+    tx = make_optimizer(config, make_schedule(config, 8, 10))
+    params = {"a": jnp.arange(3.0)}
+    _, state = tx.update({"a": jnp.ones(3)}, tx.init(params), params, good=jnp.bool_(True))
+    bad = {"a": jnp.array([jnp.nan, jnp.inf, 1.0])}
+    updates, after = tx.update(bad, state, params, good=jnp.bool_(False))
+    np.testing.assert_array_equal(updates["a"], 0.0)
+    jax.tree.map(np.testing.assert_array_equal, after, state)
+    assert int(num_updates(after)) == 1

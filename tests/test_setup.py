@@ -1,0 +1,169 @@
+"""Setting a run up: its memory, lock and tokenizer, and what is printed about its data."""
+
+import dataclasses
+import json
+import os
+import shutil
+
+import jax
+import pytest
+from etils import epath
+
+from tests.conftest import tiny_config, write_pairs
+from transformer_jax.errors import UserError
+from transformer_jax.runs import workdir as workdir_lib
+from transformer_jax.training import loop, runners, setup
+from transformer_jax.training.loop import train
+
+
+def live_bytes():
+    """Bytes of all arrays on all devices; those of views count once."""
+    buffers = {
+        (shard.device.id, shard.data.unsafe_buffer_pointer()): shard.data.nbytes
+        for x in jax.live_arrays()
+        for shard in x.addressable_shards
+    }
+    return sum(buffers.values())
+
+
+@pytest.mark.parametrize("runner", ["jit", "pmap"])
+def test_resume_needs_memory_for_one_state(tmp_path, monkeypatch, runner):
+    (tmp_path / "data").mkdir()
+    config = tiny_config(
+        tmp_path / "data", num_steps=4, checkpoint_every_steps=4, eval_every_steps=0, ema_decay=0.9
+    )
+    devices = 1 if runner == "jit" else 2
+    config = dataclasses.replace(
+        config, parallel=dataclasses.replace(config.parallel, runner=runner, data=devices)
+    )
+    train(config, tmp_path / "run")
+    before, used = live_bytes(), []
+
+    def watched(function):
+        def call(*arguments, **named):
+            used.append(live_bytes() - before)
+            result = function(*arguments, **named)
+            used.append(live_bytes() - before)
+            return result
+
+        return call
+
+    monkeypatch.setattr(loop.Checkpointer, "restore", watched(loop.Checkpointer.restore))
+    monkeypatch.setattr(runners.Runner, "init", watched(runners.Runner.init))
+    monkeypatch.setattr(runners, "_map_shards", watched(runners._map_shards))
+    with loop.open_run(config, tmp_path / "run") as trainer:
+        state = jax.tree.leaves(trainer.state)
+        one = sum(s.data.nbytes for x in state for s in x.addressable_shards)
+        largest = devices * max(x.nbytes for x in state)
+    assert len(used) >= 2
+    assert max(used) <= one + largest  # one array at a time is copied
+    assert one > 3 * largest
+
+
+def test_lock_refuses_a_second_process(tmp_path):
+    with (
+        workdir_lib.lock(tmp_path / "run"),
+        pytest.raises(UserError, match=f"process {os.getpid()} on .*another --workdir"),
+        workdir_lib.lock(tmp_path / "run"),
+    ):
+        pass
+    with workdir_lib.lock(tmp_path / "run"):
+        pass
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(UserError, match="cannot be written"),
+        workdir_lib.lock(tmp_path / "file" / "run"),
+    ):
+        pass
+
+
+def test_resume_refuses_another_tokenizer(tiny_run, tmp_path):
+    data, trained = tiny_run
+    workdir = tmp_path / "run"
+    shutil.copytree(trained, workdir)
+    record = json.loads((workdir / "data.json").read_text())
+    assert set(record) == {"corpus", "tokenizer", "tokenizer_settings"}
+    (workdir / "data.json").write_text(json.dumps({**record, "tokenizer": "other"}))
+    with pytest.raises(UserError, match="The training tokenizer is not the one"):
+        train(tiny_config(data, num_steps=70), workdir)
+
+
+def test_tokenizer_follows_the_settings_before_the_first_checkpoint(tmp_path, monkeypatch):
+    """A run that was stopped before its first checkpoint starts again with its settings."""
+    workdir, trainings = epath.Path(tmp_path / "run"), []
+    original = setup.make_tokenizers
+    monkeypatch.setattr(setup, "make_tokenizers", lambda *a: trainings.append(1) or original(*a))
+
+    def prepare(**fields):
+        config = tiny_config(tmp_path)
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, **fields))
+        config, data = setup.prepare(config, workdir, lambda _: None)
+        stored = workdir_lib.read_tokenizers(workdir)
+        assert stored.fingerprint == data.tokenizers.fingerprint
+        assert config.model.source_vocab_size == data.tokenizers.source.vocab_size
+        return stored
+
+    first = prepare()
+    assert prepare().fingerprint == first.fingerprint
+    assert len(trainings) == 1
+    assert prepare(vocab_size=290).source.vocab_size == 290
+    assert prepare(lowercase=True).source.lowercase
+    assert prepare(tokenizer="bpe").source.model != first.source.model
+    (tmp_path / "train.en").write_text("one\n" * 400)
+    assert prepare(vocab_size=286).source.vocab_size == 286
+    assert prepare(vocab_size=287).source.vocab_size == 287
+    assert len(trainings) == 6
+
+    # A kill between the SentencePiece model and its description leaves no mixture.
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(workdir), "replace", die)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(vocab_size=288)
+    assert prepare(vocab_size=287).source.vocab_size == 287
+    # Nor does a kill between the tokenizer and the record of its settings.
+    with monkeypatch.context() as patch:
+        patch.setattr(workdir_lib, "write_data_record", die)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(vocab_size=288)
+    assert prepare(vocab_size=287).source.vocab_size == 287
+
+
+def test_tokenizer_of_a_fine_tuned_model_is_not_used_without_the_model(tiny_run, tmp_path):
+    """A run of fine-tuning was stopped before its first checkpoint; the next run is a fresh one."""
+    data, trained = tiny_run
+    config = tiny_config(data)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, vocab_size=290))
+    tuned = dataclasses.replace(
+        config, train=dataclasses.replace(config.train, init_from=str(trained))
+    )
+    for wanted, size in ((tuned, 295), (config, 290), (tuned, 295)):
+        _, prepared = setup.prepare(wanted, epath.Path(tmp_path), lambda _: None)
+        assert prepared.tokenizers.source.vocab_size == size
+
+
+def test_references_that_the_tokenizer_cannot_write_are_reported(tmp_path):
+    """Printed before step 0 if they are more than 0.1%, with the place of the difference."""
+    config = tiny_config(tmp_path)
+
+    def prepared(num_lost, **fields):
+        rows = [("one", "eins")] * (2000 - num_lost) + [("two", "x" * 3000 + " zwei… ")] * num_lost
+        write_pairs(tmp_path, "val", rows)
+        lines = []
+        data = dataclasses.replace(config.data, **fields)
+        train = dataclasses.replace(config.train, eval_every_steps=10, eval_sentences=0)
+        setup.prepare(
+            dataclasses.replace(config, data=data, train=train),
+            epath.Path(tmp_path / "run"),
+            lines.append,
+        )
+        return [line for line in lines if "survive" in line]
+
+    assert prepared(2) == []
+    (line,) = prepared(3, normalization="nfkc")
+    assert "0.1% of the validation references" in line
+    assert "zwei… '" in line
+    assert "zwei...'" in line
+    assert len(line) < 300
