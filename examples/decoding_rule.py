@@ -3,8 +3,7 @@
     echo thirty-four | python examples/decoding_rule.py --workdir=runs/quickstart
 
 A rule is a function of log-probabilities `[V, R, k]` (V tokens, R rows of k hypotheses) and the
-prefixes decoded so far. It is compiled into the search. In a fork, add it to
-`transformer_jax/decoding/processors.py`, with a field of `DecodeConfig` that switches it on.
+prefixes decoded so far. It is compiled into the search, with the rules of the settings.
 """
 
 import argparse
@@ -14,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax import Translator
-from transformer_jax.decoding.processors import LogitsProcessors, Prefixes, Processor
+from transformer_jax.decoding.processors import Prefixes
 from transformer_jax.ops.top_k import NEVER
 
 
@@ -31,22 +30,11 @@ def no_doubled_tokens(log_probs: jax.Array, prefixes: Prefixes) -> jax.Array:
     return jnp.where(prefixes.index == 0, log_probs, forbidden)
 
 
-def add_rule(rule: Processor) -> None:
-    """Makes every search of this process apply `rule` after the rules of its settings."""
-    rules_of_settings = LogitsProcessors.masks
-
-    def masks(self: LogitsProcessors) -> list[Processor]:
-        return [*rules_of_settings(self), rule]
-
-    LogitsProcessors.masks = masks  # type: ignore[method-assign]
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workdir", required=True, help="of a run, or a Hugging Face model")
     args = parser.parse_args()
 
-    add_rule(no_doubled_tokens)
-    translator = Translator.load(args.workdir)
+    translator = Translator.load(args.workdir, processors=[no_doubled_tokens])
     for translation in translator.translate(sys.stdin.read().splitlines()):
         print(translation.text)

@@ -15,7 +15,7 @@ from tests.conftest import digit_pairs, tiny_config, write_pairs
 from transformer_jax import Translator
 from transformer_jax.config import ModelConfig
 from transformer_jax.configs import quickstart
-from transformer_jax.decoding.processors import LogitsProcessors, Prefixes
+from transformer_jax.decoding.processors import Prefixes
 from transformer_jax.interop.huggingface import writing
 from transformer_jax.interop.pretrained import load
 from transformer_jax.ops import norms
@@ -110,10 +110,10 @@ def test_decoding_rule_example_forbids_doubled_tokens(run_example, tiny_run, mon
     translator = Translator.load(tiny_run[1])
     sources = (tiny_run[0] / "test.en").read_text().splitlines()
     assert any(map(has_doubled_token, translator.translate(sources)))
-    monkeypatch.setattr(LogitsProcessors, "masks", LogitsProcessors.masks)  # restored afterwards
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(sources)))
     printed = run_example("decoding_rule", f"--workdir={tiny_run[1]}")
-    expected = Translator.load(tiny_run[1]).translate(sources)
+    rule = runpy.run_path(str(EXAMPLES / "decoding_rule.py"))["no_doubled_tokens"]
+    expected = Translator.load(tiny_run[1], processors=[rule]).translate(sources)
     assert not any(map(has_doubled_token, expected))
     assert printed.splitlines()[-len(sources) :] == [translation.text for translation in expected]
 

@@ -26,6 +26,7 @@ from tests.test_search import (
 )  # fmt: skip
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding import mbr, sampling
+from transformer_jax.decoding.search import search
 from transformer_jax.decoding.search_settings import structure_of, values_of
 from transformer_jax.ops.top_k import NEVER, top_k_columns
 
@@ -34,8 +35,8 @@ from transformer_jax.ops.top_k import NEVER, top_k_columns
 def compiled(longest, config):
     def find(logits, constraints):
         decoder = TableDecoder(logits, config.beam_size)
-        search = sampling.Sampling(decoder, constraints, IDS, structure_of(config), longest)
-        return search.run(decoder.init_cache())
+        structure = structure_of(config)
+        return search(decoder, decoder.init_cache(), constraints, IDS, structure, longest)
 
     return jax.jit(find)
 

@@ -13,6 +13,7 @@ from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.decoding.engine import WINDOW, Engine
+from transformer_jax.decoding.processors import Processor
 from transformer_jax.decoding.requests import Request
 from transformer_jax.decoding.scoring import PairScores
 from transformer_jax.decoding.translation import Translation
@@ -37,12 +38,15 @@ class Translator:
         params: Any,
         step: int = 0,
         others: Sequence[Pretrained] = (),
+        processors: Sequence[Processor] = (),
     ):
         self.config = config
         self.tokenizers = tokenizers
         self.params = (params, *(other.params for other in others)) if others else params
         self.checkpoint_step = step
-        self.engine = Engine(config, tokenizers, [other.config.model for other in others])
+        self.engine = Engine(
+            config, tokenizers, [other.config.model for other in others], processors
+        )
 
     @classmethod
     def load(
@@ -52,6 +56,7 @@ class Translator:
         config: Config | None = None,
         allow_pickle: bool = False,
         ensemble: Sequence[tuple[epath.PathLike, str] | epath.PathLike] = (),
+        processors: Sequence[Processor] = (),
     ) -> "Translator":
         """Reads a work directory, or a Hugging Face Marian, M2M-100 or NLLB model.
 
@@ -64,6 +69,8 @@ class Translator:
           allow_pickle: also read a Hugging Face `pytorch_model.bin`, which needs torch.
           ensemble: further (path, checkpoint), or paths alone for `best`, whose probabilities are
             averaged with it.
+          processors: decoding rules besides those of the settings: functions of log-probabilities
+            (`decoding.processors`), which every search applies.
 
         Raises:
           UserError: where something is missing, damaged or not supported.
@@ -79,7 +86,7 @@ class Translator:
             ):
                 raise UserError(f"{where} has another vocabulary than {path}: they cannot be an "
                                 "ensemble.")  # fmt: skip
-        return cls(model.config, model.tokenizers, model.params, model.step, others)
+        return cls(model.config, model.tokenizers, model.params, model.step, others, processors)
 
     def translate(self, texts: Iterable[str | Request], **settings: Any) -> list[Translation]:
         """The best translation of each text, in order; `settings` as in `translate_n_best`."""

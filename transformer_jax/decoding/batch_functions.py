@@ -14,6 +14,7 @@ from transformer_jax.data.tokenizer_pair import SpecialIds
 from transformer_jax.decoding.batching import TokenRows
 from transformer_jax.decoding.decoder import ModelDecoder, cache_sizes
 from transformer_jax.decoding.hypotheses import Hypotheses
+from transformer_jax.decoding.processors import Processor
 from transformer_jax.decoding.search import search
 from transformer_jax.decoding.search_settings import SearchConstraints, SearchStructure
 from transformer_jax.model import incremental
@@ -47,10 +48,12 @@ class BatchFunctions:
     Args:
       models: one, or an ensemble of one vocabulary whose probabilities are averaged.
       ids: special ids.
+      processors: of log-probabilities, besides those of the settings.
     """
 
     models: tuple[ModelConfig, ...]
     ids: SpecialIds
+    processors: tuple[Processor, ...] = ()
 
     def search(
         self,
@@ -72,7 +75,14 @@ class BatchFunctions:
             independent=structure.is_sampling or structure.beam_size == 1,
         )
         hypotheses = search(
-            decoder, cache, constraints, self.ids, structure, max_decode_len, params.starts_word
+            decoder,
+            cache,
+            constraints,
+            self.ids,
+            structure,
+            max_decode_len,
+            params.starts_word,
+            self.processors,
         )
         steps = hypotheses.steps[None]  # --> [1] on each device
         return dataclasses.replace(hypotheses, steps=steps)

@@ -24,12 +24,7 @@ from transformer_jax.decoding.candidates import (
 )
 from transformer_jax.decoding.decoder import Cache, Decoder, decode_loop
 from transformer_jax.decoding.hypotheses import coverage_penalty, gather_beams, length_penalty
-from transformer_jax.decoding.processors import (
-    LogitsProcessors,
-    NextLogProbs,
-    Prefixes,
-    suppressed_mask,
-)
+from transformer_jax.decoding.processors import LogitsProcessors, NextLogProbs, Prefixes
 from transformer_jax.decoding.search_settings import SearchConstraints, SearchStructure
 from transformer_jax.ops.top_k import NEVER
 
@@ -134,6 +129,7 @@ class BeamSearch:
 
     Args:
       decoder: gives logits, and reorders its cache.
+      processors: turn logits into log-probabilities of the next token.
       selector: chooses the new beams at each step.
       constraints: of each row.
       ids: start, end and padding.
@@ -143,6 +139,7 @@ class BeamSearch:
     """
 
     decoder: Decoder
+    processors: LogitsProcessors
     selector: Selector
     constraints: SearchConstraints
     ids: SpecialIds
@@ -152,10 +149,8 @@ class BeamSearch:
 
     def run(self, cache: Cache) -> BeamState:
         """Searches from a fresh cache; returns the last state, without its cache."""
-        suppressed = suppressed_mask(self.constraints.values, self.decoder.vocab_size)
-        processors = LogitsProcessors(self.structure, self.ids.target_eos, suppressed)
         return decode_loop(
-            lambda state: self._step(state, processors),
+            self._step,
             lambda state: ~jnp.all(state.done),
             self._init_state(cache),
             self.decoder,
@@ -180,14 +175,14 @@ class BeamSearch:
             finite=jnp.ones((rows,), bool),
         )
 
-    def _step(self, state: BeamState, processors: LogitsProcessors) -> BeamState:
+    def _step(self, state: BeamState) -> BeamState:
         """Extends every beam by one token."""
         # 1. Log-probabilities of the next token of every beam.
         last = jnp.take(state.tokens, jnp.maximum(state.index - 1, 0), axis=2)  # --> [R, k]
         last = jnp.where(state.index == 0, self.ids.decoder_start, last)
         logits, cache = self.decoder.step(state.cache, last.reshape(-1))  # [V, R * k]
         prefixes = Prefixes(state.tokens, state.index, self.constraints)
-        next_log_probs = processors(logits, prefixes)  # [V, R, k]
+        next_log_probs = self.processors(logits, prefixes)  # [V, R, k]
 
         # 2. The best candidates: some end, k others become the new beams.
         selection = self.selector.select(prefixes, state.log_probs, next_log_probs)

@@ -12,6 +12,7 @@ from transformer_jax.decoding import batching, workers
 from transformer_jax.decoding.batch_translator import BatchTranslator, TranslationSettings
 from transformer_jax.decoding.batching import Batch
 from transformer_jax.decoding.phrases import starts_word
+from transformer_jax.decoding.processors import Processor
 from transformer_jax.decoding.programs import Programs, matmul_precision
 from transformer_jax.decoding.requests import (
     EncodedText,
@@ -44,10 +45,15 @@ class Engine:
       tokenizers: of the model.
       others: further models of the same vocabularies, whose probabilities are averaged with it.
         Parameters are then a tuple, of the model and of the others.
+      processors: decoding rules besides those of the settings.
     """
 
     def __init__(
-        self, config: Config, tokenizers: TokenizerPair, others: Sequence[ModelConfig] = ()
+        self,
+        config: Config,
+        tokenizers: TokenizerPair,
+        others: Sequence[ModelConfig] = (),
+        processors: Sequence[Processor] = (),
     ):
         self.config = config
         self.tokenizers = tokenizers
@@ -65,7 +71,7 @@ class Engine:
             devices = devices[: math.prod(sizes)]
         self.device = devices[0]
         may_follow = starts_word(tokenizers.target, config.model.target_vocab_size)
-        self.programs = Programs(self.models, self.ids, devices, may_follow)
+        self.programs = Programs(self.models, self.ids, devices, may_follow, processors)
 
     def language_tags(
         self, target_lang: str = "", source_lang: str = ""

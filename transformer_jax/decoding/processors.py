@@ -45,17 +45,19 @@ class LogitsProcessors:
     """Turns logits into log-probabilities of the next token, in Hugging Face's order.
 
     The repetition penalty changes logits. Then log-probabilities are masked: repeated n-grams,
-    minimum length, suppressed tokens. Renormalisation is last.
+    minimum length, suppressed tokens, further ones. Renormalisation is last.
 
     Args:
       structure: says which of them are active.
       eos_id: the end symbol.
       suppressed: `[V, R]` boolean, from `suppressed_mask`.
+      further: processors besides those of the settings.
     """
 
     structure: SearchStructure
     eos_id: int
     suppressed: jax.Array | None = None
+    further: tuple[Processor, ...] = ()
 
     def __call__(self, logits: jax.Array, prefixes: Prefixes) -> NextLogProbs:
         """Applies them to `logits` `[V, R·k]`."""
@@ -67,11 +69,11 @@ class LogitsProcessors:
         finite = ~jnp.isnan(unmasked[self.eos_id])  # one NaN among the logits makes all NaN
         unmasked = jnp.where(finite, unmasked, NEVER)
         log_probs = unmasked
-        for process in self.masks():
+        for process in self._masks():
             log_probs = process(log_probs, prefixes)
         return self._force(log_probs, unmasked, finite, prefixes)
 
-    def masks(self) -> list[Processor]:
+    def _masks(self) -> list[Processor]:
         """The active processors of log-probabilities."""
         processors: list[Processor] = []
         if self.structure.no_repeat_ngram_size:
@@ -80,6 +82,7 @@ class LogitsProcessors:
             processors.append(minimum_length(self.eos_id))
         if self.suppressed is not None:
             processors.append(suppress(self.suppressed))
+        processors += self.further
         if self.structure.renormalize:
             processors.append(renormalize)
         return processors

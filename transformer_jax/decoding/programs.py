@@ -15,6 +15,7 @@ from transformer_jax.data.tokenizer_pair import SpecialIds
 from transformer_jax.decoding.batch_functions import BatchFunctions, DeviceParams, TokenScores
 from transformer_jax.decoding.batching import TokenRows
 from transformer_jax.decoding.hypotheses import Hypotheses
+from transformer_jax.decoding.processors import Processor
 from transformer_jax.decoding.search_settings import SearchConstraints, SearchStructure
 from transformer_jax.model import incremental
 from transformer_jax.model.transformer import Params
@@ -68,6 +69,7 @@ class Programs:
       ids: special ids.
       devices: local ones.
       starts_word: `[V]` boolean, tokens that may follow a phrase; None: all.
+      processors: of log-probabilities, besides those of the settings.
     """
 
     def __init__(
@@ -76,10 +78,12 @@ class Programs:
         ids: SpecialIds,
         devices: Sequence[jax.Device],
         starts_word: np.ndarray | None = None,
+        processors: Sequence[Processor] = (),
     ):
         self.ids = ids
         self.num_devices = len(devices)
-        self._functions, self._starts_word = BatchFunctions(tuple(models), ids), starts_word
+        self._functions = BatchFunctions(tuple(models), ids, tuple(processors))
+        self._starts_word = starts_word
         self._mesh = jax.make_mesh(
             (len(devices),), (AXIS,), (jax.sharding.AxisType.Auto,), devices=devices
         )

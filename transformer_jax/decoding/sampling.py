@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from transformer_jax.data.tokenizer_pair import SpecialIds
 from transformer_jax.decoding.decoder import Cache, Decoder, decode_loop
 from transformer_jax.decoding.hypotheses import Hypotheses, length_penalty
-from transformer_jax.decoding.processors import LogitsProcessors, Prefixes, suppressed_mask
+from transformer_jax.decoding.processors import LogitsProcessors, Prefixes
 from transformer_jax.decoding.search_settings import (
     SearchConstraints,
     SearchStructure,
@@ -165,6 +165,7 @@ class Sampling:
 
     Args:
       decoder: gives logits.
+      processors: turn logits into log-probabilities of the next token.
       constraints: of each sentence, with `seeds`.
       ids: start, end and padding.
       structure: of the settings, whose numbers are in `constraints.values`.
@@ -172,6 +173,7 @@ class Sampling:
     """
 
     decoder: Decoder
+    processors: LogitsProcessors
     constraints: SearchConstraints
     ids: SpecialIds
     structure: SearchStructure
@@ -180,12 +182,10 @@ class Sampling:
     def run(self, cache: Cache) -> Hypotheses:
         """Samples from a fresh cache; outputs are in the order of their numbers."""
         constraints = self.constraints
-        suppressed = suppressed_mask(constraints.values, self.decoder.vocab_size)
-        processors = LogitsProcessors(self.structure, self.ids.target_eos, suppressed)
         # All at once, so that the generator is compiled once and outside the loop.
         uniform = self._uniform()
         end = decode_loop(
-            lambda state: self._step(state, processors, uniform[state.index]),
+            lambda state: self._step(state, uniform[state.index]),
             lambda state: ~jnp.all(state.done),
             self._init_state(cache),
             self.decoder,
@@ -210,15 +210,13 @@ class Sampling:
             finite=jnp.ones(shape[:1], bool),
         )
 
-    def _step(
-        self, state: SampleState, processors: LogitsProcessors, uniform: jax.Array
-    ) -> SampleState:
+    def _step(self, state: SampleState, uniform: jax.Array) -> SampleState:
         """Extends every output by one token, drawn with `uniform` `[B, K]`."""
         last = jnp.take(state.tokens, jnp.maximum(state.index - 1, 0), axis=2)  # --> [B, K]
         last = jnp.where(state.index == 0, self.ids.decoder_start, last)
         logits, cache = self.decoder.step(state.cache, last.reshape(-1))  # [V, B * K]
         prefixes = Prefixes(state.tokens, state.index, self.constraints)
-        next_log_probs = processors(logits, prefixes)  # [V, B, K]
+        next_log_probs = self.processors(logits, prefixes)  # [V, B, K]
         tokens = draw(warp(next_log_probs.log_probs, self.constraints.values), uniform)
         row, beam = jnp.arange(tokens.shape[0])[:, None], jnp.arange(tokens.shape[1])
         token_log_probs = next_log_probs.log_probs[tokens, row, beam]

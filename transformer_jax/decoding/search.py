@@ -14,6 +14,11 @@ from transformer_jax.decoding.beam_groups import (
 from transformer_jax.decoding.decoder import Cache, Decoder
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.phrase_selection import SelectWithPhrases
+from transformer_jax.decoding.processors import (
+    LogitsProcessors,
+    Processor,
+    suppressed_mask,
+)
 from transformer_jax.decoding.sampling import Sampling
 from transformer_jax.decoding.search_settings import SearchConstraints, SearchStructure
 
@@ -26,6 +31,7 @@ def search(
     structure: SearchStructure,
     max_decode_len: int,
     starts_word: jax.Array | None = None,
+    processors: tuple[Processor, ...] = (),
 ) -> Hypotheses:
     """Searches for the outputs of B sentences, under `jit`.
 
@@ -38,24 +44,30 @@ def search(
       max_decode_len: T, most tokens of an output.
       starts_word: `[V]` boolean, tokens that may follow a phrase that has to end where a word
         ends; None: all.
+      processors: of log-probabilities, besides those of the settings.
 
     Returns:
       K outputs of each sentence.
     """
+    groups = structure.beam_groups
+    if groups > 1:  # each is a row of its own
+        constraints = repeat_constraints(constraints, groups)
+        decoder = GroupedDecoder(decoder, groups)
+    suppressed = suppressed_mask(constraints.values, decoder.vocab_size)
+    logits_processors = LogitsProcessors(structure, ids.target_eos, suppressed, processors)
     if structure.is_sampling:
-        return Sampling(decoder, constraints, ids, structure, max_decode_len).run(cache)
+        return Sampling(
+            decoder, logits_processors, constraints, ids, structure, max_decode_len
+        ).run(cache)
     selector: Selector = SelectBest(ids.target_eos, structure.at_limit)
     if constraints.phrases is not None:
         selector = SelectWithPhrases(ids.target_eos, structure.at_limit, starts_word)
-    groups = structure.beam_groups
-    if groups > 1:  # each is a row of its own
-        decoder = GroupedDecoder(decoder, groups)
+    if groups > 1:
         selector = SelectInGroups(selector, groups)
-        constraints = repeat_constraints(constraints, groups)
     beams = structure.beam_size // groups
-    end = BeamSearch(decoder, selector, constraints, ids, structure, beams, max_decode_len).run(
-        cache
-    )
+    end = BeamSearch(
+        decoder, logits_processors, selector, constraints, ids, structure, beams, max_decode_len
+    ).run(cache)
     finished, finite = end.finished, end.finite
     if groups > 1:
         finished = merge_groups(finished, groups)
