@@ -67,7 +67,7 @@ def test_a_named_implementation_that_cannot_serve_says_why(implementation, reaso
         ("cudnn", {}, Extras(), "float16 or bfloat16, and the query is float32"),
         ("cudnn", {"dtype": jnp.bfloat16, "dim": 192}, Extras(), "at most 128, and is 192"),
         ("cudnn", {"dtype": jnp.bfloat16}, Extras(seeds=1), "no dropout"),
-        ("cudnn", {"dtype": jnp.bfloat16, "size": 7}, Extras(mask=1), "even lengths, not 6, 7"),
+        ("cudnn", {"dtype": jnp.bfloat16, "size": 7}, Extras(mask=1), "even lengths, not 6 and 7"),
         ("cudnn", {"dtype": jnp.bfloat16, "size": 7}, Extras(key_lengths=1), None),
         ("pallas_tpu", {}, Extras(bias=1), "no bias"),
         ("pallas_tpu", {}, Extras(mask=1), "no mask"),

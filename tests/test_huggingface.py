@@ -19,8 +19,9 @@ from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
 from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
-from transformer_jax.interop import export, layout, pretrained
+from transformer_jax.interop import capabilities, export, layout, pretrained
 from transformer_jax.interop.huggingface import reading, writing
+from transformer_jax.interop.huggingface import tokenizers as hf_tokenizers
 from transformer_jax.model.transformer import init_params
 from transformer_jax.training import setup
 from transformer_jax.training.loop import train
@@ -101,7 +102,7 @@ DAMAGE = {
     "tensor missing": (edit_tensors(lambda t: t.pop(QUERY)), ["no tensor", QUERY]),
     "tensor too many": (
         edit_tensors(lambda t: t.update({"model.extra.weight": np.zeros(3, np.float32)})),
-        ["no place for the tensor model.extra.weight"]),
+        ["the tensor model.extra.weight is not part of the model"]),
     "table of another size": (
         edit_tensors(lambda t: t.update({"model.shared.weight": np.zeros((90, 16), np.float32)})),
         ["model.shared.weight", "[90, 16]"]),
@@ -111,14 +112,14 @@ DAMAGE = {
     "vocabulary too small": (
         edit("vocab.json", **{"▁one": None}), ["vocab.json has 294 tokens", "says 295"]),
     "vocabulary too large": (edit("vocab.json", **{"▁ten": 295}), ["vocab.json has 296 tokens"]),
-    "one id twice": (edit("vocab.json", **{"▁one": 5}), ["an id of its own"]),
-    "another padding id": (edit("config.json", pad_token_id=7), ["pad_token_id=7", "at 0"]),
+    "one id twice": (edit("vocab.json", **{"▁one": 5}), ["to another id"]),
+    "another padding id": (edit("config.json", pad_token_id=7), ["pad_token_id=7", "is 0"]),
     "unknown class": (edit("config.json", model_type="t5"), ["'t5'", "marian, m2m_100, pegasus"]),
     "unknown activation": (edit("config.json", activation_function="tanh"), ["'tanh'", "swish"]),
     "pre-norm Marian": (edit("config.json", normalize_before=True), ["normalize_before=True"]),
     "normalised embeddings": (
         edit("config.json", normalize_embedding=True), ["normalize_embedding=True"]),
-    "a size missing": (edit("config.json", d_model=None), ["d_model=None must be of type int"]),
+    "a size missing": (edit("config.json", d_model=None), ["d_model=None must be an integer"]),
     "sampling": (edit("generation_config.json", do_sample=True), ["do_sample=True"]),
     "diverse beams": (edit("generation_config.json", num_beam_groups=2), ["num_beam_groups=2"]),
     "n-grams": (edit("generation_config.json", encoder_no_repeat_ngram_size=3),
@@ -134,7 +135,7 @@ DAMAGE = {
         edit("generation_config.json", length_penalty=-1.0), ["length_penalty=-1.0"]),
     "another tokenizer": (
         edit("tokenizer_config.json", tokenizer_class="BertTokenizer"), ["BertTokenizer"]),
-    "no tokens": (lambda folder: (folder / "vocab.json").write_text("{}"), ["an id of its own"]),
+    "no tokens": (lambda folder: (folder / "vocab.json").write_text("{}"), ["to another id"]),
     "no heads": (edit("config.json", encoder_attention_heads=0), ["num_heads=0"]),
     "lengths of text": (edit("generation_config.json", max_length="x"), ["TypeError"]),
     "ids of text": (edit("generation_config.json", bad_words_ids=[5]), ["TypeError"]),
@@ -207,7 +208,7 @@ def test_generation_settings_become_ours(marian, tmp_path):
 
 
 REFUSED = {
-    "rotary": ({"positional": "rotary"}, ["rotary", "model.positional"]),
+    "rotary": ({"positional": "rotary"}, ["config.model.positional=rotary"]),
     "head_dim": ({"head_dim": 5}, ["model.head_dim=5"]),
     "decoder's head_dim": ({"head_dim": 8, "num_decoder_heads": 1}, ["model.head_dim=8"]),
     "pre-norm, two tables": (
@@ -221,7 +222,7 @@ def test_what_cannot_be_expressed_is_refused_by_name(name, tokenizers, tmp_path)
     model = small_model(tokenizers, **fields)
     with pytest.raises(UserError) as error:
         writing.plan_export(model.config, tokenizers, model.params)
-    for word in ["no form in Hugging Face", *words]:
+    for word in ["--format=marian cannot express", *words]:
         assert word in str(error.value)
 
 
@@ -285,10 +286,10 @@ def test_vocabulary_tokenizers_use_their_own_ids(tokenizers, tmp_path):
 
 
 def test_our_language_tags_go_out_as_marians(tokenizers):
-    vocabulary = writing._vocabulary(tokenizers.source, tokenizers)
+    vocabulary = hf_tokenizers._marian_vocabulary(tokenizers.source, tokenizers.tags)
     assert vocabulary == {p: i for i, p in enumerate(tokenizers.source.tokens(range(295)))}
-    renamed = TokenizerPair(tokenizers.source, tokenizers.target, LanguageTags("▁{}e"))
-    assert ">>on<<" in writing._vocabulary(tokenizers.source, renamed)
+    renamed = hf_tokenizers._marian_vocabulary(tokenizers.source, LanguageTags("▁{}e"))
+    assert ">>on<<" in renamed
 
 
 def test_exports_refuse_what_they_cannot_do(translator, tmp_path):
@@ -451,3 +452,19 @@ def test_parts_outside_the_folder_are_refused(marian, tmp_path, name):
     index.write_text(json.dumps({"weight_map": names}))
     with pytest.raises(UserError, match=r"names the file .*must be in its folder"):
         reading.read_directory(tmp_path / "m")
+
+
+@pytest.mark.parametrize("format_name", export.FORMATS)
+def test_capabilities_are_about_fields_of_the_model_and_allow_its_defaults(format_name):
+    fields = {field.name for field in dataclasses.fields(ModelConfig)}
+    assert set(capabilities.EXPRESSIBLE[format_name]) <= fields
+    capabilities.check(format_name, ModelConfig())
+
+
+def test_capabilities_refuse_a_field_that_the_format_does_not_name(monkeypatch):
+    gelu = ModelConfig(activation="gelu")
+    capabilities.check("marian", gelu)
+    monkeypatch.delitem(capabilities.EXPRESSIBLE["marian"], "activation")
+    capabilities.check("marian", ModelConfig())
+    with pytest.raises(UserError, match=r"config\.model\.activation=gelu, only relu"):
+        capabilities.check("marian", gelu)

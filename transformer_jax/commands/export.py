@@ -31,6 +31,7 @@ def run() -> None:
     """Writes the export and checks it against the model."""
     translator = model_flags.load_translator()
     sentences = export.find_sentences(FLAGS.workdir, translator.config, FLAGS.sentences)
+    assert isinstance(translator.params, dict)  # one model, not an ensemble
     model = Pretrained(
         translator.config, translator.tokenizers, translator.params, translator.checkpoint_step
     )

@@ -1,23 +1,24 @@
-"""A model as a CTranslate2 directory, written from our parameters through `ctranslate2.specs`."""
+"""Export to a CTranslate2 directory, through `ctranslate2.specs`."""
 
 from typing import Any
 
 import numpy as np
 from etils import epath
+from jax.typing import ArrayLike
 
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
-from transformer_jax.interop import layout
+from transformer_jax.interop import capabilities, layout
 from transformer_jax.interop.parity import Batch, Examples, Reference, log_softmax
 
-# Largest difference in the log-probability of a token that a check lets pass.
+# Largest difference in a token's log-probability that a comparison accepts.
 TOLERANCES = {"float32": 1e-3, "float16": 5e-2, "int8": 1.5}
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
 
 
 def require() -> None:
-    """Raises a `UserError` where ctranslate2 is not installed."""
+    """Raises a `UserError` if ctranslate2 is not installed."""
     try:
         import ctranslate2  # noqa: F401
     except ImportError as error:
@@ -39,20 +40,22 @@ def write_directory(
     The end symbol is added to sources by CTranslate2 itself (`add_source_eos`).
 
     Args:
-      folder: made where it is missing.
+      folder: created if it is missing.
       config: of the model.
-      tokenizers: whose tokens become the vocabularies.
+      tokenizers: their tokens become the vocabularies.
       params: our parameters.
       quantization: float32, float16 or int8.
     """
     from ctranslate2.specs import transformer_spec
 
     model = config.model
+    capabilities.check("ctranslate2", model)
     spec = transformer_spec.TransformerSpec(
         _stack(transformer_spec.TransformerEncoderSpec, model, model.num_encoder_layers),
-        _stack(transformer_spec.TransformerDecoderSpec, model.for_decoder(),
-               model.num_decoder_layers),
-    )  # fmt: skip
+        _stack(
+            transformer_spec.TransformerDecoderSpec, model.for_decoder(), model.num_decoder_layers
+        ),
+    )
     _fill(spec, model, params)
     source, target = tokenizers.source, tokenizers.target
     spec.register_source_vocabulary(source.tokens(range(source.vocab_size)))
@@ -87,19 +90,20 @@ def _stack(spec_class: Any, model: ModelConfig, num_layers: int) -> Any:
 
 
 def _fill(spec: Any, model: ModelConfig, params: layout.Params) -> None:
-    # Rotary encoders add a table all the same, decoders do not.
-    nothing = np.zeros((model.max_len, model.d_model), np.float32)
-    source_table, target_table = layout.position_tables(model, params) or (nothing, None)
-    sides = ("source", "target", "output")
-    names = {side: f"{side}_embedding" for side in sides}
-    embeddings = {side: _array(params[n]) for side, n in names.items() if n in params}
-    spec.encoder.embeddings[0].weight = embeddings.get("source", embeddings["target"])
-    spec.decoder.embeddings.weight = embeddings["target"]
-    spec.decoder.projection.weight = embeddings.get("output", embeddings["target"])
+    # A rotary encoder adds a table nevertheless, a rotary decoder does not.
+    zeros = np.zeros((model.max_len, model.d_model), np.float32)
+    source_table, target_table = layout.position_tables(model, params) or (zeros, None)
+    target = params["target_embedding"]
+    tables = {"source_embedding": target, "output_embedding": target, **params}
+    spec.encoder.embeddings[0].weight = _array(tables["source_embedding"])
+    spec.decoder.embeddings.weight = _array(target)
+    spec.decoder.projection.weight = _array(tables["output_embedding"])
     if model.output_bias:
         spec.decoder.projection.bias = _array(params["output_bias"])
-    for part, table, name in ((spec.encoder, source_table, "encoder"),
-                              (spec.decoder, target_table, "decoder")):  # fmt: skip
+    for part, table, name in (
+        (spec.encoder, source_table, "encoder"),
+        (spec.decoder, target_table, "decoder"),
+    ):
         part.scale_embeddings = model.scale_embeddings
         if table is not None:
             part.position_encodings.encodings = table
@@ -110,15 +114,17 @@ def _fill(spec: Any, model: ModelConfig, params: layout.Params) -> None:
 
 
 def _fill_layer(layer: Any, params: layout.Params) -> None:
-    own = params["self_attention"]
-    _fill_linear(layer.self_attention.linear[0], own["query"], own["key"], own["value"])
-    _fill_linear(layer.self_attention.linear[1], own["out"])
+    attention = params["self_attention"]
+    _fill_linear(
+        layer.self_attention.linear[0], attention["query"], attention["key"], attention["value"]
+    )
+    _fill_linear(layer.self_attention.linear[1], attention["out"])
     _fill_norm(layer.self_attention.layer_norm, params["self_attention_norm"])
     if "cross_attention" in params:
-        cross = params["cross_attention"]
-        _fill_linear(layer.attention.linear[0], cross["query"])
-        _fill_linear(layer.attention.linear[1], cross["key"], cross["value"])
-        _fill_linear(layer.attention.linear[2], cross["out"])
+        attention = params["cross_attention"]
+        _fill_linear(layer.attention.linear[0], attention["query"])
+        _fill_linear(layer.attention.linear[1], attention["key"], attention["value"])
+        _fill_linear(layer.attention.linear[2], attention["out"])
         _fill_norm(layer.attention.layer_norm, params["cross_attention_norm"])
     _fill_linear(layer.ffn.linear_0, params["feed_forward"]["up"])
     _fill_linear(layer.ffn.linear_1, params["feed_forward"]["down"])
@@ -126,7 +132,7 @@ def _fill_layer(layer: Any, params: layout.Params) -> None:
 
 
 def _fill_linear(spec: Any, *denses: layout.Params) -> None:
-    """One product for all `denses`, whose outputs follow each other: weight `[out, in]`."""
+    """One product for all `denses`, whose outputs follow each other: `weight` `[out, in]`."""
     spec.weight = np.concatenate(
         [_array(d["kernel"]).reshape(-1, d["bias"].size).T for d in denses]
     )
@@ -137,8 +143,8 @@ def _fill_norm(spec: Any, params: layout.Params) -> None:
     spec.gamma, spec.beta = _array(params["norm"]["scale"]), _array(params["norm"]["bias"])
 
 
-def _array(x: Any) -> np.ndarray:
-    return np.array(x, np.float32)  # a copy: quantisation works in place
+def _array(x: ArrayLike) -> np.ndarray:
+    return np.array(x, np.float32)  # a copy: quantization works in place
 
 
 class CTranslate2Peer:
@@ -164,24 +170,24 @@ class CTranslate2Peer:
         return [self._tokenizers.source.tokens(ids[i][:-1]) for i in batch.rows]
 
     def largest_difference(self, batch: Batch) -> float:
-        written = [self._tokenizers.target.tokens(self._examples.output_ids[i]) for i in batch.rows]
-        targets = [[*self._prefix, *tokens] for tokens in written]
+        outputs = [self._tokenizers.target.tokens(self._examples.output_ids[i]) for i in batch.rows]
+        targets = [[*self._prefix, *tokens] for tokens in outputs]
         scored = self._translator.score_batch(self._sources(batch), targets)
         largest = 0.0
         for row, result in enumerate(scored):
-            wanted = batch.targets[row][batch.mask[row]]
-            ours = log_softmax(batch.logits[row])[np.arange(len(wanted)), wanted]
+            tokens = batch.targets[row][batch.mask[row]]
+            ours = log_softmax(batch.logits[row])[np.arange(len(tokens)), tokens]
             largest = max(largest, float(np.max(np.abs(np.asarray(result.log_probs) - ours))))
         return largest
 
     def outputs(self, batch: Batch) -> list[list[int]]:
         sources = self._sources(batch)
-        written = self._translator.translate_batch(
+        results = self._translator.translate_batch(
             sources,
             target_prefix=[self._prefix or None] * len(sources),
             beam_size=1,
             max_decoding_length=self._examples.max_decode_len,
             suppress_sequences=self._suppressed,
         )
-        target, before = self._tokenizers.target, len(self._prefix)
-        return [[target.token_id(p) for p in r.hypotheses[0][before:]] for r in written]
+        target, start = self._tokenizers.target, len(self._prefix)
+        return [[target.token_id(p) for p in r.hypotheses[0][start:]] for r in results]

@@ -1,9 +1,10 @@
-"""The model dimension of a parameter tree, and the position tables that other tools hold."""
+"""Parameter trees by path, their model dimension, and their position tables."""
 
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.transformer import Params
@@ -11,7 +12,7 @@ from transformer_jax.ops.positional import position_table
 
 Path = tuple[str, ...]
 
-# (module, parameter) -> the axis that runs over the model dimension; others have none.
+# (module, parameter) -> axis of the model dimension; other parameters have none.
 MODEL_AXIS: dict[Path, int] = {
     ("query", "kernel"): 0,
     ("key", "kernel"): 0,
@@ -24,17 +25,17 @@ MODEL_AXIS: dict[Path, int] = {
     ("norm", "scale"): 0,
     ("norm", "bias"): 0,
 }
-# Parameters [rows, M] by their own name.
+# Parameters [vocabulary or positions, M].
 TABLES = ("source_embedding", "target_embedding", "output_embedding", "positions")
 
 
-def flatten(params: Params) -> dict[Path, Any]:
+def flatten(params: Params) -> dict[Path, np.ndarray]:
     """Leaves by path, such as `("encoder_norm", "norm", "scale")`."""
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
     return {tuple(key.key for key in path): leaf for path, leaf in leaves}
 
 
-def unflatten(leaves: dict[Path, Any]) -> Params:
+def unflatten(leaves: Mapping[Path, ArrayLike]) -> Params:
     """Inverse of `flatten`."""
     tree: Params = {}
     for path, leaf in leaves.items():
@@ -48,13 +49,13 @@ def unflatten(leaves: dict[Path, Any]) -> Params:
 def permute_model(params: Params, order: np.ndarray) -> Params:
     """The same model with its model dimension in another order: new `i` is old `order[i]`.
 
-    Every layer reads and writes the residual stream, and LayerNorm treats all dimensions alike, so
-    outputs stay the same but for the order in which sums are formed.
+    Every layer reads and writes the residual stream, and norms treat all dimensions alike. So
+    outputs change only by the rounding of sums in another order.
     """
     return unflatten({path: permute(path, leaf, order) for path, leaf in flatten(params).items()})
 
 
-def permute(path: Path, leaf: Any, order: np.ndarray) -> Any:
+def permute(path: Path, leaf: np.ndarray, order: np.ndarray) -> np.ndarray:
     """One parameter of `permute_model`."""
     axis = 1 if path[-1] in TABLES else MODEL_AXIS.get(path[-2:])
     return leaf if axis is None else np.take(np.asarray(leaf), order, axis)
@@ -66,9 +67,9 @@ def interleaved_to_halves(d_model: int) -> np.ndarray:
 
 
 def position_tables(config: ModelConfig, params: Params) -> tuple[np.ndarray, np.ndarray] | None:
-    """What is added at each position of source and target, each `[max_len, M]`.
+    """Vectors added at each position of source and target, each `[max_len, M]`.
 
-    None where positions are no such table (rotary).
+    None for rotary positions, which add nothing.
     """
     if config.positional == "rotary":
         return None

@@ -1,10 +1,11 @@
-"""Whether a model that was carried out says what it said here."""
+"""Comparison of an exported model, loaded by another tool, with ours."""
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
+import flax.linen as nn
 import jax
 import numpy as np
 
@@ -13,28 +14,28 @@ from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.errors import UserError
-from transformer_jax.model.transformer import Transformer
+from transformer_jax.model.transformer import Params, Transformer
 
 BATCH = 16
-LISTED = 5  # differing outputs that are shown
+MAX_LISTED = 5  # differing outputs in a report
 
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """What our own model makes of some sentences, in float32 at the highest precision."""
+    """Sentences and our model's greedy translations, in float32 at the highest precision."""
 
     sentences: list[str]
-    source_ids: list[list[int]]  # language tag and end symbol included
-    target_prefix: list[int]  # forced
-    output_ids: list[list[int]]  # greedy, behind the prefix, without the end symbol
+    source_ids: list[list[int]]  # with language tag and end symbol
+    target_prefix: list[int]  # forced at the beginning of each output
+    output_ids: list[list[int]]  # without prefix and end symbol
     max_decode_len: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Some examples as arrays, their outputs teacher-forced; all batches have one shape."""
+    """Some examples as arrays, with our teacher-forced logits. All batches have one shape."""
 
-    rows: list[int]  # numbers of the examples; the arrays may have more rows
+    rows: list[int]  # indices of the examples; the arrays have more rows in the last batch
     source: np.ndarray  # [B, S] ids
     source_mask: np.ndarray  # [B, S], 1 where there is content
     inputs: np.ndarray  # [B, T] decoder inputs: start, prefix, output
@@ -44,23 +45,23 @@ class Batch:
 
 
 class Peer(Protocol):
-    """The other side of a comparison."""
+    """A model as another tool loads it."""
 
     name: str
-    measure: str
+    measure: str  # what `largest_difference` is about: logit or log-probability
     tolerance: float
 
     def largest_difference(self, batch: Batch) -> float:
-        """Between their numbers and ours, teacher-forced."""
+        """Largest absolute difference between the tool's teacher-forced numbers and ours."""
 
     def outputs(self, batch: Batch) -> list[list[int]]:
-        """Their greedy outputs for `batch.rows`, behind the prefix, without the end symbol."""
+        """The tool's greedy outputs for `batch.rows`, without prefix and end symbol."""
 
 
 class Reference:
-    """Our own model as the comparison asks it."""
+    """Our model in float32, for comparisons."""
 
-    def __init__(self, config: Config, tokenizers: TokenizerPair, params: Any):
+    def __init__(self, config: Config, tokenizers: TokenizerPair, params: Params):
         self.config = dataclasses.replace(
             config, model=dataclasses.replace(config.model, dtype="float32")
         )
@@ -68,10 +69,10 @@ class Reference:
         self.engine = Engine(self.config, tokenizers)
 
     def examples(self, sentences: Sequence[str]) -> Examples:
-        """Greedy translations of sentences; empty and over-long ones are left out.
+        """Greedy translations; sentences that are empty or too long are left out.
 
         Raises:
-          UserError: where none is left.
+          UserError: no sentence is left.
         """
         _, target_prefix = self.engine.language_tags()
         limit, eos = self.config.model.max_len - 1, self.engine.ids.source_eos
@@ -80,14 +81,19 @@ class Reference:
             (s, ids) for s, ids in zip(sentences, encoded, strict=True) if 0 < len(ids) <= limit
         ]
         if not kept:
-            raise UserError("There is no sentence to check the exported model with (--sentences).")
+            raise UserError(
+                "No sentence is left to compare the exported model on. Set --sentences."
+            )
         max_decode_len = min(self.config.decode.max_decode_len, limit)
         decode = dataclasses.replace(
-            DecodeConfig(), beam_size=1, length_penalty=0.0, max_decode_len=max_decode_len,
+            DecodeConfig(),
+            beam_size=1,
+            length_penalty=0.0,
+            max_decode_len=max_decode_len,
             max_decode_ratio=float(self.config.model.max_len),
             suppressed_ids=self.config.decode.suppressed_ids,
             batch_tokens=self.config.decode.batch_tokens,
-        )  # fmt: skip
+        )
         with jax.default_matmul_precision("highest"):
             outputs = list(
                 self.engine.translate(
@@ -110,26 +116,28 @@ class Reference:
         for first in range(0, len(outputs), BATCH):
             rows = list(range(first, min(first + BATCH, len(outputs))))
             filled = rows + [rows[-1]] * (BATCH - len(rows))
-            source, source_mask = _pad([examples.source_ids[i] for i in filled], lengths[0],
-                                       ids.source_pad)  # fmt: skip
-            # Behind the end stands the end symbol: M2M-100 numbers positions by its padding id.
+            source, source_mask = _pad(
+                [examples.source_ids[i] for i in filled], lengths[0], ids.source_pad
+            )
+            # Padded with the end symbol: M2M-100 derives positions from the padding id.
             inputs, mask = _pad([[start, *outputs[i]] for i in filled], lengths[1], ids.target_eos)
-            targets, _ = _pad([[*outputs[i], ids.target_eos] for i in filled], lengths[1],
-                              ids.target_eos)  # fmt: skip
+            targets, _ = _pad(
+                [[*outputs[i], ids.target_eos] for i in filled], lengths[1], ids.target_eos
+            )
             with jax.default_matmul_precision("highest"):
                 logits = np.asarray(self._logits(self.params, source, source_mask, inputs))
             yield Batch(rows, source, source_mask, inputs, targets, mask.astype(bool), logits)
 
     @functools.cached_property
-    def _logits(self) -> Any:
-        model = Transformer(self.config.model)
+    def _logits(self) -> Callable[[Params, np.ndarray, np.ndarray, np.ndarray], jax.Array]:
+        """Compiled: (params, source `[B, S]`, mask `[B, S]`, inputs `[B, T]`) -> `[B, T, V]`."""
 
-        def logits(params, source, source_mask, inputs):
-            apply: Any = functools.partial(model.apply, {"params": params})
-            encoded = apply(source, None, source_mask, method="encode")
-            return apply(apply(encoded, inputs, source_mask, method="decode"), method="logits")
+        def logits(model: Transformer, source, source_mask, inputs) -> jax.Array:
+            encoded = model.encode(source, segment_ids=source_mask)
+            return model.logits(model.decode(encoded, inputs, source_mask))
 
-        return jax.jit(logits)
+        apply = nn.apply(logits, Transformer(self.config.model))
+        return jax.jit(lambda params, *arrays: apply({"params": params}, *arrays))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,37 +148,42 @@ class Parity:
     measure: str
     largest_difference: float
     tolerance: float
-    identical: int  # greedy outputs
+    identical: int  # number of identical greedy outputs
     total: int
-    differing: tuple[tuple[int, float], ...]  # example, nats by which we prefer our token
+    differing: tuple[tuple[int, float], ...]  # (example, nats by which we prefer our token)
 
     @property
     def holds(self) -> bool:
-        """Numbers within the tolerance, and outputs that part only where tokens nearly tie."""
+        """Whether numbers are within the tolerance and outputs differ only at near ties."""
         ties = all(gap <= 2 * self.tolerance for _, gap in self.differing)
         return self.largest_difference <= self.tolerance and ties
 
     def describe(self) -> str:
+        """The result as lines for the user."""
         lines = [
             f"parity with {self.peer}: largest {self.measure} difference "
             f"{self.largest_difference:.2e} (tolerance {self.tolerance:g}), identical outputs "
             f"{self.identical} of {self.total}"
         ]
-        for number, gap in self.differing[:LISTED]:
-            lines.append(f"  sentence {number + 1}: outputs part where two tokens are "
-                         f"{gap:.2e} nats apart")  # fmt: skip
-        if len(self.differing) > LISTED:
-            lines.append(f"  and {len(self.differing) - LISTED} more")
+        for number, gap in self.differing[:MAX_LISTED]:
+            lines.append(
+                f"  sentence {number + 1}: outputs first differ where two tokens are "
+                f"{gap:.2e} nats apart"
+            )
+        if len(self.differing) > MAX_LISTED:
+            lines.append(f"  and {len(self.differing) - MAX_LISTED} more")
         return "\n".join(lines)
 
 
 def compare(reference: Reference, examples: Examples, peer: Peer) -> Parity:
-    """Asks both sides about every example."""
+    """Compares numbers and greedy outputs of `peer` and `reference` on all examples."""
     largest, differing = 0.0, []
     for batch in reference.batches(examples):
         largest = max(largest, peer.largest_difference(batch))
         for row, (number, theirs) in enumerate(zip(batch.rows, peer.outputs(batch), strict=True)):
-            gap = _gap_where_they_part(batch, row, examples, examples.output_ids[number], theirs)
+            gap = _gap_at_first_difference(
+                batch, row, examples, examples.output_ids[number], theirs
+            )
             if gap is not None:
                 differing.append((number, gap))
     return Parity(
@@ -184,31 +197,31 @@ def compare(reference: Reference, examples: Examples, peer: Peer) -> Parity:
     )
 
 
-def _gap_where_they_part(
+def _gap_at_first_difference(
     batch: Batch, row: int, examples: Examples, ours: Sequence[int], theirs: Sequence[int]
 ) -> float | None:
-    """By how much our model prefers its token at the first difference; None where there is none.
+    """Nats by which our model prefers its token where the outputs first differ; None: nowhere.
 
-    The last place of a full-length output is left out: there, some let the end symbol stand.
+    The last position of an output of full length is ignored: some tools force the end symbol there.
     """
-    before = len(examples.target_prefix)
-    places = examples.max_decode_len - before - 1
-    wanted = batch.targets[row, before:]
-    for t, token in enumerate([*ours, int(wanted[len(ours)])][:places]):
-        other = theirs[t] if t < len(theirs) else int(wanted[len(ours)])
+    start = len(examples.target_prefix)
+    end_symbol = int(batch.targets[row, start + len(ours)])
+    for t, token in enumerate([*ours, end_symbol][: examples.max_decode_len - start - 1]):
+        other = theirs[t] if t < len(theirs) else end_symbol
         if token != other:
-            logits = batch.logits[row, before + t]
+            logits = batch.logits[row, start + t]
             return float(logits[token] - logits[other])
     return None
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Natural-log probabilities over the last axis."""
+    """Natural-log probabilities over the last axis, in float64."""
     logits = logits.astype(np.float64)
     return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
 
 
 def _pad(rows: list[list[int]], length: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and mask, both `[B, length]` int32."""
     ids = np.full((len(rows), length), pad_id, np.int32)
     mask = np.zeros((len(rows), length), np.int32)
     for i, row in enumerate(rows):

@@ -1,6 +1,6 @@
-"""A model as `jax.export` artifacts: encode, init_cache and decode_step, for any batch and length.
+"""Export as `jax.export` artifacts: encode, init_cache and decode_step, of any batch and length.
 
-What runs them needs JAX (with flatbuffers) and no line of this package.
+They run with JAX and flatbuffers, without this package.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.foreign_tokenizers import JsonTokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
-from transformer_jax.interop import layout
+from transformer_jax.interop import capabilities, layout
 from transformer_jax.interop.parity import Batch, Examples, Reference
 from transformer_jax.model import incremental
 from transformer_jax.model.transformer import Transformer, init_params
@@ -33,7 +33,7 @@ FUNCTIONS = {
 
 
 def require() -> None:
-    """Raises a `UserError` where flatbuffers is not installed."""
+    """Raises a `UserError` if flatbuffers is not installed."""
     try:
         import flatbuffers  # noqa: F401
     except ImportError as error:
@@ -43,12 +43,14 @@ def require() -> None:
         ) from error
 
 
-def export_functions(model: ModelConfig, params: dict[str, Any]) -> dict[str, bytes]:
+def export_functions(
+    model: ModelConfig, params: dict[str, jax.ShapeDtypeStruct]
+) -> dict[str, bytes]:
     """The functions of a model, serialised, with symbolic batch, length, beams and steps.
 
     Args:
       model: its shape; the computation is in float32, whatever its `dtype`.
-      params: shapes by flat names, from `split_params`.
+      params: shapes by flat names, as `split_params` returns them.
     """
     model = dataclasses.replace(model, dtype="float32", attention="xla")
     module = Transformer(model)
@@ -72,11 +74,11 @@ def export_functions(model: ModelConfig, params: dict[str, Any]) -> dict[str, by
     def integers(*shape):
         return jax.ShapeDtypeStruct(shape, jnp.int32)
 
-    # Each with its own symbols: a constraint must be about a function's own arguments.
+    # Each function has its own symbols: a constraint may only name symbols of its arguments.
     limit = f"s <= {model.max_len}", f"t <= {model.max_len}"
     b, s = jax.export.symbolic_shape("b, s", constraints=limit[:1])
     arguments: dict[Any, tuple] = {encode: (params, integers(b, s), integers(b, s))}
-    # A step's keys fit into the cache; JAX cannot tell by itself.
+    # A step's keys fit into the cache, which JAX cannot derive.
     b, s, k, t = jax.export.symbolic_shape("b, s, k, t", constraints=(*limit, "k*t >= k"))
     encoded = jax.ShapeDtypeStruct((b, s, model.d_model), jnp.float32)
     arguments[init_cache] = (params, encoded, integers(b, s), integers(k), integers(t))
@@ -90,15 +92,18 @@ def export_functions(model: ModelConfig, params: dict[str, Any]) -> dict[str, by
     return exported
 
 
-def split_params(model: ModelConfig, params: layout.Params) -> dict[str, Any]:
-    """What the functions take, by flat names such as `encoder_norm/norm/scale`.
+def split_params(model: ModelConfig, params: layout.Params) -> dict[str, jax.Array]:
+    """Arguments of the functions, by flat names such as `encoder_norm/norm/scale`.
 
-    The decoder's weights are as `incremental.prepare` lays them out, below `decoder/`; tables that
-    both sides read are there once.
+    The decoder's weights are below `decoder/`, as `incremental.prepare` lays them out. Tables that
+    encoder and decoder share are present once.
     """
     model = dataclasses.replace(model, dtype="float32")
-    flat = {"/".join(path): x for path, x in layout.flatten(params).items()
-            if not path[0].startswith(("decoder_", "embed_target"))}  # fmt: skip
+    flat = {
+        "/".join(path): x
+        for path, x in layout.flatten(params).items()
+        if not path[0].startswith(("decoder_", "embed_target"))
+    }
     leaves = jax.tree_util.tree_flatten_with_path(incremental.prepare(model, params))[0]
     return flat | {_file_name(path): x for path, x in leaves}
 
@@ -120,9 +125,9 @@ def _join(
     model: ModelConfig, flat: dict[str, jax.Array]
 ) -> tuple[layout.Params, incremental.DecoderWeights]:
     """Inverse of `split_params`: parameters without the decoder's, and the decoder's weights."""
-    params = layout.unflatten({
-        tuple(name.split("/")): x for name, x in flat.items() if not name.startswith("decoder/")
-    })  # fmt: skip
+    params = layout.unflatten(
+        {tuple(name.split("/")): x for name, x in flat.items() if not name.startswith("decoder/")}
+    )
     shapes = jax.eval_shape(
         lambda: incremental.prepare(model, init_params(model, jax.random.key(0)))
     )
@@ -130,7 +135,7 @@ def _join(
 
 
 def _to_plain(cache: incremental.DecoderCache) -> dict[str, Any]:
-    """The cache as dicts and lists, so that what runs an export needs none of our classes."""
+    """The cache as dicts and lists, so that an export runs without our classes."""
     return {
         "index": cache.index,
         "ancestors": cache.ancestors,
@@ -158,10 +163,11 @@ def write_directory(
     """Writes the functions, `params.npz`, the tokenizer and `manifest.json`.
 
     Raises:
-      UserError: where the tokenizer is no SentencePiece model.
+      UserError: the tokenizer is not a SentencePiece model.
     """
+    capabilities.check("stablehlo", config.model)
     if isinstance(tokenizers.source, JsonTokenizer):
-        raise UserError("Only models with SentencePiece tokenizers have a stablehlo export.")
+        raise UserError("--format=stablehlo cannot express a tokenizer other than SentencePiece.")
     folder.mkdir(parents=True, exist_ok=True)
     flat = {name: np.asarray(x) for name, x in split_params(config.model, params).items()}
     shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in flat.items()}
@@ -198,19 +204,21 @@ def _manifest(config: Config, tokenizers: TokenizerPair) -> dict[str, Any]:
         "source_eos_id": source.eos_id,
         "source_pad_id": source.pad_id,
         "source_unk_id": source.unk_id,
-        "language_codes": bool(source.state.get("language_codes")),  # ">>xx<<" begins a text
+        "language_codes": bool(
+            source.state.get("language_codes")
+        ),  # a text may begin with ">>xx<<"
         "target_eos_id": target.eos_id,
         "target_pad_id": target.pad_id,
         "decoder_start_id": config.model.decoder_start_id,
         "suppressed_ids": config.decode.suppressed_ids,
-        # Ids of tokens, where they are not those of the SentencePiece model.
+        # Ids of tokens; None: those of the SentencePiece model.
         "source_vocabulary": source.state.get("vocabulary"),
         "target_vocabulary": target.state.get("vocabulary"),
     }
 
 
 class StableHloPeer:
-    """The written files, run as `jax.export` loads them."""
+    """The exported files, as `jax.export` loads them."""
 
     measure = "logit"
     tolerance = 1e-3
@@ -218,17 +226,19 @@ class StableHloPeer:
     def __init__(self, folder: epath.Path, reference: Reference, examples: Examples):
         self.name = f"jax.export {jax.__version__}"
         self._examples, self._reference = examples, reference
-        functions = {n: jax.export.deserialize(bytearray((folder / f"{n}.jax").read_bytes()))
-                     for n in FUNCTIONS}  # fmt: skip
+        functions = {
+            n: jax.export.deserialize(bytearray((folder / f"{n}.jax").read_bytes()))
+            for n in FUNCTIONS
+        }
         self._encode, self._init_cache, self._decode_step = (
             jax.jit(functions[name].call) for name in ("encode", "init_cache", "decode_step")
         )
-        # Where float32 products are exact, whatever else this machine has.
+        # Float32 products are exact on CPU, also where the machine has an accelerator.
         self._device = jax.devices("cpu")[0]
         with (folder / "params.npz").open("rb") as file:
             self._params = jax.device_put(dict(np.load(file)), self._device)
 
-    def _begin(self, batch: Batch, steps: int) -> Any:
+    def _begin(self, batch: Batch, steps: int) -> dict[str, jax.Array]:
         encoded = self._encode(self._params, batch.source, batch.source_mask)
         sizes = np.zeros(1, np.int32), np.zeros(steps, np.int32)
         return self._init_cache(self._params, encoded, batch.source_mask, *sizes)

@@ -1,1 +1,1 @@
-"""The encoder-decoder: over whole sequences, and one position at a time."""
+"""The encoder-decoder: for complete sequences, and one position at a time."""

@@ -23,7 +23,7 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.model.transformer import Params
 from transformer_jax.ops import norms
 from transformer_jax.ops.activations import ACTIVATIONS
-from transformer_jax.ops.attention.softmax import exponentials, hiding
+from transformer_jax.ops.attention.softmax import additive_mask, exponentials
 from transformer_jax.ops.embedding import embed_tokens
 from transformer_jax.ops.norms import NormParams
 from transformer_jax.ops.platforms import compute_dtype
@@ -255,8 +255,8 @@ def decode_step(
     config, index, ancestors = config.for_decoder(), cache.index, cache.ancestors
     if ancestors is not None:
         ancestors = ancestors.at[:, :, index].set(jnp.arange(ancestors.shape[1]))
-    self_bias = hiding(_is_past(cache, ancestors))
-    source_bias = hiding(cache.source_mask[:, None, None, :])
+    self_bias = additive_mask(_is_past(cache, ancestors))
+    source_bias = additive_mask(cache.source_mask[:, None, None, :])
 
     x = embed_tokens(
         config, weights.table, weights.positions, tokens, index, weights.table.dtype

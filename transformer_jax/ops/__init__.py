@@ -1,1 +1,1 @@
-"""Pure functions of arrays: attention, masks, positions, dropout."""
+"""Pure functions of arrays: attention, masks, embeddings, norms, dense layers, losses, dropout."""

@@ -1,4 +1,4 @@
-"""Dense layers of a model in training: activations times a kernel, plus a bias."""
+"""A dense layer for training: activations times a kernel, plus a bias."""
 
 import math
 
@@ -10,12 +10,12 @@ import jax.numpy as jnp
 def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     """`x · kernel + bias`, summed over the axes of `kernel` that `bias` does not have.
 
-    `jnp.tensordot` with a backward pass of plain matrix products: XLA's CPU compiler would first
-    transpose the activations, as the gradient of the kernel sums over several of their axes.
+    It is `jnp.tensordot` with a backward pass of plain matrix products. The gradient of the kernel
+    sums over several axes of the activations, for which XLA for CPU would transpose them first.
 
     The product is computed in the type of `x`. The gradients of `kernel` and `bias` are sums over
-    positions: they are accumulated in float32 and have the type of the parameter, so the rounding
-    of bfloat16 activations does not add up in them.
+    positions. They are accumulated in float32, so rounding errors of bfloat16 do not add up, and
+    have the type of the parameter.
 
     Args:
       x: `[..., *inner]`.
@@ -30,14 +30,14 @@ def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
 
 
 def _forward(x, kernel, bias):
-    # The bias is kept for its shape and type alone.
+    # Only the shape and type of the bias are needed.
     return dense(x, kernel, bias), (x, kernel, bias)
 
 
 def _backward(residuals, d_out):
     x, kernel, bias = residuals
     inner = math.prod(kernel.shape[: kernel.ndim - bias.ndim])
-    # Several sums read it; without the barrier each would compute it anew.
+    # Three products read it; without the barrier XLA would recompute it for each.
     d_out = jax.lax.optimization_barrier(d_out)
     flat_x, flat_kernel = x.reshape(-1, inner), kernel.reshape(inner, -1).astype(x.dtype)
     flat_d_out = d_out.reshape(-1, flat_kernel.shape[1])

@@ -1,8 +1,8 @@
-"""Dropout whose random bits cost next to nothing.
+"""Dropout whose random bits cost almost nothing.
 
-JAX's generators write their bits to memory before they are compared, which on CPU takes longer than
-the layer they regularise. Here each bit is a mixing function of the element's index and two seed
-words, so that the compiler folds it into the surrounding loop. `benchmarks/dropout.py` measures it.
+JAX's generators write their bits to memory first, which on CPU takes longer than the layer itself.
+Here each bit is a mixing function of the element's index and two seed words, which the compiler
+fuses into the surrounding loop. `benchmarks/dropout.py` measures it.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """Bijective mixing of uint32 in which each input bit flips each output bit half the time.
+    """Bijective mixing of uint32: each input bit flips each output bit with probability 1/2.
 
     Shifts and multipliers are the published constants of Wellons' "lowbias32".
     """
@@ -23,23 +23,23 @@ def _mix(x: jax.Array) -> jax.Array:
 
 
 def seed_words(rng: jax.Array) -> jax.Array:
-    """The two uint32 words `[2]` that decide every bit drawn from `rng`, by JAX's own generator."""
+    """Two uint32 words `[2]`, drawn from `rng` by JAX's generator, that determine all bits."""
     return jax.random.bits(rng, (2,), jnp.uint32)
 
 
 class ElementIndex(NamedTuple):
-    """Number of an element in two uint32 words; arrays that broadcast against each other."""
+    """Index of an element in two uint32 words; the arrays broadcast against each other."""
 
     low: jax.Array  # row-major in the trailing axes, which have at most 2^32 elements together
-    high: jax.Array | None  # row-major in the leading axes; None: there are none
+    high: jax.Array | None  # row-major in the other, leading axes; None: there are none
 
 
 def element_index(shape: Sequence[int | None], coordinates: Sequence[jax.Array]) -> ElementIndex:
-    """Numbers the elements of an array of `shape`; no two have the same pair of words.
+    """Indices of the elements of an array of `shape`, each with another pair of words.
 
     Args:
-      shape: sizes; the first may be None, unknown.
-      coordinates: of each axis, integers that broadcast.
+      shape: sizes; None: unknown, for the first axis only.
+      coordinates: indices along each axis, integers that broadcast.
     """
     first_low, count = len(shape), 1
     while first_low and (size := shape[first_low - 1]) and count * size <= 2**32:
@@ -58,9 +58,9 @@ def element_index(shape: Sequence[int | None], coordinates: Sequence[jax.Array])
 def keep(seeds: jax.Array, rate: float, index: ElementIndex) -> jax.Array:
     """True with probability `1 - rate` for each element, a function of `index` and `seeds`.
 
-    The second seed word enters between two rounds of mixing, so that arrays drawn from different
-    keys are no shifted copies of each other. The high word of the index changes it in steps of
-    2^32 divided by the golden ratio.
+    The second seed word enters between two rounds of mixing, so that arrays from different keys are
+    not shifted copies of each other. The high word of the index changes it in steps of 2^32 divided
+    by the golden ratio.
     """
     second = seeds[1]
     if index.high is not None:
@@ -81,7 +81,7 @@ def dropout(x: jax.Array, rate: float, rng: jax.Array | None) -> jax.Array:
     Args:
       x: array.
       rate: probability in [0, 1).
-      rng: PRNG key; None leaves `x` as it is.
+      rng: PRNG key; None: no dropout.
     """
     if rng is None or rate == 0.0:
         return x

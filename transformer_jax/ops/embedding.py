@@ -1,7 +1,7 @@
-"""Rows of a table by their ids, with a gradient that is the same in every run.
+"""Embeddings, with a gradient that is the same in every run.
 
-The gradient of a look-up sums, for each row, over all positions that read it. XLA's float32
-scatter-add does that in no fixed order on a GPU, and slowly where ids repeat.
+The gradient of a table sums over all positions that read a row. XLA's float32 scatter-add has no
+fixed order on a GPU, and it is slow where ids repeat.
 """
 
 import functools
@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from transformer_jax.config import ModelConfig
 
-CHUNK = 512  # positions whose one-hot rows exist at once
+CHUNK = 512  # positions whose one-hot rows are in memory at once
 
 
 def embed_tokens(
@@ -50,14 +50,14 @@ def embed_tokens(
 def embed(table: jax.Array, ids: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Rows of `table` `[V, M]` by `ids`, integers of any shape: `[*ids.shape, M]` in `dtype`.
 
-    The gradient of `table` is summed in float32 in a fixed order, by the form that is fastest for
-    the platform that the program is compiled for.
+    The gradient of `table` is summed in float32 in a fixed order, by the fastest form for the
+    platform for which the program is compiled.
     """
     return table[ids].astype(dtype)
 
 
 def _forward(table, ids, dtype):
-    # The table is kept for its shape and type alone.
+    # Only the shape and type of the table are needed.
     return embed(table, ids, dtype), (table, ids)
 
 
@@ -66,13 +66,14 @@ def _backward(dtype, residuals, d_out):
     table, ids = residuals
     flat_ids, flat_d_out = ids.reshape(-1), d_out.reshape(-1, table.shape[1])
 
-    def form(sums):
-        return lambda i, d: sums(i, d, table.shape[0])
-
+    size = table.shape[0]
     d_table = jax.lax.platform_dependent(
-        flat_ids, flat_d_out,
-        cpu=form(sums_by_scatter), tpu=form(sums_by_product), default=form(sums_by_sorting),
-    )  # fmt: skip
+        flat_ids,
+        flat_d_out,
+        cpu=functools.partial(sums_by_scatter, size=size),
+        tpu=functools.partial(sums_by_product, size=size),
+        default=functools.partial(sums_by_sorting, size=size),
+    )
     return d_table.astype(table.dtype), None
 
 
@@ -82,36 +83,40 @@ embed.defvjp(_forward, _backward)
 def sums_by_scatter(ids: jax.Array, values: jax.Array, size: int) -> jax.Array:
     """Sums of `values` `[N, M]` by their `ids` `[N]`: float32 `[size, M]`.
 
-    For CPU, where XLA adds one position after the other.
+    For CPU, where XLA adds positions in order.
     """
     zeros = jnp.zeros((size, values.shape[1]), jnp.float32)
     return zeros.at[ids].add(values.astype(jnp.float32))
 
 
 def sums_by_product(ids: jax.Array, values: jax.Array, size: int) -> jax.Array:
-    """The same as a product with one-hot rows, some positions at a time; for TPU."""
+    """The same sums as a product with one-hot rows, `CHUNK` positions at a time; for TPU."""
     padding = -len(ids) % min(CHUNK, len(ids))
     ids = jnp.pad(ids, (0, padding), constant_values=-1).reshape(-1, min(CHUNK, len(ids)))
     values = jnp.pad(values, ((0, padding), (0, 0))).reshape(*ids.shape, -1)
-    # The default would round float32 values to bfloat16.
+    # The default precision on TPU rounds float32 values to bfloat16.
     precision = "highest" if values.dtype == jnp.float32 else None
 
     def add(total, chunk):
         chunk_ids, chunk_values = chunk
         one_hot = jax.nn.one_hot(chunk_ids, size, dtype=values.dtype)
-        return total + jnp.einsum(
-            "nv,nm->vm", one_hot, chunk_values,
-            precision=precision, preferred_element_type=jnp.float32,
-        ), None  # fmt: skip
+        sums = jnp.einsum(
+            "nv,nm->vm",
+            one_hot,
+            chunk_values,
+            precision=precision,
+            preferred_element_type=jnp.float32,
+        )
+        return total + sums, None
 
     return jax.lax.scan(add, jnp.zeros((size, values.shape[-1]), jnp.float32), (ids, values))[0]
 
 
 def sums_by_sorting(ids: jax.Array, values: jax.Array, size: int) -> jax.Array:
-    """The same by a segmented scan over positions sorted by id; for GPU and whatever else there is.
+    """The same sums by a segmented scan over positions sorted by id; for GPU and other platforms.
 
-    Positions of one id lie together after sorting. The scan leaves the sum of each id at its last
-    position, from where it is written once: no two writes meet.
+    Sorting makes positions of one id adjacent. The scan leaves the sum of each id at its last
+    position. It is written from there, so no two positions write to the same row.
     """
     order = jnp.argsort(ids, stable=True)
     ids, values = ids[order], values[order].astype(jnp.float32)
@@ -125,7 +130,7 @@ def sums_by_sorting(ids: jax.Array, values: jax.Array, size: int) -> jax.Array:
 
     _, sums = jax.lax.associative_scan(join, (starts, values))
     ends = jnp.concatenate([starts[1:], jnp.ones(1, bool)])
-    # Sums that are not complete go to rows of their own beyond the table, which are dropped.
+    # Incomplete sums are written beyond the table, each to another row, and dropped.
     rows = jnp.where(ends, ids, size + jnp.arange(len(ids)))
     zeros = jnp.zeros((size, values.shape[1]), jnp.float32)
     return zeros.at[rows].set(sums, mode="drop", unique_indices=True)

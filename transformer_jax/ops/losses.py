@@ -1,7 +1,7 @@
 """Cross-entropy with label smoothing, fused with the projection to the vocabulary.
 
-Of a step's `[tokens, V]` logits only one chunk exists at a time: each chunk's gradient is formed
-while its logits are at hand, so nothing of that size is kept for the backward pass.
+Only one chunk of a step's `[tokens, V]` logits is in memory at a time. The gradient of a chunk is
+computed together with its logits, so nothing of that size is kept for the backward pass.
 """
 
 import functools
@@ -28,7 +28,7 @@ def cross_entropy(
     Args:
       logits: `[..., V]`.
       targets: `[...]` class ids.
-      weights: `[...]`, 0 where a position is padding.
+      weights: `[...]`, 0 at padding.
       label_smoothing: ε.
     """
     logits = logits.astype(jnp.float32)
@@ -36,7 +36,7 @@ def cross_entropy(
     classes = jnp.arange(logits.shape[-1])
     return _sums(
         normalizer=jax.nn.logsumexp(logits, axis=-1),
-        at_target=_pick(logits, classes == targets[..., None]),
+        at_target=_select(logits, classes == targets[..., None]),
         largest=jnp.max(logits, axis=-1),
         mean=jnp.mean(logits, axis=-1),
         weights=weights,
@@ -44,13 +44,20 @@ def cross_entropy(
     )
 
 
-def _pick(logits, chosen):
-    # A masked sum and no gather, which would need all classes on one device.
-    return jnp.sum(jnp.where(chosen, logits, 0.0), axis=-1)
+def _select(logits: jax.Array, is_target: jax.Array) -> jax.Array:
+    """Logits `[...]` of the targets. A gather would need all classes on one device."""
+    return jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
 
 
-def _sums(normalizer, at_target, largest, mean, weights, label_smoothing) -> LossSums:
-    """From what is known of each position's logits: logsumexp, the target's, maximum, mean."""
+def _sums(
+    normalizer: jax.Array,
+    at_target: jax.Array,
+    largest: jax.Array,
+    mean: jax.Array,
+    weights: jax.Array,
+    label_smoothing: float,
+) -> LossSums:
+    """Sums over positions, from log-sum-exp, the target's logit, maximum and mean of each."""
     nll = normalizer - at_target
     smooth = normalizer - mean
     loss = (1.0 - label_smoothing) * nll + label_smoothing * smooth
@@ -71,17 +78,17 @@ def projected_cross_entropy(
     chunk_size: int = 512,
     bias: jax.Array | None = None,
 ) -> LossSums:
-    """`cross_entropy(hidden @ table.T + bias, …)` in memory `[chunk_size, V]`.
+    """`cross_entropy(hidden @ table.T + bias, …)` with `[chunk_size, V]` logits in memory.
 
     Only `loss` has a gradient.
 
     Args:
-      hidden: `[N, M]` in the type the product is computed in.
+      hidden: `[N, M]` in the type of the product.
       table: `[V, M]` output embedding.
       targets: `[N]` class ids.
-      weights: `[N]`, 0 where a position is padding.
+      weights: `[N]`, 0 at padding.
       label_smoothing: ε.
-      chunk_size: positions whose logits exist at once.
+      chunk_size: positions whose logits are in memory at once.
       bias: `[V]`, added to every position's logits.
     """
     size = hidden.shape[0]
@@ -122,7 +129,7 @@ def _chunked_sums(hidden, table, bias, targets, weights, label_smoothing):
 def _forward(hidden, table, bias, targets, weights, label_smoothing):
     cast = table.astype(hidden.dtype)
     classes = jnp.arange(table.shape[0], dtype=targets.dtype)
-    # The mean of a position's logits is one more logit, of the mean class.
+    # The mean of a position's logits is the logit of the mean row.
     mean_row = jnp.mean(cast.astype(jnp.float32), axis=0)
     mean_bias = 0.0 if bias is None else jnp.mean(bias)
 
@@ -133,22 +140,23 @@ def _forward(hidden, table, bias, targets, weights, label_smoothing):
         largest = jnp.max(logits, axis=-1)
         powers = jnp.exp(logits - largest[:, None])
         total = jnp.sum(powers, axis=-1)
-        chosen = classes == t[:, None]
+        is_target = classes == t[:, None]
         new = _sums(
             normalizer=largest + jnp.log(total),
-            at_target=_pick(logits, chosen),
+            at_target=_select(logits, is_target),
             largest=largest,
             mean=jnp.matmul(h.astype(jnp.float32), mean_row, precision="highest") + mean_bias,
             weights=w,
             label_smoothing=label_smoothing,
         )
         # d loss / d logits = softmax - (1 - ε) [class = target] - ε / V, times the weight.
-        wanted = label_smoothing / len(classes) + jnp.where(chosen, 1.0 - label_smoothing, 0.0)
-        grad = powers * (w / total)[:, None] - wanted * w[:, None]
-        bias_grad = jax.tree.map(lambda so_far: so_far + jnp.sum(grad, axis=0), bias_grad)
+        smoothed = label_smoothing / len(classes)
+        smoothed = smoothed + jnp.where(is_target, 1.0 - label_smoothing, 0.0)
+        grad = powers * (w / total)[:, None] - smoothed * w[:, None]
+        bias_grad = jax.tree.map(lambda total: total + jnp.sum(grad, axis=0), bias_grad)
         grad = grad.astype(h.dtype)
         hidden_grad = jnp.einsum("nv,vm->nm", grad, cast)
-        # [M, V]: of the two factors, the small one is transposed.
+        # [M, V], so that the smaller factor is transposed.
         table_grad += jnp.einsum("nm,nv->mv", h, grad, preferred_element_type=jnp.float32)
         return (jax.tree.map(jnp.add, sums, tuple(new)), table_grad, bias_grad), hidden_grad
 

@@ -5,18 +5,18 @@ import jax.numpy as jnp
 
 
 def make_padding_mask(key_lengths: jax.Array, key_size: int) -> jax.Array:
-    """Hides padding behind each row's `key_lengths` `[B]`. Returns `[B, 1, 1, S]`."""
+    """Masks keys from each row's `key_lengths` `[B]` on. Returns `[B, 1, 1, S]`."""
     return (jnp.arange(key_size) < key_lengths[:, None])[:, None, None, :]
 
 
 def make_causal_mask(query_size: int, key_size: int, offset: int | jax.Array = 0) -> jax.Array:
-    """Query `t` sees keys `0 .. t + offset`. Returns `[1, 1, T, S]`."""
+    """Query `t` attends to keys `0 .. t + offset`. Returns `[1, 1, T, S]`."""
     rows = jnp.arange(query_size)[:, None] + offset
     return (jnp.arange(key_size)[None, :] <= rows)[None, None]
 
 
 def make_segment_mask(query_segment_ids: jax.Array, key_segment_ids: jax.Array) -> jax.Array:
-    """Lets positions of one segment see each other; id 0 is padding and sees nothing.
+    """Positions attend within their segment; segment id 0 is padding and attends to nothing.
 
     Args:
       query_segment_ids: `[B, T]` integers.
@@ -30,7 +30,7 @@ def make_segment_mask(query_segment_ids: jax.Array, key_segment_ids: jax.Array) 
 
 
 def combine_masks(*masks: jax.Array | None) -> jax.Array | None:
-    """Logical and of the masks given; None where none is."""
+    """Logical and of the masks that are not None; None if there are none."""
     present = [mask for mask in masks if mask is not None]
     if not present:
         return None

@@ -1,20 +1,18 @@
-"""The device and the platform that a computation will run on."""
-
-from typing import Any
+"""Device, platform and type of a computation."""
 
 import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
 
-# Platforms with fast bfloat16; others, unknown ones too, compute in float32.
+# Platforms with fast bfloat16. All others compute in float32.
 HAS_BFLOAT16 = ("gpu", "tpu", "rocm")
 
 
 def current() -> str:
-    """Platform of what is traced here: `cpu`, `gpu` (NVIDIA's), `rocm` (AMD's), `tpu`, or another.
+    """Platform of the current computation: `cpu`, `gpu` (NVIDIA), `rocm` (AMD), `tpu`, or another.
 
-    That of the mesh that is set, else of `jax.default_device`, else of JAX's default backend.
+    It is that of the mesh if one is set, else of `jax.default_device`, else of the default backend.
     """
     mesh_device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     if mesh_device is not None:
@@ -38,13 +36,13 @@ def compute_dtype(config: ModelConfig, platform: str | None = None) -> jnp.dtype
     return jnp.dtype(jnp.bfloat16 if platform in HAS_BFLOAT16 else jnp.float32)
 
 
-def of(device: Any) -> str:
-    """Platform of a device, as `current` names it."""
+def of(device: jax.Device) -> str:
+    """Platform of a device, by the names of `current`."""
     return _name(device.platform)
 
 
 def local_devices() -> list[jax.Device]:
-    """Devices of this process: the one that `jax.default_device` names, else all."""
+    """Devices of this process: only `jax.default_device` if it is set."""
     chosen = _default_device()
     if chosen is None:
         return jax.local_devices()
@@ -52,26 +50,26 @@ def local_devices() -> list[jax.Device]:
 
 
 def all_devices() -> list[jax.Device]:
-    """Devices of all processes: those of the platform of `jax.default_device`, where it is set."""
+    """Devices of all processes, of the platform of `jax.default_device` if it is set."""
     chosen = _default_device()
     if chosen is None:
         return jax.devices()
     return jax.devices(chosen if isinstance(chosen, str) else chosen.platform)
 
 
-def _default_device() -> Any:
-    """A device, the name of a platform, or None."""
+def _default_device() -> jax.Device | str | None:
+    """`jax.default_device`: a device, the name of a platform, or None."""
     return getattr(jax.config, "jax_default_device")  # noqa: B009
 
 
 def _name(platform: str) -> str:
-    """One name for each kind of device: JAX calls both NVIDIA's and AMD's `gpu`, or by maker."""
+    """One name for each platform: JAX uses `gpu`, `cuda` and `rocm` inconsistently."""
     name = platform.lower()
     return ("rocm" if _is_rocm() else "gpu") if name in ("gpu", "cuda") else name
 
 
 def _is_rocm() -> bool:
-    """Whether the GPUs here are AMD's; a program may be compiled where there is none."""
+    """Whether this machine's GPUs are AMD's. Programs may be compiled on a machine without one."""
     try:
         version = jax.devices("gpu")[0].client.platform_version
     except RuntimeError:

@@ -12,14 +12,14 @@ SINUSOIDS = ("interleaved", "halves", "tensor2tensor")
 def sinusoids(
     length: int, d_model: int, layout: str = "interleaved", base: float = 10_000.0
 ) -> np.ndarray:
-    """The table of fixed encodings, `[length, d_model]` float32, computed in float64.
+    """Table of fixed encodings `[length, d_model]` float32, computed in float64.
 
     `interleaved` (the paper): `PE[p, 2i] = sin(p / base^(2i/M))`, `PE[p, 2i+1] = cos` of the same.
     `halves` (Hugging Face Marian): the same values, all sines first, then all cosines.
     `tensor2tensor`: sines, then cosines, with the exponent `i / (M/2 - 1)`.
 
     Raises:
-      ValueError: where d_model is odd or the layout is unknown.
+      ValueError: d_model is odd or the layout is unknown.
     """
     if d_model % 2:
         raise ValueError(f"sinusoids need an even d_model, got {d_model}")
@@ -48,7 +48,7 @@ def apply_rotary(x: jax.Array, positions: jax.Array, base: float = 10_000.0) -> 
     Args:
       x: `[B, T, H, D]` queries or keys, D even.
       positions: `[B, T]` or `[1, T]` integers.
-      base: largest wavelength over 2 pi.
+      base: the largest wavelength divided by 2 pi.
 
     Returns:
       `[B, T, H, D]` in the type of `x`.

@@ -1,4 +1,4 @@
-"""The best of many numbers without sorting them all."""
+"""The largest of many numbers, without sorting them all."""
 
 import jax
 import jax.numpy as jnp
@@ -6,17 +6,17 @@ import jax.numpy as jnp
 # Below any log-probability, and finite: sums and differences of it never make a NaN.
 NEVER = -(2.0**100)
 
-CHUNKS = range(64, 257)  # sizes a vocabulary is cut into
-SMALL = 1024  # vocabularies up to here are not cut
+CHUNKS = range(64, 257)  # sizes of the chunks of a vocabulary
+SMALL = 1024  # vocabularies up to this size are one chunk
 
 
 def top_k_columns(x: jax.Array, offsets: jax.Array, count: int) -> tuple[jax.Array, ...]:
     """The `count` largest of `x[v, r, k] + offsets[r, k]` for each r, largest first.
 
-    Of equal ones, that of the lower k is first, then that of the lower v.
+    Of equal numbers, the one with the lower k comes first, then the one with the lower v.
 
-    In two stages: the largest of every chunk of V, then the members of the `count` best chunks,
-    among which the `count` largest must be.
+    There are two stages: the largest number of every chunk of V, then the members of the `count`
+    chunks with the largest numbers. All results are among these members.
 
     Args:
       x: `[V, R, K]`.
@@ -39,20 +39,20 @@ def top_k_columns(x: jax.Array, offsets: jax.Array, count: int) -> tuple[jax.Arr
     else:
         best = (jnp.max(x, axis=1) + offsets).transpose(1, 2, 0)  # --> [R, K, chunks]
         most = min(count, beams * chunks)
-        _, which = jax.lax.top_k(best.reshape(rows, -1), most)
-        which = jnp.sort(which, axis=1)  # so that of equal members the first comes first
-        k, c = which // chunks, which % chunks
+        _, best_chunks = jax.lax.top_k(best.reshape(rows, -1), most)
+        best_chunks = jnp.sort(best_chunks, axis=1)  # of equal members the first comes first
+        k, c = best_chunks // chunks, best_chunks % chunks
         row = jnp.arange(rows)[:, None]
         members = x[c, :, row, k] + offsets[row, k][..., None]  # --> [R, most, chunk]
         first = k * size + c * chunk
     width = members.shape[-1]
-    values, place = jax.lax.top_k(members.reshape(rows, -1), count)
-    index = jnp.take_along_axis(first, place // width, axis=1) + place % width
+    values, position = jax.lax.top_k(members.reshape(rows, -1), count)
+    index = jnp.take_along_axis(first, position // width, axis=1) + position % width
     return values, index // size, index % size
 
 
 def chunk_size(size: int) -> int:
-    """Members of a chunk: a divisor of `size` if there is one, so that nothing is padded."""
+    """Members of a chunk: a divisor of `size` if one is in range, so that nothing is padded."""
     if size <= SMALL:
         return size
     return next((n for n in reversed(CHUNKS) if size % n == 0), 128)

@@ -1,4 +1,4 @@
-"""An exported directory as transformers itself loads it."""
+"""An exported directory as transformers loads it, for comparisons."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from transformer_jax.interop.parity import Batch, Examples, Reference
 
 
 def require() -> None:
-    """Raises a `UserError` where torch or transformers is not installed."""
+    """Raises a `UserError` if torch or transformers is not installed."""
     try:
         import torch  # noqa: F401
         import transformers  # noqa: F401
@@ -25,10 +25,10 @@ def require() -> None:
 class HuggingFacePeer:
     """Model and tokenizer by `from_pretrained`.
 
-    A reference whose LayerNorm has another epsilon than their classes may differ by more.
+    The tolerance is larger if the epsilon of our LayerNorm is not that of Hugging Face's classes.
 
     Raises:
-      UserError: where their tokenizer gives other ids than ours.
+      UserError: their tokenizer gives other ids than ours.
     """
 
     measure = "logit"
@@ -48,12 +48,12 @@ class HuggingFacePeer:
     def _check_tokenizer(self, transformers: Any, folder: epath.Path, reference: Reference) -> None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
         prefix, _ = reference.engine.language_tags()
-        before, pair = "", reference.engine.tokenizers
+        tag, pair = "", reference.engine.tokenizers
         if prefix and not pair.tags.both_sides:
-            # There, a tag on the source alone is part of the text.
-            before = f">>{reference.config.data.target_lang}<< "
+            # Hugging Face reads a tag that only the source has as a part of the text.
+            tag = f">>{reference.config.data.target_lang}<< "
         for text, ours in zip(self._examples.sentences, self._examples.source_ids, strict=True):
-            theirs = tokenizer(before + text).input_ids
+            theirs = tokenizer(tag + text).input_ids
             if ours != theirs:
                 raise UserError(
                     f"{folder}: their tokenizer gives other ids than ours for {text!r}: {theirs} "
@@ -61,13 +61,13 @@ class HuggingFacePeer:
                 )
 
         if pair.tags.both_sides:
-            return  # their decoding of M2M-100's tags is not ours
+            return  # transformers decodes M2M-100's tags in another way
         unk = pair.target.unk_id
         for output in self._examples.output_ids:
             text = pair.target.decode(output)
             theirs = tokenizer.decode(output, skip_special_tokens=True)
-            # Of an unknown token, we show a mark.
-            if unk not in output and _words(theirs) != _words(text):
+            # We decode an unknown token to a mark.
+            if unk not in output and theirs.split() != text.split():
                 raise UserError(
                     f"{folder}: their tokenizer decodes {output} as {theirs!r} instead of {text!r}."
                 )
@@ -95,17 +95,12 @@ class HuggingFacePeer:
 
     def outputs(self, batch: Batch) -> list[list[int]]:
         prefix = self._examples.target_prefix
-        written = self._model.generate(
+        outputs = self._model.generate(
             **self._inputs(batch),
             num_beams=1,
             do_sample=False,
             max_length=self._examples.max_decode_len + 1,
             forced_bos_token_id=prefix[0] if prefix else None,
         ).tolist()
-        rows = [row[1 + len(prefix) :] for row in written[: len(batch.rows)]]
+        rows = [row[1 + len(prefix) :] for row in outputs[: len(batch.rows)]]
         return [row[: row.index(self._eos)] if self._eos in row else row for row in rows]
-
-
-def _words(text: str) -> list[str]:
-    """Text but for the amount of white space."""
-    return text.split()

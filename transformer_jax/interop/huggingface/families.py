@@ -1,4 +1,4 @@
-"""What sets Hugging Face's encoder-decoder classes apart, as data.
+"""Differences between Hugging Face's encoder-decoder classes, as data.
 
 They share BART's tensor names; Marian is post-norm, M2M-100 (also NLLB) and Pegasus are pre-norm.
 Read from transformers 5.23.
@@ -9,7 +9,7 @@ from typing import Any
 
 from transformer_jax.config.fields import Activation, NormPosition, Positional, Stopping
 
-NORM_EPSILON = 1e-5  # torch's default, which none of these classes lets a config change
+NORM_EPSILON = 1e-5  # torch's default; no config of these classes can change it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,12 +19,12 @@ class Family:
     model_type: str
     architecture: str
     norm_position: NormPosition
-    positional: Positional  # layout of its own sinusoids
+    positional: Positional  # sinusoids that the class computes
     counts_from_pad: bool  # the first position is the padding id plus one, not 0
-    stores_positions: bool  # a table in the weights takes the place of its own sinusoids
+    stores_positions: bool  # a table in the weights replaces them
     has_output_bias: bool
     one_vocabulary: bool  # source and target share their table
-    defaults: dict[str, Any]  # of config.json, for keys that it leaves out
+    defaults: dict[str, Any]  # of keys that config.json lacks
 
 
 MARIAN = Family(
@@ -80,7 +80,7 @@ PEGASUS = Family(
 )
 FAMILIES = {family.model_type: family for family in (MARIAN, M2M_100, PEGASUS)}
 
-# Hugging Face's name -> ours; of several, the first is written.
+# Hugging Face's name -> ours. Exports write the first name of each.
 ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
     "gelu": "gelu",

@@ -1,4 +1,4 @@
-"""Models by their name on the Hugging Face Hub: in its local cache, else downloaded."""
+"""Models by their name on the Hugging Face Hub, from the local cache or downloaded."""
 
 import json
 import os
@@ -11,22 +11,22 @@ from transformer_jax.errors import UserError
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SMALL_FILES = ("*.json", "*.model", "*.spm")
-# In the order in which they are read.
+# Read in this order.
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
 def locate(path: epath.PathLike) -> epath.Path:
-    """The folder of a model: `path` itself, or the local copy of the model of that name.
+    """The local folder of a model.
 
     Args:
-      path: a folder; or OWNER/NAME of a model on the Hugging Face Hub, where no folder OWNER is
-        here.
+      path: a folder, or OWNER/NAME of a model on the Hugging Face Hub. If a folder OWNER exists, it
+        is a folder.
 
     Returns:
-      `path` where it is no such name.
+      The folder, or the local copy of the model with that name.
 
     Raises:
-      UserError: there is no model of that name in the cache, and it cannot be downloaded.
+      UserError: no model of that name is in the cache, and it cannot be downloaded.
     """
     name, folder = os.fspath(path), epath.Path(path)
     if not _NAME.fullmatch(name) or folder.parent.exists():
@@ -36,7 +36,7 @@ def locate(path: epath.PathLike) -> epath.Path:
 
 
 def cache_folder() -> epath.Path:
-    """Where Hugging Face's tools keep what they download."""
+    """The folder of Hugging Face's cache, as their tools determine it."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(variable):
             return epath.Path(os.environ[variable]).expanduser()
@@ -47,7 +47,7 @@ def cache_folder() -> epath.Path:
 
 
 def _cached(name: str) -> epath.Path | None:
-    """The snapshot of the model's branch `main`."""
+    """The cached snapshot of the model's branch `main`; None: it is not in the cache."""
     folder = cache_folder() / f"models--{name.replace('/', '--')}"
     reference = folder / "refs" / "main"
     if not reference.exists():
@@ -56,18 +56,18 @@ def _cached(name: str) -> epath.Path | None:
 
 
 def _is_complete(folder: epath.Path) -> bool:
-    """Whether there are config and weights: other tools may have asked for a single file."""
+    """Whether config and weights are present; another tool may have downloaded a single file."""
     return (folder / "config.json").exists() and _has_weights(folder)
 
 
 def _has_weights(folder: epath.Path) -> bool:
-    """Whether all parts of weights of one kind are there."""
+    """Whether all files of one kind of weights are present."""
     for pattern in _WEIGHTS:
         indices = list(folder.glob(f"{pattern}.index.json"))
         parts = {part for index in indices for part in _parts(index)}
         if parts and all((folder / part).exists() for part in parts):
             return True
-        # Without an index a file is all there is, unless it is numbered.
+        # Without an index, a file without a number holds all weights.
         if any("-of-" not in path.name for path in folder.glob(pattern)):
             return True
     return False
@@ -89,21 +89,21 @@ def _download(name: str) -> epath.Path:
         import huggingface_hub
     except ImportError as error:
         raise UserError(
-            f"{missing}; install huggingface_hub to have it downloaded (pip install "
+            f"{missing}; install huggingface_hub to download it (pip install "
             "'transformer-jax[interop]'), or give the path of a folder."
         ) from error
     print(f"looking for {name} on the Hugging Face Hub", file=sys.stderr, flush=True)
     try:
-        for weights in _WEIGHTS:  # a second kind only where the first is missing
-            found = huggingface_hub.snapshot_download(
+        for weights in _WEIGHTS:  # the second kind only if the first is missing
+            folder = huggingface_hub.snapshot_download(
                 name, allow_patterns=[*_SMALL_FILES, weights], cache_dir=str(cache_folder())
             )
-            if _has_weights(epath.Path(found)):
+            if _has_weights(epath.Path(folder)):
                 break
     except Exception as error:  # of many packages: no network, no such model, a full disk
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
             f"{missing}; downloading it failed ({reason[:300]}). Give the path of a folder, or "
-            "download it where there is a network."
+            "download it on a machine with a network."
         ) from error
-    return epath.Path(found)
+    return epath.Path(folder)

@@ -1,4 +1,4 @@
-"""Our parameters under the tensor names of BART's family, both ways."""
+"""Names and layouts of our parameters in BART's family of classes, in both directions."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +28,12 @@ _PARAMETERS = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 SHARED = "model.shared.weight"
 SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
+# tie_embeddings -> tables that are parameters, and their names.
+EMBEDDINGS = {
+    "all": {"target": SHARED},
+    "decoder": {"target": TARGET, "source": SOURCE},
+    "none": {"target": TARGET, "source": SOURCE, "output": OUTPUT},
+}
 POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 OUTPUT_BIAS = "final_logits_bias"
 
@@ -39,7 +45,7 @@ def shapes(config: ModelConfig) -> dict[Path, tuple[int, ...]]:
 
 
 def layer_tensors(config: ModelConfig) -> Iterator[tuple[Path, str, tuple[int, ...]]]:
-    """(our path, their name, our shape) of all parameters inside the layers and final norms."""
+    """Yields (our path, their name, our shape) of each parameter of layers and final norms."""
     for path, shape in shapes(config).items():
         name = tensor_name(path)
         if name:
@@ -47,7 +53,7 @@ def layer_tensors(config: ModelConfig) -> Iterator[tuple[Path, str, tuple[int, .
 
 
 def tensor_name(path: Path) -> str | None:
-    """Their name of a parameter; None for embeddings, positions and the output's bias."""
+    """Hugging Face's name of a parameter; None for embeddings, positions and the output bias."""
     stack, _, number = path[0].rpartition("_layers_")
     if stack:
         inner = [_MODULES[part] for part in path[1:-1] if part in _MODULES]
@@ -59,17 +65,17 @@ def tensor_name(path: Path) -> str | None:
 
 
 def to_torch(path: Path, value: np.ndarray, bias_size: int) -> np.ndarray:
-    """A parameter in torch's layout: kernels `[out, in]`, the rest flat.
+    """A parameter in torch's layout: kernels `[out, in]`, the others `[size]`.
 
     Args:
       path: of the parameter.
-      value: kernels may be `[M, H, D]`, `[H, D, M]` or `[in, out]`.
-      bias_size: outputs of the kernel's product.
+      value: kernels are `[M, H, D]`, `[H, D, M]` or `[in, out]`.
+      bias_size: number of outputs of a kernel.
     """
     value = np.asarray(value, np.float32)
     if path[-1] != "kernel":
         return np.ascontiguousarray(value.reshape(-1))
-    return np.ascontiguousarray(value.reshape(-1, bias_size).T)
+    return np.ascontiguousarray(value.reshape(-1, bias_size).T)  # --> [out, in]
 
 
 def from_torch(path: Path, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A Hugging Face directory as config, tokenizers and parameters."""
+"""Reads config, tokenizers and parameters of a Hugging Face directory."""
 
 import contextlib
 import dataclasses
@@ -16,22 +16,22 @@ from transformer_jax.interop.huggingface.settings import Settings
 from transformer_jax.interop.huggingface.tensor_files import open_tensors
 from transformer_jax.interop.huggingface.tokenizers import Tokenization, read_tokenizers
 
-MAX_TRAINING_LEN = 256  # of fine-tuning, where the model could read more
+MAX_TRAINING_LEN = 256  # data.max_len of fine-tuning, if the model can read more
 
 
 def is_directory(path: epath.PathLike) -> bool:
-    """Whether a folder's config.json is one of Hugging Face's."""
+    """Whether a folder has a config.json of Hugging Face's."""
     config = epath.Path(path) / "config.json"
     return config.exists() and "model_type" in settings_lib.read_json(config)
 
 
 def read_config(path: epath.PathLike) -> Config:
-    """Config of a directory, its weights unread: how it searches, and which languages.
+    """Config of a directory, with its search settings and languages; reads no weights.
 
     Raises:
-      UserError: naming the file or setting that cannot be followed.
+      UserError: naming the file or setting that is not supported.
     """
-    with _in_a_sentence(path):
+    with _report_malformed_files(path):
         settings = Settings(epath.Path(path))
         return _config(settings, read_tokenizers(settings))
 
@@ -39,16 +39,16 @@ def read_config(path: epath.PathLike) -> Config:
 def read_directory(
     path: epath.PathLike, allow_pickle: bool = False
 ) -> tuple[Config, TokenizerPair, layout.Params]:
-    """Everything in a directory.
+    """Config, tokenizers and parameters of a directory.
 
     Args:
-      path: as `save_pretrained` of model and tokenizer wrote it.
+      path: as `save_pretrained` of model and tokenizer writes it.
       allow_pickle: also read `pytorch_model.bin`, which needs torch.
 
     Raises:
-      UserError: naming what is missing, damaged, inconsistent or cannot be followed.
+      UserError: naming what is missing, damaged, inconsistent or not supported.
     """
-    with _in_a_sentence(path):
+    with _report_malformed_files(path):
         settings = Settings(epath.Path(path))
         tokenization = read_tokenizers(settings)
         config = _config(settings, tokenization)
@@ -58,8 +58,8 @@ def read_directory(
 
 
 @contextlib.contextmanager
-def _in_a_sentence(path: epath.PathLike) -> Iterator[None]:
-    """A setting of an unheard-of type, deep in a JSON file, is the directory's fault, not ours."""
+def _report_malformed_files(path: epath.PathLike) -> Iterator[None]:
+    """Turns errors about values of unexpected types, deep in a JSON file, into a `UserError`."""
     try:
         yield
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -71,7 +71,7 @@ def _in_a_sentence(path: epath.PathLike) -> Iterator[None]:
 
 def _config(settings: Settings, tokenization: Tokenization) -> Config:
     model = settings_lib.model_config(settings, settings.family.positional, "none")
-    pair, own = tokenization.pair, settings.raw.get(settings_lib.OWN_KEY) or {}
+    pair, ours = tokenization.pair, settings.raw.get(settings_lib.OWN_KEY) or {}
     source_lang = tokenization.source_lang or "source"
     target_lang = _forced_language(settings, pair) or tokenization.target_lang
     if not pair.tags.both_sides:
@@ -81,14 +81,14 @@ def _config(settings: Settings, tokenization: Tokenization) -> Config:
         source_lang=source_lang,
         target_lang=target_lang,
         shared_vocab=settings.shared,
-        target_language_tags=pair.tags.both_sides or bool(own.get("target_language_tags")),
+        target_language_tags=pair.tags.both_sides or bool(ours.get("target_language_tags")),
         max_len=min(model.max_len, MAX_TRAINING_LEN),
     )
     return validate(Config(model=model, data=data, decode=settings_lib.decode_config(settings)))
 
 
 def _forced_language(settings: Settings, pair: TokenizerPair) -> str:
-    """The language whose tag is `forced_bos_token_id`; "" where nothing is forced."""
+    """The language whose tag is `forced_bos_token_id`; "" if nothing is forced."""
     forced = settings.generation.get("forced_bos_token_id")
     if forced is None:
         return ""
@@ -97,6 +97,6 @@ def _forced_language(settings: Settings, pair: TokenizerPair) -> str:
     fits = token.startswith(before) and token.endswith(after) and len(token) > len(before + after)
     if not (pair.tags.both_sides and fits and token != pair.target.tokens([pair.target.unk_id])[0]):
         raise UserError(
-            f"{settings.folder}: forced_bos_token_id={forced} ({token}) is no language tag."
+            f"{settings.folder}: forced_bos_token_id={forced} ({token}) is not a language tag."
         )
     return token[len(before) : len(token) - len(after)]

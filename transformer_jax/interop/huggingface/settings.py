@@ -1,4 +1,7 @@
-"""config.json and generation_config.json as our config: each setting is honoured or refused."""
+"""Hugging Face's config.json and generation_config.json as our config.
+
+Each setting is supported or refused by name.
+"""
 
 import json
 from typing import Any
@@ -11,18 +14,12 @@ from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import families
 from transformer_jax.interop.huggingface.families import Family
 
-OWN_KEY = "transformer_jax"  # what our export notes in config.json for our import
+OWN_KEY = "transformer_jax"  # key of config.json for what our export stores for our import
 
-# Refused unless false or absent: Hugging Face stores them, and never reads them.
+# Refused unless false or missing: Hugging Face stores these settings but never reads them.
 UNREAD = ("normalize_before", "normalize_embedding", "add_final_layer_norm", "is_decoder")
 
-HONOURED = (
-    "num_beams", "max_length", "max_new_tokens", "early_stopping", "length_penalty",
-    "bad_words_ids", "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
-    "renormalize_logits", "min_length", "no_repeat_ngram_size", "decoder_start_token_id",
-    "pad_token_id", "eos_token_id", "bos_token_id",
-)  # fmt: skip
-# Settings of generation without effect at these values (None always): others are refused.
+# Generation settings -> values without effect, besides None. Other values are refused.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "do_sample": (False,),
     "min_new_tokens": (0,),
@@ -49,7 +46,7 @@ def read_json(path: epath.Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-      UserError: where the file is missing, or none.
+      UserError: the file is missing or holds something else.
     """
     try:
         tree = json.loads(path.read_text())
@@ -58,12 +55,17 @@ def read_json(path: epath.Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}.") from error
     if not isinstance(tree, dict):
-        raise UserError(f"{path} must be an object.")
+        raise UserError(f"{path} must hold a JSON object.")
     return tree
 
 
+def write_json(path: epath.Path, tree: dict[str, Any]) -> None:
+    """Writes an object as Hugging Face does, indented."""
+    path.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
+
+
 class Settings:
-    """The two files of one directory, looked up by name; a missing setting is the class's own."""
+    """Settings of a directory by name; a missing one has the default of the model class."""
 
     def __init__(self, folder: epath.Path):
         self.folder = folder
@@ -71,29 +73,33 @@ class Settings:
         model_type = self.raw.get("model_type")
         if model_type not in families.FAMILIES:
             raise UserError(
-                f"{folder} holds a model of type {model_type!r}; "
-                f"{', '.join(families.FAMILIES)} can be read."
+                f"{folder}/config.json: model_type={model_type!r} is not supported; "
+                f"{', '.join(families.FAMILIES)} are."
             )
         self.family: Family = families.FAMILIES[model_type]
         path = folder / "generation_config.json"
-        # As in Hugging Face, config.json speaks of generation only where this file is missing.
+        # As in Hugging Face, config.json has the generation settings only if this file is missing.
         self.generation = read_json(path) if path.exists() else self.raw
         self.forced_eos_by_class = not path.exists()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A setting of the model."""
+        """A setting of config.json."""
         value = self.raw.get(name)
         return self.family.defaults.get(name, default) if value is None else value
 
-    def need(self, name: str, kind: type = int) -> Any:
+    def need(self, name: str) -> int:
+        """An integer setting of config.json.
+
+        Raises:
+          UserError: it is missing or of another type.
+        """
         value = self.get(name)
-        if type(value) is not kind:
-            raise UserError(f"{self.folder}/config.json: {name}={value!r} must be of type "
-                            f"{kind.__name__}.")  # fmt: skip
+        if type(value) is not int:
+            raise UserError(f"{self.folder}/config.json: {name}={value!r} must be an integer.")
         return value
 
     def token_id(self, name: str) -> int:
-        """A special id; generation_config.json may set all but the padding id otherwise."""
+        """A special id; generation_config.json may override all but the padding id."""
         value = None if name == "pad_token_id" else self.generation.get(name)
         value = self.raw.get(name) if value is None else value
         if isinstance(value, list) and len(value) == 1:
@@ -104,17 +110,19 @@ class Settings:
 
     @property
     def decoder_vocab_size(self) -> int:
+        """Tokens of the target vocabulary."""
         if self.shared:
             return self.need("vocab_size")
         return self.get("decoder_vocab_size") or self.need("vocab_size")
 
     @property
     def shared(self) -> bool:
-        """Source and target have one vocabulary."""
+        """Whether source and target have one vocabulary."""
         return self.family.one_vocabulary or bool(self.get("share_encoder_decoder_embeddings"))
 
     @property
     def tied_output(self) -> bool:
+        """Whether the projection to the vocabulary is the target embedding."""
         return bool(self.get("tie_word_embeddings", True))
 
 
@@ -129,7 +137,7 @@ def model_config(
       tie_embeddings: `all`, `decoder` or `none`.
 
     Raises:
-      UserError: naming a setting that we cannot follow.
+      UserError: naming a setting that is not supported.
     """
     family, raw = settings.family, settings.raw
     for name in UNREAD:
@@ -144,7 +152,7 @@ def model_config(
             f"{settings.folder}/config.json: activation_function={activation!r} is not "
             f"supported; {', '.join(families.ACTIVATIONS)} are."
         )
-    own = raw.get(OWN_KEY) or {}
+    ours = raw.get(OWN_KEY) or {}
     start = settings.token_id("decoder_start_token_id")
     if family.counts_from_pad and start == settings.token_id("pad_token_id"):
         raise UserError(
@@ -166,7 +174,7 @@ def model_config(
         attention_dropout_rate=float(settings.get("attention_dropout", 0.0)),
         activation_dropout_rate=float(settings.get("activation_dropout", 0.0)),
         norm_position=family.norm_position,
-        norm_epsilon=float(own.get("norm_epsilon", families.NORM_EPSILON)),
+        norm_epsilon=float(ours.get("norm_epsilon", families.NORM_EPSILON)),
         activation=families.ACTIVATIONS[activation],
         positional=positional,
         position_offset=offset if positional in ("halves", "tensor2tensor") else 0,
@@ -184,40 +192,37 @@ def _unless_same(settings: Settings, decoder: str, encoder: str) -> int | None:
 
 
 def decode_config(settings: Settings) -> DecodeConfig:
-    """How `generate` would search.
+    """The search that `generate` would run.
 
     Raises:
-      UserError: naming a setting that we cannot follow.
+      UserError: naming a setting that is not supported.
     """
     generation, where = settings.generation, settings.folder
-    for name, harmless in NEUTRAL.items():
+    for name, neutral in NEUTRAL.items():
         value = generation.get(name)
-        if value is not None and value not in harmless:
+        if value is not None and value not in neutral:
             raise UserError(f"{where}: generation setting {name}={value!r} is not supported.")
     early = generation.get("early_stopping")
     if early not in families.EARLY_STOPPING:
         raise UserError(f'{where}: early_stopping={early!r} must be true, false or "never".')
+    length_penalty = generation.get("length_penalty")
     max_len = settings.need("max_position_embeddings")
     longest = generation.get("max_new_tokens") or (generation.get("max_length") or max_len + 1) - 1
     return DecodeConfig(
         beam_size=generation.get("num_beams") or 1,
-        length_penalty=float(_or(generation.get("length_penalty"), 1.0)),
+        length_penalty=1.0 if length_penalty is None else float(length_penalty),
         length_penalty_kind="power",
         stopping=families.EARLY_STOPPING[early],
-        # Their length counts the decoder's start symbol.
+        # Hugging Face's length counts the decoder's start symbol.
         max_decode_len=max(1, min(longest, max_len)),
         max_decode_ratio=float(max_len),
         at_limit=_at_limit(settings),
         suppressed_ids=_suppressed(settings),
         renormalize=bool(generation.get("renormalize_logits")),
-        # Their length counts the start symbol, ours the end symbol.
+        # Hugging Face's length counts the start symbol, ours the end symbol: they are equal.
         min_decode_len=generation.get("min_length") or 0,
         no_repeat_ngram_size=generation.get("no_repeat_ngram_size") or 0,
     )
-
-
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
 
 
 def _at_limit(settings: Settings) -> AtLimit:
@@ -236,17 +241,17 @@ def _at_limit(settings: Settings) -> AtLimit:
 
 def _suppressed(settings: Settings) -> tuple[int, ...]:
     eos, size = settings.token_id("eos_token_id"), settings.decoder_vocab_size
-    found = set(settings.generation.get("suppress_tokens") or ())
+    ids = set(settings.generation.get("suppress_tokens") or ())
     for sequence in settings.generation.get("bad_words_ids") or ():
         if len(sequence) != 1:
             raise UserError(
-                f"{settings.folder}: bad_words_ids holds {sequence}; only single tokens can be "
+                f"{settings.folder}: bad_words_ids has {sequence}; only single tokens can be "
                 "suppressed."
             )
-        found.update(i for i in sequence if i != eos)
-    if not all(type(i) is int and 0 <= i < size for i in found):
+        ids.update(i for i in sequence if i != eos)
+    if not all(type(i) is int and 0 <= i < size for i in ids):
         raise UserError(
-            f"{settings.folder}: bad_words_ids or suppress_tokens holds {sorted(found)}, "
+            f"{settings.folder}: bad_words_ids or suppress_tokens holds {sorted(ids)}, "
             f"but the vocabulary has {size} tokens."
         )
-    return tuple(sorted(found))
+    return tuple(sorted(ids))

@@ -1,4 +1,4 @@
-"""Weight files of a Hugging Face directory, from which one tensor is read at a time."""
+"""Weight files of a Hugging Face directory, read one tensor at a time."""
 
 import contextlib
 import functools
@@ -20,7 +20,7 @@ _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """Tensors by name; each look-up reads the tensor and keeps nothing of it."""
+    """Tensors by name. Each look-up reads the tensor from its file; nothing is kept."""
 
     def __init__(self, readers: Mapping[str, Callable[[], np.ndarray]]):
         self._readers = readers
@@ -43,7 +43,7 @@ def open_tensors(folder: epath.Path, allow_pickle: bool) -> Iterator[Tensors]:
     """All tensors of `model.safetensors`, its parts, or `pytorch_model.bin`.
 
     Raises:
-      UserError: where there are none, they are damaged, or would need a pickle without permission.
+      UserError: the files are missing, damaged, or a pickle, which `allow_pickle` does not permit.
     """
     kind, files = _files(folder)
     readers: dict[str, Callable[[], np.ndarray]] = {}
@@ -54,9 +54,8 @@ def open_tensors(folder: epath.Path, allow_pickle: bool) -> Iterator[Tensors]:
                 raise UserError(f"{folder} has no {part}.")
             if kind == "pytorch_model.bin" and not allow_pickle:
                 raise UserError(
-                    f"{path} is a pickle, which may hold a program; allow it explicitly "
-                    "(allow_pickle) if you trust its source, or save the model as "
-                    "model.safetensors."
+                    f"{path} is a pickle, which can run any program. If you trust its source, set "
+                    "allow_pickle; otherwise save the model as model.safetensors."
                 )
             read = _open_pickle if kind == "pytorch_model.bin" else _open_safetensors
             readers |= read(path, _local(path, stack), stack)
@@ -64,7 +63,7 @@ def open_tensors(folder: epath.Path, allow_pickle: bool) -> Iterator[Tensors]:
 
 
 def _files(folder: epath.Path) -> tuple[str, list[str]]:
-    """Name of the model's one file, and the files that are there: that, or its parts."""
+    """The usual name of the model's file, and the files that hold it: this one, or its parts."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (folder / name).exists():
             return name, [name]
@@ -75,10 +74,10 @@ def _files(folder: epath.Path) -> tuple[str, list[str]]:
 
 
 def _parts(index: epath.Path) -> list[str]:
-    """Names of the files that hold a model together.
+    """Names of the files that an index lists.
 
     Raises:
-      UserError: a name that is not of a file in the folder of the index.
+      UserError: a name is not that of a file in the folder of the index.
     """
     parts = set(read_json(index)["weight_map"].values())
     for part in parts:
@@ -90,7 +89,7 @@ def _parts(index: epath.Path) -> list[str]:
 
 
 def _local(path: epath.Path, stack: contextlib.ExitStack) -> str:
-    """The file's path on this machine; a remote one is copied until `stack` is closed."""
+    """A local path of the file; a remote file is copied, and removed when `stack` closes."""
     if "://" not in str(path):
         return str(path)
     folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -106,17 +105,17 @@ def _open_safetensors(
         file: Any = stack.enter_context(safetensors.safe_open(local, framework="numpy"))
     except safetensors.SafetensorError as error:
         raise UserError(f"{path} is damaged ({error}); copy it again.") from error
-    for name in file.keys():  # noqa: SIM118, which is no mapping
+    for name in file.keys():  # noqa: SIM118, `file` is not a mapping
         dtype = file.get_slice(name).get_dtype()
         if dtype not in _DTYPES:
-            raise UserError(f"{path}: {name} has numbers of type {dtype}.")
+            raise UserError(f"{path}: {name} has the type {dtype}, which is not supported.")
     return {name: functools.partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118
 
 
 def _open_pickle(
     path: epath.Path, local: str, stack: contextlib.ExitStack
 ) -> dict[str, Callable[[], np.ndarray]]:
-    del stack  # torch keeps what it has mapped
+    del stack  # torch itself keeps the file mapped
     try:
         import torch
     except ImportError as error:
@@ -125,14 +124,14 @@ def _open_pickle(
             "'transformer-jax[interop]'), or save the model as model.safetensors."
         ) from error
     try:
-        # Files of before torch 1.6 cannot be mapped into memory.
+        # Files from before torch 1.6 cannot be mapped into memory.
         mmap = zipfile.is_zipfile(local)
         stored = torch.load(local, map_location="cpu", weights_only=True, mmap=mmap)
-    except Exception as error:  # torch names no base of what it raises on damage
+    except Exception as error:  # torch raises many types of errors for a damaged file
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{path} is damaged ({reason}); copy it again.") from error
     if not all(isinstance(tensor, torch.Tensor) for tensor in stored.values()):
-        raise UserError(f"{path} holds something else than tensors by name.")
+        raise UserError(f"{path} must hold tensors by name, and nothing else.")
 
     def read(name: str) -> np.ndarray:
         return np.array(stored[name].float().numpy())  # a copy: the file may change

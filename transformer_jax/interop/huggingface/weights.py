@@ -1,4 +1,4 @@
-"""Tensors of a Hugging Face directory as our parameters, without torch."""
+"""Converts the tensors of a Hugging Face directory to our parameters, without torch."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,11 +12,11 @@ from transformer_jax.interop.huggingface.settings import OWN_KEY, Settings, mode
 from transformer_jax.interop.huggingface.tensor_files import Tensors
 from transformer_jax.ops.positional import sinusoids
 
-ROUNDING = 1e-5  # between two computations of the same sinusoids in float32
+ROUNDING = 1e-5  # largest difference between two float32 computations of the same sinusoids
 
 
 def read_model(settings: Settings, tensors: Tensors) -> tuple[ModelConfig, layout.Params]:
-    """The model that the tensors hold; parameters are on JAX's default device.
+    """Shape and parameters of the model; the parameters are on JAX's default device.
 
     Each tensor is read, converted and released before the next.
 
@@ -27,17 +27,17 @@ def read_model(settings: Settings, tensors: Tensors) -> tuple[ModelConfig, layou
     tables = _embeddings(settings, tensors, used)
     positional, positions, permuted = _positions(settings, tensors, used)
     config = model_config(settings, positional, _tying(settings, tables))
-    own = settings.raw.get(OWN_KEY) or {}
+    ours = settings.raw.get(OWN_KEY) or {}
     for name in ("positional_base", "position_offset"):
-        if positional == own.get("positional") and name in own:
-            setattr(config, name, own[name])
+        if positional == ours.get("positional") and name in ours:
+            setattr(config, name, ours[name])
     leaves: dict[layout.Path, np.ndarray] = {
-        (f"{side}_embedding",): tables[side] for side in _kept_tables(config)
+        (f"{side}_embedding",): tables[side] for side in names.EMBEDDINGS[config.tie_embeddings]
     }
     if positional == "learned":
         leaves |= {(f"embed_{s}", "positions"): positions[s] for s in ("source", "target")}
     bias = _output_bias(settings, tensors, used)
-    config.output_bias = bool(np.any(bias) or own.get("output_bias"))
+    config.output_bias = bool(np.any(bias) or ours.get("output_bias"))
     if config.output_bias:
         leaves[("output_bias",)] = bias
     for path, name, shape in names.layer_tensors(config):
@@ -45,11 +45,11 @@ def read_model(settings: Settings, tensors: Tensors) -> tuple[ModelConfig, layou
         leaves[path] = names.from_torch(path, value, shape)
     extra = sorted(set(tensors) - used)
     if extra:
-        raise UserError(f"{settings.folder}: the model has no place for the tensor {extra[0]}.")
+        raise UserError(f"{settings.folder}: the tensor {extra[0]} is not part of the model.")
     inverse = np.argsort(layout.interleaved_to_halves(config.d_model)) if permuted else None
     params = {}
-    # In the order of a fresh model's tree, so that the two are one structure. Each array leaves the
-    # host as soon as it is on the device.
+    # In the order of a fresh model's tree, so that both have one structure. Each array is released
+    # on the host as soon as it is on the device.
     tables.clear()
     for path in names.shapes(config):
         leaf = leaves.pop(path)
@@ -65,18 +65,21 @@ def _take(settings, tensors: Tensors, used: set[str], name: str, shape: tuple[in
     if value.shape != shape:
         raise UserError(
             f"{settings.folder}: tensor {name} has shape {list(value.shape)}, "
-            f"but the config makes it {list(shape)}."
+            f"but config.json implies {list(shape)}."
         )
     return np.asarray(value, np.float32)
 
 
 def _embeddings(settings: Settings, tensors: Tensors, used: set[str]) -> dict[str, np.ndarray]:
-    """The three tables; those that the config ties are one and the same array."""
+    """The tables of source, target and output; tied tables are the same array."""
     d_model = settings.need("d_model")
-    sizes = {"source": settings.need("vocab_size"), "target": settings.decoder_vocab_size,
-             "output": settings.decoder_vocab_size}  # fmt: skip
-    own = {"source": names.SOURCE, "target": names.TARGET, "output": names.OUTPUT}
-    # Which tables are one: where several are stored nonetheless, they must agree.
+    sizes = {
+        "source": settings.need("vocab_size"),
+        "target": settings.decoder_vocab_size,
+        "output": settings.decoder_vocab_size,
+    }
+    side_names = names.EMBEDDINGS["none"]
+    # Tables of a group are tied. If several of them are stored, they must be equal.
     groups = [["source"], ["target"], ["output"]]
     if settings.tied_output:
         groups = [["source"], ["target", "output"]]
@@ -84,13 +87,13 @@ def _embeddings(settings: Settings, tensors: Tensors, used: set[str]) -> dict[st
             groups = [["source", "target", "output"]]
     tables: dict[str, np.ndarray] = {}
     for group in groups:
-        candidates = [own[side] for side in group]
+        candidates = [side_names[side] for side in group]
         if settings.shared and group != ["output"]:
             candidates.append(names.SHARED)
         stored = [name for name in candidates if name in tensors] or candidates[:1]
         shape = (sizes[group[0]], d_model)
         table = _take(settings, tensors, used, stored[0], shape)
-        # Untied but shared in name: Hugging Face reads each one's own, `shared` not at all.
+        # If nothing is tied, Hugging Face reads the table of each side and ignores `shared`.
         for name in stored[1:]:
             other = _take(settings, tensors, used, name, shape)
             if settings.tied_output and not np.array_equal(table, other):
@@ -108,11 +111,6 @@ def _tying(settings: Settings, tables: dict[str, np.ndarray]) -> TieEmbeddings:
     return "all" if tables["source"] is tables["target"] else "decoder"
 
 
-def _kept_tables(config: ModelConfig) -> list[str]:
-    kept = {"all": ["target"], "decoder": ["target", "source"]}
-    return kept.get(config.tie_embeddings, ["target", "source", "output"])
-
-
 def _output_bias(settings: Settings, tensors: Tensors, used: set[str]) -> np.ndarray:
     size = settings.decoder_vocab_size
     if not settings.family.has_output_bias or names.OUTPUT_BIAS not in tensors:
@@ -125,31 +123,31 @@ def _positions(
 ) -> tuple[Positional, dict[str, np.ndarray], bool]:
     """Our name for the positions, stored tables, and whether our export permuted the model.
 
-    A stored table is used as it is, as Hugging Face does; one that holds the class's own sinusoids
-    is the same as none.
+    Stored tables are used unchanged, as Hugging Face does. Tables that equal the sinusoids that the
+    class would compute are left out.
     """
-    family, own = settings.family, settings.raw.get(OWN_KEY) or {}
+    family, ours = settings.family, settings.raw.get(OWN_KEY) or {}
     stored = [name for name in names.POSITIONS if name in tensors]
     if not family.stores_positions:
-        # M2M-100 files may keep a table that the class does not read.
+        # M2M-100's files may contain tables that the class does not read.
         used.update(f"{name}s" for name in names.POSITIONS)
         return family.positional, {}, False
     length, d_model = settings.need("max_position_embeddings"), settings.need("d_model")
-    permuted = bool(own.get("permuted"))
+    permuted = bool(ours.get("permuted"))
     if not stored:
         return ("interleaved" if permuted else family.positional), {}, permuted
     both = [_take(settings, tensors, used, name, (length, d_model)) for name in names.POSITIONS]
 
-    def hold(table: np.ndarray) -> bool:
+    def equals(table: np.ndarray) -> bool:
         return all(np.max(np.abs(stored - table)) <= ROUNDING for stored in both)
 
-    if d_model % 2 == 0 and hold(sinusoids(length, d_model, "halves")):
+    if d_model % 2 == 0 and equals(sinusoids(length, d_model, "halves")):
         return ("interleaved" if permuted else "halves"), {}, permuted
-    kind = own.get("positional")
-    if kind == "none" and hold(np.zeros((length, d_model), np.float32)):
+    kind = ours.get("positional")
+    if kind == "none" and equals(np.zeros((length, d_model), np.float32)):
         return kind, {}, False
     if kind in ("interleaved", "halves", "tensor2tensor"):
-        base, offset = own.get("positional_base", 1e4), own.get("position_offset", 0)
-        if hold(sinusoids(length + offset, d_model, kind, base)[offset:]):
+        base, offset = ours.get("positional_base", 1e4), ours.get("position_offset", 0)
+        if equals(sinusoids(length + offset, d_model, kind, base)[offset:]):
             return kind, {}, False
     return "learned", dict(zip(("source", "target"), both, strict=True)), False

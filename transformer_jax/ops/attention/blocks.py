@@ -1,16 +1,16 @@
-"""Cutting one attention into blocks: their sizes, which of them matter, and their masks.
+"""Blocks of one attention: their sizes, their masks, and which of them can be skipped.
 
 Axes are named by letter: b batch row, g key head, r query head of a key head, t query, s key, d
 within a head. Masks and biases are `bgrts`, with size 1 where they broadcast.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from transformer_jax.ops.attention.call import Extras, Settings, dropout_index
-from transformer_jax.ops.attention.softmax import hiding
+from transformer_jax.ops.attention.softmax import additive_mask
 from transformer_jax.ops.dropout import keep
 from transformer_jax.ops.masks import combine_masks
 
@@ -24,44 +24,49 @@ class Blocks(NamedTuple):
     s: int
 
 
-class Tile(NamedTuple):
-    """Number of a block along batch rows, key heads, queries and keys."""
+Index = int | jax.Array
 
-    b: Any
-    g: Any
-    t: Any
-    s: Any = 0
+
+class Tile(NamedTuple):
+    """Index of a block along batch rows, key heads, queries and keys."""
+
+    b: Index
+    g: Index
+    t: Index
+    s: Index = 0
 
 
 class Grid(NamedTuple):
-    """One attention cut into blocks: what is known of it when it is compiled."""
+    """One attention cut into blocks; all of it is static."""
 
     settings: Settings
     blocks: Blocks
-    counts: Blocks  # how many blocks
+    counts: Blocks  # number of blocks
     query_size: int  # without padding
     key_size: int
 
-    def row(self, index: Any) -> Tile:
-        """The `index`-th row of blocks: its first block of keys."""
+    def row(self, index: Index) -> Tile:
+        """The first block of keys in the row of blocks number `index`."""
         per_head = self.counts.t
         head = index // per_head
         return Tile(head // self.counts.g, head % self.counts.g, index % per_head)
 
     @property
     def num_rows(self) -> int:
+        """Rows of blocks."""
         return self.counts.b * self.counts.g * self.counts.t
 
 
-# Measured on CPU: (queries and keys of a block, its elements with all batch rows and heads). Large
-# blocks cost least for each element, small ones are skipped sooner where masks make them needless.
+# What allows blocks to be skipped -> (queries and keys of a block, its elements over all batch rows
+# and heads), measured on CPU. Large blocks cost least for each element; small ones are skipped more
+# often.
 _TARGETS = {"full": (1024, 2**20), "causal": (512, 2**19), "segments": (128, 2**17)}
 
 
 def choose_blocks(
     batch: int, groups: int, repeats: int, query_size: int, key_size: int, skipping: str
 ) -> Blocks:
-    """Even parts of the lengths, then as many heads and batch rows as a block has room for.
+    """Equal parts of the lengths, then as many heads and batch rows as fit into a block.
 
     Args:
       batch: B.
@@ -69,7 +74,7 @@ def choose_blocks(
       repeats: query heads of a key head, R.
       query_size: T.
       key_size: S.
-      skipping: what makes blocks needless: `full` (nothing), `causal` or `segments`.
+      skipping: what allows blocks to be skipped: `full` (nothing), `causal` or `segments`.
     """
     target, elements = _TARGETS[skipping]
     query = _even_part(query_size, max(1, target // repeats))
@@ -86,12 +91,13 @@ def _divisor(size: int, most: int) -> int:
 
 
 def _even_part(size: int, target: int) -> int:
+    """Size of equal parts of at most `target`; the last part may be padded."""
     parts = -(-size // target)
     return -(-size // parts)
 
 
 def pad(x: jax.Array | None, axis: int, block: int) -> jax.Array | None:
-    """`x` with zeros behind `axis` up to a multiple of `block`; an axis of size 1 broadcasts."""
+    """`x` with `axis` zero-padded to a multiple of `block`; axes of size 1 broadcast."""
     if x is None or x.shape[axis] == 1 or x.shape[axis] % block == 0:
         return x
     padding = [(0, 0)] * x.ndim
@@ -99,7 +105,10 @@ def pad(x: jax.Array | None, axis: int, block: int) -> jax.Array | None:
     return jnp.pad(x, padding)
 
 
-def _starts_and_sizes(axes: str, shape: tuple[int, ...], grid: Grid, tile: Tile):
+def _starts_and_sizes(
+    axes: str, shape: tuple[int, ...], grid: Grid, tile: Tile
+) -> tuple[list[Index], list[int]]:
+    """Slice of a block from an array with these axes; axes of size 1 broadcast."""
     starts, sizes = [], []
     for axis, size in zip(axes, shape, strict=True):
         cut = axis in Blocks._fields and size > 1
@@ -110,25 +119,25 @@ def _starts_and_sizes(axes: str, shape: tuple[int, ...], grid: Grid, tile: Tile)
 
 
 def cut(x: jax.Array, axes: str, grid: Grid, tile: Tile) -> jax.Array:
-    """The part of `x`, whose axes are `axes`, that belongs to `tile`."""
+    """The block `tile` of `x`, whose axes are `axes`."""
     return jax.lax.dynamic_slice(x, *_starts_and_sizes(axes, x.shape, grid, tile))
 
 
 def put(x: jax.Array, part: jax.Array, axes: str, grid: Grid, tile: Tile) -> jax.Array:
-    """`x` with `part` where `cut` reads it."""
+    """`x` with its block `tile` replaced by `part`."""
     starts, _ = _starts_and_sizes(axes, x.shape, grid, tile)
     return jax.lax.dynamic_update_slice(x, part.astype(x.dtype), starts)
 
 
 def add_to(x: jax.Array, part: jax.Array, axes: str, grid: Grid, tile: Tile) -> jax.Array:
-    """`x` with `part` added where `cut` reads it; summed over the axes that broadcast."""
+    """`x` with `part` added to its block `tile`, summed over axes that broadcast."""
     old = cut(x, axes, grid, tile)
     broadcast = [i for i, size in enumerate(old.shape) if size == 1]
     return put(x, old + jnp.sum(part, axis=broadcast, keepdims=True), axes, grid, tile)
 
 
 def _coordinates(grid: Grid, tile: Tile, repeats: int) -> list[jax.Array]:
-    """Batch row, query head, query and key of a block's elements, broadcastable to `bgrts`."""
+    """Batch row, query head, query and key of each element, broadcastable to `bgrts`."""
 
     def along(axis: str) -> jax.Array:
         numbers = getattr(tile, axis) * getattr(grid.blocks, axis)
@@ -140,7 +149,7 @@ def _coordinates(grid: Grid, tile: Tile, repeats: int) -> list[jax.Array]:
 
 
 def added(extras: Extras, grid: Grid, tile: Tile) -> jax.Array | None:
-    """Bias and hidden keys to add to a block's scores, float32, broadcastable to `bgrts`."""
+    """Bias and masks to add to a block's scores, float32, broadcastable to `bgrts`."""
     _, _, query, key = _coordinates(grid, tile, 1)
     parts = []
     if extras.mask is not None:
@@ -156,11 +165,11 @@ def added(extras: Extras, grid: Grid, tile: Tile) -> jax.Array | None:
         key_ids = cut(extras.key_segment_ids, "bs", grid, tile)[:, None, None, None, :]
         parts.append((query_ids == key_ids) & (key_ids != 0))
     bias = None if extras.bias is None else cut(extras.bias, "bgrts", grid, tile)
-    return hiding(combine_masks(*parts), bias)
+    return additive_mask(combine_masks(*parts), bias)
 
 
 def kept(extras: Extras, grid: Grid, tile: Tile, repeats: int) -> jax.Array | None:
-    """What dropout keeps of a block's weights, `bgrts`; None without dropout."""
+    """Whether dropout keeps each weight of a block, `bgrts`; None: no dropout."""
     if extras.seeds is None:
         return None
     sizes = (grid.query_size, grid.key_size)
@@ -169,31 +178,31 @@ def kept(extras: Extras, grid: Grid, tile: Tile, repeats: int) -> jax.Array | No
 
 
 def key_ranges(extras: Extras, grid: Grid) -> jax.Array | None:
-    """First and one past the last block of keys that each block of queries may need.
+    """Range of the blocks of keys that each block of queries needs.
 
     Returns:
-      `[batch blocks, query blocks, 2]` integers; None if each needs all of them.
+      First block and one past the last, `[batch blocks, query blocks, 2]` integers; None: all.
     """
     counts, blocks = grid.counts, grid.blocks
     if counts.s == 1:
         return None
     needed = jnp.ones((counts.b, counts.t, counts.s), bool)
     first_key = jnp.arange(counts.s) * blocks.s
-    whole = True
+    needs_all = True
     if grid.settings.causal:
         last_query = (jnp.arange(counts.t) + 1) * blocks.t - 1
-        needed, whole = needed & (first_key <= last_query[:, None]), False
+        needed, needs_all = needed & (first_key <= last_query[:, None]), False
     if extras.key_lengths is not None:
         longest = extras.key_lengths.reshape(counts.b, -1).max(axis=1)
-        needed, whole = needed & (first_key < longest[:, None, None]), False
+        needed, needs_all = needed & (first_key < longest[:, None, None]), False
     if extras.query_segment_ids is not None and extras.key_segment_ids is not None:
-        # Blocks whose ranges of ids do not meet have no id in common.
+        # Blocks whose ranges of ids do not overlap have no id in common.
         low_query, high_query = _id_range(extras.query_segment_ids, counts.b, counts.t)
         low_key, high_key = _id_range(extras.key_segment_ids, counts.b, counts.s)
-        meet = low_query[:, :, None] <= high_key[:, None, :]
-        meet = meet & (low_key[:, None, :] <= high_query[:, :, None])
-        needed, whole = needed & meet, False
-    if whole:
+        overlap = low_query[:, :, None] <= high_key[:, None, :]
+        overlap = overlap & (low_key[:, None, :] <= high_query[:, :, None])
+        needed, needs_all = needed & overlap, False
+    if needs_all:
         return None
     first = jnp.argmax(needed, axis=-1)
     last = counts.s - jnp.argmax(needed[..., ::-1], axis=-1)
@@ -201,7 +210,7 @@ def key_ranges(extras: Extras, grid: Grid) -> jax.Array | None:
 
 
 def _id_range(ids: jax.Array, rows: int, count: int) -> tuple[jax.Array, jax.Array]:
-    """Smallest and largest id that is no padding in each block, `[rows, count]`."""
+    """Smallest and largest id in each block without padding, both `[rows, count]`."""
     ids = ids.reshape(rows, -1, count, ids.shape[1] // count)
     limits = jnp.iinfo(ids.dtype)
     low = jnp.where(ids == 0, limits.max, ids).min(axis=(1, 3))

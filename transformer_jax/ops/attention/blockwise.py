@@ -1,15 +1,15 @@
-"""Exact attention block by block, its memory linear in length, with its own backward pass.
+"""Exact attention block by block, with memory linear in length and a backward pass.
 
-After Dao, "FlashAttention-2" (2023): the forward pass keeps the output and each row's log-sum-exp,
-from which the backward pass computes a block's weights again. Plain JAX, so it runs everywhere.
+After Dao, "FlashAttention-2" (2023): the forward pass keeps the output and each row's log-sum-exp.
+The backward pass recomputes the weights of a block from them. It is plain JAX and runs everywhere.
 
-Inside, queries are `bgrtd`, keys and values `bgsd` (letters as in `blocks`). Every product has its
-large operand as it lies in memory: the backward pass therefore works on scores `bgsrt`.
+Queries are `bgrtd`, keys and values `bgsd` (letters as in `blocks`). No product needs a transposed
+copy of its large operand; for that, scores are `bgsrt` in the backward pass.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +20,13 @@ from transformer_jax.ops.attention.call import Extras, Settings, expand
 from transformer_jax.ops.attention.softmax import HIDDEN
 
 _matmul = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+Carry = TypeVar("Carry")
 
 
 def attend(
     query: jax.Array, key: jax.Array, value: jax.Array, extras: Extras, settings: Settings
 ) -> jax.Array:
-    """Attention `[B, T, H, D]`; what the rest means stands in `dot_product_attention`."""
+    """Attention `[B, T, H, D]`; the arguments are as in `dot_product_attention`."""
     batch, length, heads, dim = query.shape
     size, groups = key.shape[1:3]
     repeats = heads // groups
@@ -65,15 +66,21 @@ def _attend(query, key, value, extras: Extras, grid: Grid) -> jax.Array:
     return _forward(query, key, value, extras, grid)[0]
 
 
-def _over_keys(ranges: jax.Array | None, grid: Grid, tile: Tile, body: Callable, carry: Any) -> Any:
-    """Folds `body(carry, tile)` over the blocks of keys that the queries of `tile` may need."""
+def _over_keys(
+    ranges: jax.Array | None,
+    grid: Grid,
+    tile: Tile,
+    body: Callable[[Carry, Tile], Carry],
+    carry: Carry,
+) -> Carry:
+    """Folds `body(carry, tile)` over the blocks of keys that the queries of `tile` need."""
     if grid.counts.s == 1:
         return body(carry, tile)
     first, last = (0, grid.counts.s) if ranges is None else ranges[tile.b, tile.t]
     return jax.lax.fori_loop(first, last, lambda s, carry: body(carry, tile._replace(s=s)), carry)
 
 
-def _over_rows(grid: Grid, body: Callable, carry: Any) -> Any:
+def _over_rows(grid: Grid, body: Callable[[Carry, Tile], Carry], carry: Carry) -> Carry:
     """Folds `body(carry, tile)` over the rows of blocks."""
     if grid.num_rows == 1:
         return body(carry, Tile(0, 0, 0))
@@ -83,7 +90,7 @@ def _over_rows(grid: Grid, body: Callable, carry: Any) -> Any:
 
 
 def _forward(query, key, value, extras: Extras, grid: Grid):
-    """Output `bgrtd`, and what the backward pass needs."""
+    """Output `bgrtd`, and the residuals of the backward pass."""
     ranges = blocks_lib.key_ranges(extras, grid)
     repeats, dim = query.shape[2], query.shape[4]
     keep_rate = 1.0 - grid.settings.dropout_rate
@@ -108,7 +115,7 @@ def _forward(query, key, value, extras: Extras, grid: Grid):
         def merge(carry, tile: Tile):
             new = block(tile)
             top = jnp.maximum(carry[0], new[0])
-            # A row that has seen hidden keys alone so far gets the weight 0 once it sees another.
+            # Blocks with everything masked get the weight 0 as soon as a visible key follows.
             old_weight, new_weight = jnp.exp(carry[0] - top), jnp.exp(new[0] - top)
             return (
                 top,
@@ -122,7 +129,7 @@ def _forward(query, key, value, extras: Extras, grid: Grid):
             rows = queries.shape[:-1]
             start = jnp.full(rows, HIDDEN), jnp.zeros(rows), jnp.zeros((*rows, dim))
             top, total, out = _over_keys(ranges, grid, tile, merge, start)
-        # A row that has everything hidden: its output and, going back, its weights are zero.
+        # A row with everything masked: its output, and its weights in the backward pass, are zero.
         total = jnp.where(top < HIDDEN / 2, jnp.inf, total)
         log_sum = top + jnp.log(total)
         return (
@@ -140,7 +147,7 @@ def _backward(grid: Grid, residuals, d_out):
     ranges = blocks_lib.key_ranges(extras, grid)
     repeats = query.shape[2]
     keep_rate = 1.0 - grid.settings.dropout_rate
-    # What each weight of a row loses because the row sums to one.
+    # Each row's weights sum to one: the gradient of the row's normalizer.
     d_sums = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
     key_columns = key.swapaxes(2, 3)  # --> [B, G, D, S]
 
@@ -154,11 +161,7 @@ def _backward(grid: Grid, residuals, d_out):
         def block(carry, tile: Tile):
             d_queries, d_key, d_value, d_bias = carry
             keys, values = (cut(x, "bgsd", grid, tile) for x in (key, value))
-            scores = _matmul("bgsd,bgrtd->bgsrt", keys, queries)
-            added = blocks_lib.added(extras, grid, tile)
-            if added is not None:
-                scores = scores + jnp.moveaxis(added, 4, 2)
-            weights = jnp.exp(scores - log_sum)
+            weights = _weights_again(queries, keys, log_sum, extras, grid, tile)
             d_weights = _matmul("bgsd,bgrtd->bgsrt", values, d_outs)
             kept = blocks_lib.kept(extras, grid, tile, repeats)
             dropped = weights
@@ -195,10 +198,19 @@ def _backward(grid: Grid, residuals, d_out):
         d_bias,
     )
     d_query, d_key, d_value, d_bias = _over_rows(grid, row, start)
-    if extras.bias is not None:
+    if extras.bias is not None and d_bias is not None:
         d_bias = d_bias.astype(extras.bias.dtype)
     d_extras = Extras(bias=d_bias)
     return d_query, d_key.astype(key.dtype), d_value.astype(value.dtype), d_extras
+
+
+def _weights_again(queries, keys, log_sum, extras: Extras, grid: Grid, tile: Tile) -> jax.Array:
+    """Attention weights of a block before dropout, `bgsrt`, from the rows' log-sum-exp."""
+    scores = _matmul("bgsd,bgrtd->bgsrt", keys, queries)
+    added = blocks_lib.added(extras, grid, tile)
+    if added is not None:
+        scores = scores + jnp.moveaxis(added, 4, 2)
+    return jnp.exp(scores - log_sum)
 
 
 _attend.defvjp(_forward, _backward)

@@ -1,4 +1,4 @@
-"""What a call of attention consists of, beside query, key and value."""
+"""Arguments of an attention call other than query, key and value."""
 
 import dataclasses
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from transformer_jax.ops.dropout import ElementIndex, element_index
 
 
 class Extras(NamedTuple):
-    """Optional arrays of a call; all masks given hold together."""
+    """Optional arrays of a call. A key is visible only if all masks allow it."""
 
     mask: jax.Array | None = None  # boolean, broadcastable to [B, H, T, S]
     bias: jax.Array | None = None  # broadcastable to [B, H, T, S]
@@ -19,23 +19,23 @@ class Extras(NamedTuple):
     key_segment_ids: jax.Array | None = None  # [B, S]
     key_lengths: jax.Array | None = None  # [B]
     seeds: jax.Array | None = None  # [2] uint32: dropout
-    origin: jax.Array | None = None  # [2] uint32: place of the first row and head in a sharded call
+    origin: jax.Array | None = None  # [2] uint32: index of the first row and head of a shard
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is known when a call is compiled."""
+    """Static arguments of a call."""
 
     causal: bool
     scale: float
     dropout_rate: float
-    num_heads: int  # of the whole call, where it is sharded
+    num_heads: int  # of all shards together
 
 
 def combined_mask(
     extras: Extras, settings: Settings, query_size: int, key_size: int
 ) -> jax.Array | None:
-    """All masks of a call in one, broadcastable to `[B, H, T, S]`; None where there is none."""
+    """All masks of a call combined, broadcastable to `[B, H, T, S]`; None: no mask."""
     parts = [extras.mask]
     if settings.causal:
         parts.append(masks.make_causal_mask(query_size, key_size))
@@ -47,20 +47,20 @@ def combined_mask(
 
 
 def expand(x: jax.Array) -> jax.Array:
-    """`x` with leading axes of size 1 up to four."""
+    """`x` with leading axes of size 1 added, up to four axes."""
     return x.reshape((1,) * (4 - x.ndim) + x.shape)
 
 
 def dropout_index(
     extras: Extras, settings: Settings, sizes: tuple[int, int], coordinates: list[jax.Array]
 ) -> ElementIndex:
-    """Index that decides an attention weight's dropout, the same in every implementation.
+    """Index that determines the dropout of an attention weight in every implementation.
 
     Args:
-      extras: with `origin` where the call is one shard of a larger one.
-      settings: with the number of heads of the whole call.
+      extras: `origin` is set in a shard.
+      settings: of the call.
       sizes: (T, S).
-      coordinates: of the batch row, head, query and key; they broadcast.
+      coordinates: of batch row, head, query and key; they broadcast.
     """
     row, head, query, key = (x.astype(jnp.uint32) for x in coordinates)
     if extras.origin is not None:

@@ -12,7 +12,7 @@ from transformer_jax.ops.attention.call import Extras, Settings, combined_mask, 
 def refuses(
     query: jax.Array, key: jax.Array, extras: Extras, settings: Settings, platform: str
 ) -> str | None:
-    """Why cuDNN cannot serve a call, or None."""
+    """Why cuDNN cannot compute a call; None: it can."""
     dim = query.shape[-1]
     if platform != "gpu":
         return f"it needs an NVIDIA GPU, and this is a {platform}"
@@ -22,38 +22,41 @@ def refuses(
     if query.dtype not in (jnp.float16, jnp.bfloat16):
         return f"it computes in float16 or bfloat16, and the query is {query.dtype}"
     if extras.seeds is not None:
-        return "it has no dropout that others could repeat"
+        return "it has no dropout with the bits of the other implementations"
     if dim > 128 or dim % 8:
         return f"head_dim must be a multiple of 8 and at most 128, and is {dim}"
     has_bias = any(x is not None for x in (extras.mask, extras.bias, extras.query_segment_ids))
     if has_bias and (query.shape[1] % 2 or key.shape[1] % 2):
-        return f"beside a mask or bias it needs even lengths, not {query.shape[1]}, {key.shape[1]}"
+        return f"with a mask or bias it needs even lengths, not {query.shape[1]} and {key.shape[1]}"
     return None
 
 
 def attend(
     query: jax.Array, key: jax.Array, value: jax.Array, extras: Extras, settings: Settings
 ) -> jax.Array:
-    """Lengths and causality go to the kernel; other masks become a bias that it adds."""
+    """Attention `[B, T, H, D]`; the arguments are as in `dot_product_attention`.
+
+    The kernel has arguments for lengths and causality. Other masks become a bias.
+    """
     sizes = query.shape[1], key.shape[1]
     mask = combined_mask(extras, settings, *sizes)
-    beside = combined_mask(
+    other_mask = combined_mask(
         extras._replace(key_lengths=None), dataclasses.replace(settings, causal=False), *sizes
     )
     lengths, empty = extras.key_lengths, None
     if mask is not None:
-        # A row without any key is given the first one, which neither lengths nor causality then
-        # hide, and its output is set to zero: the kernel never divides by zero.
+        # A row without any key gets the first one, which lengths and causality then allow. So the
+        # kernel never divides by zero. The row's output is set to zero afterwards.
         empty = ~jnp.any(expand(mask), axis=-1, keepdims=True)  # [B or 1, H or 1, T or 1, 1]
         lengths = None if lengths is None else jnp.maximum(lengths, 1).astype(jnp.int32)
-        if beside is not None:
-            beside = beside | (empty & (jnp.arange(sizes[1]) == 0))
+        if other_mask is not None:
+            other_mask = other_mask | (empty & (jnp.arange(sizes[1]) == 0))
     out = jax.nn.dot_product_attention(
         query,
         key,
         value,
         None if extras.bias is None else _full(extras.bias.astype(query.dtype), sizes),
-        None if beside is None else _full(beside, sizes),
+        None if other_mask is None else _full(other_mask, sizes),
         scale=settings.scale,
         is_causal=settings.causal,
         key_value_seq_lengths=lengths,
@@ -65,6 +68,6 @@ def attend(
 
 
 def _full(x: jax.Array, sizes: tuple[int, int]) -> jax.Array:
-    """`x` broadcast along queries and keys, as the kernel wants it: `[B or 1, H or 1, T, S]`."""
+    """`x` broadcast along queries and keys, `[B or 1, H or 1, T, S]`, as the kernel needs it."""
     x = expand(x)
     return jnp.broadcast_to(x, (*x.shape[:2], *sizes))

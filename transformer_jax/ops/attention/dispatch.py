@@ -1,4 +1,4 @@
-"""`dot_product_attention`: one call, served by the implementation that fits it best."""
+"""`dot_product_attention`, computed by the fastest implementation for the call."""
 
 import functools
 import importlib.resources
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnsupportedAttentionError(UserError, ValueError):
-    """The implementation that was named cannot serve the call."""
+    """The requested implementation cannot compute the call."""
 
 
 def dot_product_attention(
@@ -49,38 +49,35 @@ def dot_product_attention(
 ) -> jax.Array:
     """softmax(q·k / sqrt(D)) v ("Attention Is All You Need", section 3.2.1).
 
-    Where a mesh is set (`jax.set_mesh`), the batch is taken as sharded over its axes `data` and
-    `fsdp` and the heads over `tensor`, as far as they divide; inside `shard_map` and `pmap` the
-    call works on what the device holds.
+    If a mesh is set (`jax.set_mesh`), the batch is sharded over its axes `data` and `fsdp` and the
+    heads over `tensor`, as far as they divide. Inside `shard_map` and `pmap` the call computes on
+    the device's shard.
 
     Args:
       query: `[B, T, H, D]`.
-      key: `[B, S, G, D]`, G dividing H: each key head serves H / G query heads in a row.
+      key: `[B, S, G, D]`; G divides H, and each key head has H / G consecutive query heads.
       value: `[B, S, G, D]`.
-      mask: boolean, True = may attend, broadcastable to `[B, H, T, S]`; all masks hold together.
+      mask: boolean, True = may attend, broadcastable to `[B, H, T, S]`; all masks are combined.
       bias: added to the scaled scores, broadcastable to `[B, H, T, S]`.
       causal: position t sees keys 0 .. t only.
       query_segment_ids: `[B, T]`; with key_segment_ids, attention stays inside a segment.
       key_segment_ids: `[B, S]`; 0 is padding.
       key_lengths: `[B]`; keys from there on are padding.
-      dropout_rate: on the weights, with `rng`; the same bits whatever the implementation.
+      dropout_rate: on the weights, with `rng`; its bits are the same in all implementations.
       rng: PRNG key; None means no dropout.
       scale: defaults to 1 / sqrt(D).
-      implementation: `reference` (float32 throughout), `xla` (the whole score matrix),
-        `blockwise` (memory linear in length), `cudnn` (NVIDIA GPUs, 16 bits), `pallas_tpu` (TPUs),
-        or `auto`: the first that can serve, of a table by device, kind of mask and number of keys;
-        its rows for CPU are measured, those for GPU and TPU are not.
+      implementation: `reference` (all in float32), `xla` (the complete score matrix), `blockwise`
+        (memory linear in length), `cudnn` (NVIDIA GPUs, 16 bits), `pallas_tpu` (TPUs), or `auto`
+        (the fastest by `table`).
 
     Returns:
       `[B, T, H, D]` in the type of `query`; rows with nothing to attend to are zeros, and so are
       their gradients.
 
     Raises:
-      ValueError: unknown implementation, shapes that do not fit, only one of the two segment ids.
-      UnsupportedAttentionError: the implementation named cannot serve the call; it says why.
+      ValueError: implementation unknown, shapes that do not fit, only one of the two segment ids.
+      UnsupportedAttentionError: the implementation cannot compute the call.
     """
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation must be one of {IMPLEMENTATIONS}, got {implementation!r}")
     _check_shapes(query, key, value)
     if (query_segment_ids is None) != (key_segment_ids is None):
         raise ValueError("query_segment_ids and key_segment_ids go together")
@@ -88,19 +85,29 @@ def dot_product_attention(
     extras = Extras(mask, bias, query_segment_ids, key_segment_ids, key_lengths, seeds)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     settings = Settings(causal, scale, dropout_rate, query.shape[2])
+    name = _resolve(implementation, query, key, extras, settings)
+    return over_mesh(_ATTEND[name])(query, key, value, extras, settings)
+
+
+def _resolve(
+    implementation: str, query: jax.Array, key: jax.Array, extras: Extras, settings: Settings
+) -> str:
+    """The implementation that computes a call, never `auto`."""
     platform = platforms.current()
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation must be one of {IMPLEMENTATIONS}, got {implementation!r}")
     if implementation == "auto":
         implementation = choose(query, key, extras, settings, platform)
     elif reason := _refusal(implementation, query, key, extras, settings, platform):
         raise UnsupportedAttentionError(
-            f"attention={implementation} cannot serve this call: {reason}; use auto"
+            f"attention={implementation} cannot compute this call: {reason}; use auto"
         )
-    what = kind(query, extras, settings)
-    _log_once(implementation, platform, query.shape, key.shape, str(query.dtype), what)
-    return over_mesh(_ATTEND[implementation])(query, key, value, extras, settings)
+    call_kind = kind(query, extras, settings)
+    _log_once(implementation, platform, query.shape, key.shape, str(query.dtype), call_kind)
+    return implementation
 
 
-def _check_shapes(query, key, value) -> None:
+def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
     if query.ndim != 4 or key.ndim != 4 or key.shape != value.shape:
         raise ValueError(
             f"query must be [B, T, H, D], key and value [B, S, G, D], got {query.shape}, "
@@ -112,13 +119,21 @@ def _check_shapes(query, key, value) -> None:
         raise ValueError(f"{key.shape[2]} key heads do not divide {query.shape[2]} query heads")
 
 
-def _refusal(implementation, query, key, extras, settings, platform) -> str | None:
+def _refusal(
+    implementation: str,
+    query: jax.Array,
+    key: jax.Array,
+    extras: Extras,
+    settings: Settings,
+    platform: str,
+) -> str | None:
+    """Why an implementation cannot compute a call; None: it can."""
     refuses = _REFUSES.get(implementation)
     return None if refuses is None else refuses(query, key, extras, settings, platform)
 
 
 def kind(query: jax.Array, extras: Extras, settings: Settings) -> str:
-    """The table's name for a kind of call: `step`, `packed`, `causal` or `full`."""
+    """Kind of a call in the table: `step`, `packed`, `causal` or `full`."""
     if query.shape[1] == 1:
         return "step"
     if extras.query_segment_ids is not None or extras.mask is not None:
@@ -128,19 +143,21 @@ def kind(query: jax.Array, extras: Extras, settings: Settings) -> str:
 
 @functools.cache
 def table() -> dict:
-    """Platform -> kind -> rows `[largest S, implementations, best first]`, by rising S.
+    """Platform -> kind of call -> rows `[largest S, implementations, fastest first]`, S ascending.
 
-    `benchmarks/attention.py --write_table` writes the rows of the device it ran on;
-    `docs/attention.md` says which have been measured.
+    `benchmarks/attention.py --write_table` measures and writes the rows of its device. Those of CPU
+    are measured, those of GPU and TPU are not (`docs/attention.md`).
     """
     text = importlib.resources.files(__package__).joinpath("table.json").read_text()
     return json.loads(text)
 
 
-def choose(query, key, extras: Extras, settings: Settings, platform: str) -> str:
-    """The first implementation of the table's row for this call that can serve it.
+def choose(
+    query: jax.Array, key: jax.Array, extras: Extras, settings: Settings, platform: str
+) -> str:
+    """The first implementation in the table's row that can compute the call.
 
-    A platform without rows, such as AMD's GPUs, takes those for NVIDIA's, but for cuDNN.
+    A platform without rows, such as AMD's GPUs, uses those of NVIDIA's, without cuDNN.
     """
     rows = table().get(platform, table()["gpu"])[kind(query, extras, settings)]
     names = next(names for longest, names in rows if longest is None or key.shape[1] <= longest)
@@ -151,8 +168,15 @@ def choose(query, key, extras: Extras, settings: Settings, platform: str) -> str
 
 
 @functools.cache
-def _log_once(implementation, platform, query_shape, key_shape, dtype, what) -> None:
+def _log_once(
+    implementation: str,
+    platform: str,
+    query_shape: tuple[int, ...],
+    key_shape: tuple[int, ...],
+    dtype: str,
+    call_kind: str,
+) -> None:
     _log.info(
         "attention on %s: %s for query %s, key %s, %s, %s",
-        platform, implementation, query_shape, key_shape, dtype, what,
+        platform, implementation, query_shape, key_shape, dtype, call_kind,
     )  # fmt: skip

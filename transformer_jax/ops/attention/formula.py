@@ -1,10 +1,10 @@
-"""The formula of attention over the whole score matrix."""
+"""Attention by the formula, with the complete score matrix in memory."""
 
 import jax
 import jax.numpy as jnp
 
 from transformer_jax.ops.attention.call import Extras, Settings, combined_mask, dropout_index
-from transformer_jax.ops.attention.softmax import exponentials, hiding
+from transformer_jax.ops.attention.softmax import additive_mask, exponentials
 from transformer_jax.ops.dropout import keep
 
 
@@ -35,12 +35,12 @@ def attention_weights(
         raise ValueError(f"{key.shape[2]} key heads do not divide {query.shape[2]} query heads")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     query, key = query.astype(jnp.float32), key.astype(jnp.float32)
-    exps, total = exponentials(_scores(query, key, scale, "highest"), hiding(mask, bias))
+    exps, total = exponentials(_scores(query, key, scale, "highest"), additive_mask(mask, bias))
     return exps / total
 
 
 def _scores(query, key, scale: float, precision) -> jax.Array:
-    """q·k · scale, `[B, H, T, S]` float32."""
+    """q·k · scale, `[B, H, T, S]` float32, of `[B, T, H, D]` and `[B, S, G, D]`."""
     batch, length, heads, dim = query.shape
     size, groups = key.shape[1:3]
     query = (query * jnp.asarray(scale, query.dtype)).swapaxes(1, 2)
@@ -57,11 +57,11 @@ def _scores(query, key, scale: float, precision) -> jax.Array:
 def _attend(query, key, value, extras: Extras, settings: Settings, precision) -> jax.Array:
     batch, length, heads, dim = query.shape
     size, groups = key.shape[1:3]
-    added = hiding(combined_mask(extras, settings, length, size), extras.bias)
+    added = additive_mask(combined_mask(extras, settings, length, size), extras.bias)
     scores = _scores(query, key, settings.scale, precision)
-    # Causality alone leaves every row its first key.
-    causal_alone = all(x is None for x in extras._replace(seeds=None, origin=None))
-    weights, total = exponentials(scores, added, may_be_empty=not causal_alone)
+    # A causal mask without other masks leaves each row its first key.
+    only_causal = all(x is None for x in extras._replace(seeds=None, origin=None))
+    weights, total = exponentials(scores, added, may_be_empty=not only_causal)
     if extras.seeds is not None:
         axes = [jnp.arange(n).reshape(-1, *[1] * (3 - i)) for i, n in enumerate(weights.shape)]
         index = dropout_index(extras, settings, (length, size), axes)
@@ -75,7 +75,7 @@ def _attend(query, key, value, extras: Extras, settings: Settings, precision) ->
         preferred_element_type=jnp.float32,
         precision=precision,
     )
-    # Dividing here touches D numbers a row, not S.
+    # Dividing here costs D divisions for each row, not S.
     out = out.reshape(batch, heads, length, dim) / total  # --> [B, H, T, D]
     return out.swapaxes(1, 2)
 
@@ -83,7 +83,7 @@ def _attend(query, key, value, extras: Extras, settings: Settings, precision) ->
 def reference(
     query: jax.Array, key: jax.Array, value: jax.Array, extras: Extras, settings: Settings
 ) -> jax.Array:
-    """The formula in float32 at highest product precision, whatever the inputs' type."""
+    """The formula in float32, with products at the highest precision."""
     full = [x.astype(jnp.float32) for x in (query, key, value)]
     return _attend(full[0], full[1], full[2], extras, settings, "highest").astype(query.dtype)
 
@@ -91,5 +91,5 @@ def reference(
 def xla(
     query: jax.Array, key: jax.Array, value: jax.Array, extras: Extras, settings: Settings
 ) -> jax.Array:
-    """Products in the inputs' type with float32 sums; the gradient is XLA's own."""
+    """Products in the type of the inputs with float32 sums, differentiated by JAX."""
     return _attend(query, key, value, extras, settings, None).astype(query.dtype)

@@ -1,4 +1,4 @@
-"""JAX's own Pallas kernel for TPUs ("splash attention"), for any length and for empty rows."""
+"""JAX's Pallas kernel for TPUs ("splash attention"), extended to any length and to empty rows."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ _LARGEST_BLOCK = 512
 def refuses(
     query: jax.Array, key: jax.Array, extras: Extras, settings: Settings, platform: str
 ) -> str | None:
-    """Why the kernel cannot serve a call, or None."""
+    """Why the kernel cannot compute a call; None: it can."""
     if platform != "tpu":
         return f"it needs a TPU, and this is a {platform}"
     for name in ("mask", "bias"):
@@ -32,7 +32,9 @@ def attend(
     settings: Settings,
     interpret: bool = False,
 ) -> jax.Array:
-    """Lengths are padded to whole tiles; padding and missing keys are expressed as segments.
+    """Attention `[B, T, H, D]`, with lengths padded to multiples of the kernel's tiles.
+
+    Padding and masked keys are expressed as segments.
 
     Args:
       query: `[B, T, H, D]`.
@@ -40,7 +42,7 @@ def attend(
       value: `[B, S, G, D]`.
       extras: lengths and segments.
       settings: scale and causality.
-      interpret: run the kernel's program on any device, slowly (for tests).
+      interpret: run the kernel on any device, slowly, for tests.
     """
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
@@ -48,10 +50,10 @@ def attend(
     size = key.shape[1]
     query_ids, key_ids = _segments(batch, length, size, extras)
     padded, padded_size = (-(-n // _LANES) * _LANES for n in (length, size))
-    query = jnp.pad(query * jnp.asarray(settings.scale, query.dtype), _behind(length, padded, 4))
-    key, value = (jnp.pad(x, _behind(size, padded_size, 4)) for x in (key, value))
-    query_ids = jnp.pad(query_ids, _behind(length, padded, 2), constant_values=_NO_QUERY)
-    key_ids = jnp.pad(key_ids, _behind(size, padded_size, 2), constant_values=_NO_KEY)
+    query = jnp.pad(query * jnp.asarray(settings.scale, query.dtype), _padding(length, padded, 4))
+    key, value = (jnp.pad(x, _padding(size, padded_size, 4)) for x in (key, value))
+    query_ids = jnp.pad(query_ids, _padding(length, padded, 2), constant_values=_NO_QUERY)
+    key_ids = jnp.pad(key_ids, _padding(size, padded_size, 2), constant_values=_NO_KEY)
 
     shape = (padded, padded_size)
     mask = splash.CausalMask(shape) if settings.causal else splash.FullMask(shape)
@@ -70,21 +72,20 @@ def attend(
         q_seq_shards=1,
         interpret=interpret,
     )
-    # --> [B, H, T, D] and back
-    out = jax.vmap(kernel)(
-        *(x.swapaxes(1, 2) for x in (query, key, value)), splash.SegmentIds(query_ids, key_ids)
-    ).swapaxes(1, 2)[:, :length]
-    # What the kernel makes of a row without any key is an average over hidden ones.
-    served = _has_key(query_ids, key_ids, settings.causal)[:, :length, None, None]
-    return jnp.where(served, out, jnp.zeros((), out.dtype))
+    heads_first = (x.swapaxes(1, 2) for x in (query, key, value))  # --> [B, H, T, D]
+    out = jax.vmap(kernel)(*heads_first, splash.SegmentIds(query_ids, key_ids))
+    out = out.swapaxes(1, 2)[:, :length]  # --> [B, T, H, D]
+    # The kernel computes an average over masked keys for a row without any key.
+    has_key = _has_key(query_ids, key_ids, settings.causal)[:, :length, None, None]
+    return jnp.where(has_key, out, jnp.zeros((), out.dtype))
 
 
-# Ids of padding: a query's differs from a key's, or they would attend to each other.
+# Ids of padding. Those of queries and keys differ, so that they do not attend to each other.
 _NO_QUERY, _NO_KEY = -1, 0
 
 
 def _segments(batch: int, length: int, size: int, extras: Extras) -> tuple[jax.Array, jax.Array]:
-    """Segment ids that say what lengths and segments say: only equal ids attend to each other."""
+    """Segment ids `[B, T]` and `[B, S]` that express lengths and segments; equal ids attend."""
     if extras.query_segment_ids is None or extras.key_segment_ids is None:
         query_ids, key_ids = (jnp.ones((batch, n), jnp.int32) for n in (length, size))
     else:
@@ -97,14 +98,15 @@ def _segments(batch: int, length: int, size: int, extras: Extras) -> tuple[jax.A
 
 
 def _has_key(query_ids: jax.Array, key_ids: jax.Array, causal: bool) -> jax.Array:
-    """Which rows `[B, T]` have a key to attend to."""
+    """Whether each query has a key to attend to, `[B, T]`."""
     same = query_ids[:, :, None] == key_ids[:, None, :]
     if causal:
         same = same & jnp.tri(same.shape[1], same.shape[2], dtype=bool)
     return jnp.any(same, axis=-1)
 
 
-def _behind(size: int, padded: int, rank: int) -> list[tuple[int, int]]:
+def _padding(size: int, padded: int, rank: int) -> list[tuple[int, int]]:
+    """Widths for `jnp.pad` that extend axis 1 from `size` to `padded`."""
     return [(0, padded - size) if axis == 1 else (0, 0) for axis in range(rank)]
 
 

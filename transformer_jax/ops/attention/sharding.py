@@ -1,4 +1,4 @@
-"""Attention over the devices of a mesh: the batch and the heads part, nothing is exchanged."""
+"""Attention over the devices of a mesh: batch and heads are sharded, without communication."""
 
 import functools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Axes = tuple[str, ...]
 
 
 def over_mesh(attend: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """`attend` under `shard_map` where a mesh is set and its axes are not yet mapped over."""
+    """`attend` under `shard_map` over the axes of the mesh that are not manual yet, if any."""
 
     @functools.wraps(attend)
     def call(query, key, value, extras: Extras, settings: Settings) -> jax.Array:
@@ -36,37 +36,35 @@ def over_mesh(attend: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
         def local(query, key, value, extras: Extras) -> jax.Array:
             if extras.seeds is not None:
-                origin = jnp.stack([
-                    jax.lax.axis_index(batch) * query.shape[0],
-                    jax.lax.axis_index(heads) * query.shape[2],
-                ])  # fmt: skip
-                extras = extras._replace(origin=origin)
+                first_row = jax.lax.axis_index(batch) * query.shape[0]
+                first_head = jax.lax.axis_index(heads) * query.shape[2]
+                extras = extras._replace(origin=jnp.stack([first_row, first_head]))
             return attend(query, key, value, extras, settings)
 
-        whole = PartitionSpec(batch, None, heads, None)
-        specs = (whole, whole, whole, _extras_specs(extras, batch, heads))
+        spec = PartitionSpec(batch, None, heads, None)
+        specs = (spec, spec, spec, _extras_specs(extras, batch, heads))
         args = (query, key, value, extras)
         if AxisType.Explicit in mesh.axis_types:
             args = jax.tree.map(jax.sharding.reshard, args, specs)
         return jax.shard_map(
-            local, in_specs=specs, out_specs=whole, axis_names=set(free), check_vma=False
+            local, in_specs=specs, out_specs=spec, axis_names=set(free), check_vma=False
         )(*args)
 
     return call
 
 
 def _axes(free: dict[str, int], rows: int, heads: int) -> tuple[Axes, Axes]:
-    """Mesh axes for the batch and for the heads, of those that divide them."""
+    """Mesh axes that shard the batch and the heads: those that divide them."""
     batch: Axes = ()
     for name in _BATCH_AXES:
         if name in free and rows % free[name] == 0:
             batch, rows = (*batch, name), rows // free[name]
-    split = _HEAD_AXIS in free and heads % free[_HEAD_AXIS] == 0
-    return batch, (_HEAD_AXIS,) if split else ()
+    divides = _HEAD_AXIS in free and heads % free[_HEAD_AXIS] == 0
+    return batch, (_HEAD_AXIS,) if divides else ()
 
 
 def _extras_specs(extras: Extras, batch: Axes, heads: Axes) -> Extras:
-    """A partition of each array of `extras`, in an `Extras` of its own."""
+    """The `PartitionSpec` of each array of `extras`, at its field."""
 
     def broadcastable(x: jax.Array | None) -> PartitionSpec | None:
         if x is None:
