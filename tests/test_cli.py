@@ -58,8 +58,12 @@ def test_host_memory_is_kept_after_it_is_freed():
     for keep in (True, False):
         done = subprocess.run(
             [sys.executable, "-c", f"KEEP = {keep}{ALLOCATE_AND_FREE}"],
-            cwd=ROOT, env={}, capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            env={},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         page_faults.append(int(done.stdout))
     assert page_faults[0] < 50
     assert page_faults[1] >= 5 * 100  # huge pages of 2 MiB; small ones are 4 KiB
@@ -88,7 +92,7 @@ def test_out_of_memory_advice_names_settings_of_the_command(name, capsys, monkey
     assert ("--batch_tokens" in said) == (name == "decode")
 
 
-def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path):
+def test_check_writable_changes_nothing(tmp_path):
     path = tmp_path / "scores.json"
     path.write_text("of last week")
     text_output.check_writable(str(path))
@@ -112,7 +116,7 @@ def test_decode_reads_standard_input_and_writes_one_line_each(tiny_run):
 
 
 @pytest.mark.slow
-def test_eval_prints_and_writes_the_contracts_fields(tiny_run, tmp_path):
+def test_eval_writes_the_promised_fields(tiny_run, tmp_path):
     data, workdir = tiny_run
     out = tmp_path / "scores.json"
     done = command(
@@ -126,9 +130,19 @@ def test_eval_prints_and_writes_the_contracts_fields(tiny_run, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "tok:13a" in done.stdout
     scores = json.loads(out.read_text())
-    assert list(scores) == ["loss", "perplexity", "token_accuracy", "exact_match", "bleu",
-                            "bleu_signature", "chrf", "chrf_signature", "num_sentences",
-                            "checkpoint_step", "split"]  # fmt: skip
+    assert list(scores) == [
+        "loss",
+        "perplexity",
+        "token_accuracy",
+        "exact_match",
+        "bleu",
+        "bleu_signature",
+        "chrf",
+        "chrf_signature",
+        "num_sentences",
+        "checkpoint_step",
+        "split",
+    ]
     assert scores["num_sentences"] == 12
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 12
     before = (data / "test.de").read_text()
@@ -155,7 +169,7 @@ def test_eval_prints_and_writes_the_contracts_fields(tiny_run, tmp_path):
     ],
 )
 @pytest.mark.slow
-def test_mistakes_get_one_sentence_and_a_status(arguments, words):
+def test_commands_answer_mistakes_with_one_sentence_and_a_status(arguments, words):
     done = command(*arguments)
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr, done.stderr

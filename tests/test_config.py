@@ -158,8 +158,11 @@ def test_every_default_is_within_its_choices_and_range():
 
 def test_bounds_include_what_they_say():
     for name, inside, outside in (
-        ("at_least", 1, 0.9), ("above", 1.1, 1), ("at_most", 1, 1.1), ("below", 0.9, 1)
-    ):  # fmt: skip
+        ("at_least", 1, 0.9),
+        ("above", 1.1, 1),
+        ("at_most", 1, 1.1),
+        ("below", 0.9, 1),
+    ):
         rules = Rules("", {name: 1}, False, dataclasses.MISSING)
         setting = Setting("a", float, 0.0, rules, False)
         assert setting.in_range(inside), name

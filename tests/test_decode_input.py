@@ -1,4 +1,4 @@
-"""What `decode` reads: pipes that are read once, lines that come late, files it must not write."""
+"""The input of `decode`: pipes, lines that arrive later, and files that it must not write."""
 
 import os
 import pty
@@ -24,12 +24,12 @@ def pipe():
     os.close(read)
 
 
-def test_lines_of_a_pipe_are_read_once_and_counted_never(pipe, tmp_path):
+def test_lines_of_a_pipe_are_read_once_and_not_counted(pipe, tmp_path):
     path, write = pipe
     os.write(write, b"one\ntwo\n")
     os.close(write)
     assert is_stream(path)
-    assert count_lines(path) is None  # counting would leave nothing to translate
+    assert count_lines(path) is None  # counting would consume the input
     assert list(Lines(path, 10)) == ["one", "two"]
     (tmp_path / "a").write_text("one\ntwo\n")
     assert not is_stream(str(tmp_path / "a"))
@@ -37,7 +37,7 @@ def test_lines_of_a_pipe_are_read_once_and_counted_never(pipe, tmp_path):
     assert list(Lines(str(tmp_path / "a"), 1)) == ["one", "two"]
 
 
-def test_a_pipe_says_whether_its_next_line_is_there(pipe):
+def test_lines_of_a_pipe_are_ready_when_one_has_arrived(pipe):
     path, write = pipe
     lines = Lines(path, 10)
     os.write(write, b"one\ntwo\nthr")
@@ -49,12 +49,12 @@ def test_a_pipe_says_whether_its_next_line_is_there(pipe):
     os.close(write)
     assert list(got) == [["x", "x"]]
     assert lines.ready()
-    for _ in range(2):  # the end stays the end
+    for _ in range(2):  # it ends again
         with pytest.raises(StopIteration):
             next(lines)
 
 
-def test_an_unreadable_line_is_an_error_where_it_is_asked_for(pipe):
+def test_lines_raise_an_unreadable_line_in_its_turn(pipe):
     path, write = pipe
     os.write(write, b"one\n\xff\n")
     os.close(write)
@@ -64,12 +64,12 @@ def test_an_unreadable_line_is_an_error_where_it_is_asked_for(pipe):
         next(lines)
 
 
-def test_windows_without_a_pipe_are_full():
+def test_windows_of_a_file_are_full():
     assert list(windows(iter("abcde"), 2)) == [["a", "b"], ["c", "d"], ["e"]]
     assert list(windows(iter(""), 2)) == []
 
 
-def test_no_file_that_is_read_is_written(tmp_path):
+def test_output_must_not_be_an_input(tmp_path):
     names = ["in", "prefixes", "hard", "soft", "other"]
     read, prefixes, hard, soft, other = (tmp_path / name for name in names)
     for path in (read, prefixes, other):
@@ -97,7 +97,7 @@ def decode(workdir, *flags):
 
 
 @pytest.mark.slow
-def test_one_line_through_a_pipe_that_stays_open_is_answered(tiny_run):
+def test_decode_answers_each_line_of_an_open_pipe(tiny_run):
     command = decode(tiny_run[1])
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -112,7 +112,7 @@ def test_one_line_through_a_pipe_that_stays_open_is_answered(tiny_run):
 
 
 @pytest.mark.slow
-def test_a_process_substitution_is_translated_where_progress_is_shown(tiny_run):
+def test_decode_translates_a_process_substitution_with_a_progress_bar(tiny_run):
     terminal, stderr = pty.openpty()
     shell = f"exec {' '.join(decode(tiny_run[1]))} --input=<(printf 'one\\ntwo\\n')"
     done = subprocess.run(
@@ -124,8 +124,8 @@ def test_a_process_substitution_is_translated_where_progress_is_shown(tiny_run):
 
 
 @pytest.mark.slow
-def test_two_flags_that_read_standard_input_are_refused(tiny_run):
-    """Their lines would be dealt out at random."""
+def test_decode_refuses_two_flags_that_read_standard_input(tiny_run):
+    """Each would get some of the lines, at random."""
     command = decode(tiny_run[1], "--input=-", "--prefixes=-")
     done = subprocess.run(command, input="one\n", capture_output=True, text=True)
     assert done.returncode == 2
@@ -134,13 +134,16 @@ def test_two_flags_that_read_standard_input_are_refused(tiny_run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["prefixes", "phrases", "score"])
-def test_an_output_that_is_also_read_is_refused_and_kept(tiny_run, tmp_path, name):
+def test_decode_refuses_and_keeps_an_output_that_is_an_input(tiny_run, tmp_path, name):
     path = tmp_path / "text"
     path.write_text("eins\n")
     done = subprocess.run(
         decode(tiny_run[1], f"--{name}={path}", f"--output={path}", f"--input={ROOT}/LICENSE"),
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
     assert done.returncode == 2
     assert f"--{name} are the same file" in done.stderr
     assert path.read_text() == "eins\n"

@@ -1,4 +1,4 @@
-"""The direction of imports, and what an import must not load."""
+"""The direction of imports, and packages that an import must not load."""
 
 import ast
 import subprocess
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "transformer_jax"
-# Each imports only from those before it, or from the same line. A module that is named apart from
-# its room may be imported by rooms that the rest of it imports.
+# Each imports only from those before it, or from itself. A module that is named apart from its
+# package may be imported by packages that the rest of it imports.
 ORDER = [
     "errors", "config", "paths", "ops", "model", "data", "distributed", "runs",
     "evaluation.bleu_tokenizers", "decoding", "evaluation", "interop", "training", "diagnostics",
@@ -18,7 +18,7 @@ ORDER = [
 
 
 def place(module: str) -> int:
-    """Where a module, named without the package, is in `ORDER`; its own name before its room's."""
+    """Index in `ORDER` of a module without its first name, by itself or by its package."""
     parts = module.split(".")
     names = [name for name in (".".join(parts[:2]), parts[0]) if name in ORDER]
     return ORDER.index(names[0])
@@ -42,19 +42,19 @@ def edges():
 
 
 def test_imports_follow_the_order():
-    found = list(edges())
-    assert len(found) > 30
+    imports = list(edges())
+    assert len(imports) > 30
     wrong = [
         f"{path.relative_to(ROOT)} imports {target}"
-        for module, target, path in found
+        for module, target, path in imports
         if place(target) > place(module)
     ]
     assert not wrong
 
 
-def test_every_room_is_in_the_order():
-    rooms = {p.relative_to(ROOT).parts[0].removesuffix(".py") for p in ROOT.rglob("*.py")}
-    assert rooms - {"__init__"} == {name for name in ORDER if "." not in name}
+def test_import_order_names_every_module():
+    modules = {p.relative_to(ROOT).parts[0].removesuffix(".py") for p in ROOT.rglob("*.py")}
+    assert modules - {"__init__"} == {name for name in ORDER if "." not in name}
 
 
 def loaded_by(code):
@@ -72,17 +72,17 @@ try:
 except SystemExit as end:
     assert end.code == 0
 """
-# What takes longer to load than a command's help may take.
+# Packages that take longer to load than a command's help should.
 HEAVY = {"jax", "jaxlib", "flax", "optax", "orbax", "grain", "numpy", "scipy", "ml_collections",
          "sentencepiece", "sacrebleu", "tensorboardX", "tensorflow_datasets", "etils", "tqdm",
          "tensorstore", "array_record", "google"}  # fmt: skip
 
 
 @pytest.mark.parametrize("code", ["import transformer_jax", HELP])
-def test_importing_the_package_and_asking_for_help_load_nothing_heavy(code):
-    found = loaded_by(code)
-    assert "transformer_jax" in found
-    assert not found & HEAVY
+def test_import_and_help_load_nothing_heavy(code):
+    loaded = loaded_by(code)
+    assert "transformer_jax" in loaded
+    assert not loaded & HEAVY
 
 
 @pytest.mark.parametrize(
@@ -91,12 +91,12 @@ def test_importing_the_package_and_asking_for_help_load_nothing_heavy(code):
      "transformer_jax.plotting", "transformer_jax.training.loop",
      "transformer_jax.data.number_words"],
 )  # fmt: skip
-def test_an_import_loads_no_other_framework(module):
+def test_import_loads_no_other_framework(module):
     others = {"tensorflow", "torch", "matplotlib", "tensorflow_text", "clu"}
     assert not loaded_by(f"import {module}") & others
 
 
-def test_the_version_is_the_same_everywhere():
+def test_version_is_the_same_everywhere():
     root = ROOT.parent
     done = subprocess.run(
         [sys.executable, "-c", HELP.replace("--help", "--version")],

@@ -1,4 +1,4 @@
-"""Paths as users write them: expanded once, for every part of a command."""
+"""Paths as users write them are expanded once, for every part of a command."""
 
 import dataclasses
 import importlib.util
@@ -20,7 +20,7 @@ def home(tmp_path, monkeypatch):
     return str(tmp_path)
 
 
-def test_a_home_folder_is_expanded_and_anything_else_kept(home):
+def test_expand_replaces_home_folders_only(home):
     assert paths.expand("~") == home
     assert paths.expand("~/a/~b") == f"{home}/a/~b"
     for kept in ("a/~/b", "/a", "", "-", "gs://bucket/~x", "./~x"):
@@ -29,24 +29,30 @@ def test_a_home_folder_is_expanded_and_anything_else_kept(home):
         paths.expand("~nobody-here/x", "--input")
 
 
-def test_every_path_among_the_settings_is_expanded(home):
+def test_expand_config_expands_every_path(home):
     config = tiny.get_config()
     config.data.source, config.data.train = "files", "~/a, ~/b.tsv"
     config.data.validation, config.data.test = "~/v", "plain"
     config.data.tokenizer_model, config.data.cache_dir = "~/s.model,t.model", "~/cache,1"
     config.data.data_dir, config.train.init_from = "~/tfds", "~/base"
-    found = paths.expand_config(config)
-    assert (found.data.train, found.data.validation) == (f"{home}/a,{home}/b.tsv", f"{home}/v")
-    assert (found.data.test, found.data.tokenizer_model) == ("plain", f"{home}/s.model,t.model")
-    assert (found.data.cache_dir, found.data.data_dir) == (f"{home}/cache,1", f"{home}/tfds")
-    assert found.train.init_from == f"{home}/base"
-    assert config.data.train == "~/a, ~/b.tsv"  # a value: the caller's is as it was
+    expanded = paths.expand_config(config)
+    assert (expanded.data.train, expanded.data.validation) == (
+        f"{home}/a,{home}/b.tsv",
+        f"{home}/v",
+    )
+    assert (expanded.data.test, expanded.data.tokenizer_model) == (
+        "plain",
+        f"{home}/s.model,t.model",
+    )
+    assert (expanded.data.cache_dir, expanded.data.data_dir) == (f"{home}/cache,1", f"{home}/tfds")
+    assert expanded.train.init_from == f"{home}/base"
+    assert config.data.train == "~/a, ~/b.tsv"  # the caller's config is unchanged
 
 
-def test_no_setting_that_names_a_place_is_forgotten():
-    """Every text setting whose default or use is a path, by name."""
+def test_path_settings_are_complete():
+    """By the names of all text settings."""
     words = ("dir", "path", "file", "from", "tokenizer_model", "train", "validation", "test")
-    found = {
+    named_as_paths = {
         (section.name, field.name)
         for section in dataclasses.fields(Config)
         if dataclasses.is_dataclass(section.type)
@@ -56,36 +62,43 @@ def test_no_setting_that_names_a_place_is_forgotten():
     }
     config = tiny.get_config()
     config.data.source = "files"
-    assert found == set(paths._path_settings(config))
+    assert named_as_paths == set(paths._path_settings(config))
 
 
 def define_all(values, monkeypatch):
-    """The flags of train, eval, decode, export and plot, in a set of their own."""
+    """Defines the flags of all commands in `values`."""
     modules = [importlib.import_module(f"transformer_jax.commands.{n}") for n in main.COMMANDS]
     for module in (main, model_flags, process_flags, *modules):
         monkeypatch.setattr(module, "FLAGS", values)
     for name in ("string", "bool", "integer", "float", "enum", "list"):
-        whole = getattr(flags, f"DEFINE_{name}")
+        original = getattr(flags, f"DEFINE_{name}")
 
-        def define(flag, *args, whole=whole, required=False, **kwargs):
+        def define(flag, *args, original=original, required=False, **kwargs):
             if flag not in values:
-                whole(flag, *args, flag_values=values, **kwargs)
+                original(flag, *args, flag_values=values, **kwargs)
 
         monkeypatch.setattr(flags, f"DEFINE_{name}", define)
         for kind, old in list(decode.DEFINERS.items()):
-            if old is whole:
+            if old is original:
                 monkeypatch.setitem(decode.DEFINERS, kind, define)
     monkeypatch.setattr("ml_collections.config_flags.DEFINE_config_file", lambda *a, **k: None)
     monkeypatch.setattr(flags, "mark_flag_as_required", lambda *a: None)
     for module in sorted(modules, key=lambda module: not module.__name__.endswith("export")):
-        module.define_flags([])  # of flags of one name the first counts
+        module.define_flags([])  # of equal names the first is defined
 
 
-def test_every_flag_that_names_a_place_is_expanded(home, monkeypatch):
+def test_path_flags_are_complete_and_expanded(home, monkeypatch):
     values = flags.FlagValues()
     define_all(values, monkeypatch)
-    words = ("file", "folder", "director", "where the translations", "text, one sentence",
-             "further models", "source text to check")  # fmt: skip
+    words = (
+        "file",
+        "folder",
+        "director",
+        "where the translations",
+        "text, one sentence",
+        "further models",
+        "source text to check",
+    )
     about = {name: values[name].help.lower() for name in values}
     places = {name for name, text in about.items() if any(word in text for word in words)}
     places -= {"config", "report", "distributed", "allow_pickle", "metrics"}
@@ -98,7 +111,7 @@ def test_every_flag_that_names_a_place_is_expanded(home, monkeypatch):
     assert values.workdir == f"{home}/run"
 
 
-def test_a_run_is_in_one_folder_however_its_path_is_written(home, tmp_path, monkeypatch):
+def test_train_uses_one_folder_for_any_spelling_of_its_path(home, tmp_path, monkeypatch):
     """Before, `~/x` held lock and checkpoints, `./~/x` config and tokenizer."""
     from tests.conftest import tiny_config
     from transformer_jax.training.loop import train
@@ -114,14 +127,16 @@ def test_a_run_is_in_one_folder_however_its_path_is_written(home, tmp_path, monk
         train(changed, "~/run")
 
 
-def test_a_path_that_nothing_installed_can_open_is_refused_at_once(monkeypatch):
+def test_require_refuses_paths_that_cannot_be_opened(monkeypatch):
     with pytest.raises(UserError, match="--output=s3://b/x: only local paths and gs://"):
         paths.require("s3://b/x", "--output")
     with pytest.raises(UserError, match="--workdir=gs:/b/x: a path in a bucket begins with gs://"):
         paths.require("gs:/b/x", "--workdir")
-    whole = importlib.util.find_spec
+    original = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: None if name == "gcsfs" else whole(name, *a)
+        importlib.util,
+        "find_spec",
+        lambda name, *a: None if name == "gcsfs" else original(name, *a),
     )
     with pytest.raises(UserError, match=r"pip install 'transformer-jax\[gcs\]'"):
         paths.require("gs://bucket/run", "--workdir")

@@ -1,4 +1,4 @@
-"""Pictures show the numbers they were given; attention is the model's."""
+"""Pictures show the numbers they get, and attention is the model's."""
 
 import functools
 import re
@@ -28,7 +28,7 @@ def labels(axis):
 # --- Figures -------------------------------------------------------------------------------------
 
 
-def test_maps_have_a_panel_a_head_and_their_labels():
+def test_attention_maps_have_a_panel_for_each_head_and_labels():
     weights = np.random.default_rng(0).dirichlet(np.ones(3), size=(5, 2))  # [H, T, S]
     figure = plotting.attention_maps(weights, ["▁ein", "s"], ["▁one", "▁big", "</s>"])
     panels = [axes for axes in figure.axes if axes.get_visible()]
@@ -40,7 +40,7 @@ def test_maps_have_a_panel_a_head_and_their_labels():
         assert labels(axes.yaxis) == (["▁ein", "s"] if number in (0, 4) else [])
 
 
-def test_text_is_drawn_as_it_is():
+def test_labels_are_drawn_unchanged():
     """Dollars make no formula, an underscore hides no entry."""
     figure = plotting.attention_maps(np.ones((1, 1, 2)), ["$$"], ["$x_$", "a$b"], ["$5 and $6"])
     svg = plotting.to_svg(figure)
@@ -52,7 +52,7 @@ def test_text_is_drawn_as_it_is():
     assert "b$1$, training" in svg
 
 
-def test_a_small_matrix_has_its_numbers_written_into_it():
+def test_heat_map_writes_numbers_into_a_small_matrix():
     figure = plotting.heat_map(np.array([[0.5, -1.25]]), signed=True)
     (axes,) = figure.axes
     assert [text.get_text() for text in axes.texts] == ["0.50", "-1.25"]
@@ -60,12 +60,12 @@ def test_a_small_matrix_has_its_numbers_written_into_it():
     assert axes.get_images()[0].get_clim() == (-1.25, 1.25)
 
 
-def test_maps_of_several_shapes_are_refused():
+def test_heat_maps_refuse_several_shapes():
     with pytest.raises(ValueError, match="one shape"):
         plotting.heat_maps({"a": np.ones((2, 2)), "b": np.ones((2, 3))})
 
 
-def test_curves_show_each_runs_own_points():
+def test_learning_curves_show_the_points_of_each_run():
     runs = {
         "a": [{"step": 10, "train_loss": 3.0}, {"step": 20, "train_loss": 2.0, "eval_loss": 1.5}],
         "b": [{"step": 5, "train_loss": 4.0}],
@@ -77,12 +77,12 @@ def test_curves_show_each_runs_own_points():
         "a, training, label smoothing included": [[10, 3], [20, 2]],
         "a, validation": [[20, 1.5]],
         "b, training, label smoothing included": [[5, 4]],
-    }  # fmt: skip
+    }
     with pytest.raises(ValueError, match="metrics"):
         plotting.learning_curves({"c": [{"step": 1, "other": 2.0}]})
 
 
-def test_an_alignment_has_a_line_for_each_weight_that_counts():
+def test_alignment_has_a_line_for_each_large_weight():
     weights = np.array([[0.9, 0.1, 0.0], [0.02, 0.0, 0.98]])
     (axes,) = plotting.alignment(weights, ["A", "B"], ["x", "y", "z"]).axes
     assert [text.get_text() for text in axes.texts] == ["x", "y", "z", "A", "B"]
@@ -91,21 +91,21 @@ def test_an_alignment_has_a_line_for_each_weight_that_counts():
     assert ends == {(places[s], places[t]) for s, t in ("xA", "yA", "zB")}
 
 
-def test_schedules_and_lengths_show_what_they_are_given():
+def test_schedules_and_length_statistics_show_their_values():
     (axes,) = plotting.schedules({"up": np.array([0.1, 0.2])}).axes
     assert axes.lines[0].get_xydata().tolist() == [[1, 0.1], [2, 0.2]]
     figure = plotting.length_statistics(np.array([3, 4]), np.array([5, 9]), {"a": 0.5, "b": 0.25})
     assert [bar.get_width() for bar in figure.axes[2].patches] == [50.0, 25.0]
 
 
-def test_positions_show_the_table_and_its_products():
+def test_positions_show_the_table_and_dot_products():
     table = np.random.default_rng(1).normal(size=(6, 4))
     figure = plotting.positions(table)
     np.testing.assert_array_equal(shown(figure.axes[0])[0], table)
     np.testing.assert_allclose(figure.axes[1].lines[0].get_ydata(), table @ table[3])
 
 
-def test_the_same_figure_gives_the_same_file_whose_letters_are_text():
+def test_svg_is_reproducible_and_keeps_letters_as_text():
     one, other = (plotting.to_svg(plotting.heat_map(np.eye(2), ["größe", "b"])) for _ in range(2))
     assert one == other
     assert re.search(r"<text[^>]*>größe</text>", one)
@@ -114,7 +114,7 @@ def test_the_same_figure_gives_the_same_file_whose_letters_are_text():
 # --- Attention -----------------------------------------------------------------------------------
 
 
-def test_every_module_shows_what_its_heads_work_with(translator):
+def test_intermediates_hold_queries_keys_values_and_weights(translator):
     """Against the module's own parameters, in float64: encoder, decoder and cross-attention."""
     model, params = translator.config.model, translator.params
     source, target = np.array([[5, 9, 4]]), np.array([[1, 7]])
@@ -124,8 +124,10 @@ def test_every_module_shows_what_its_heads_work_with(translator):
 
     apply = functools.partial(Transformer(model).apply, method=run, mutable=["intermediates"])
     _, state = jax.jit(apply)({"params": params})
-    parts = {"encoder_layers_0": ["self_attention"],
-             "decoder_layers_0": ["self_attention", "cross_attention"]}  # fmt: skip
+    parts = {
+        "encoder_layers_0": ["self_attention"],
+        "decoder_layers_0": ["self_attention", "cross_attention"],
+    }
     for layer, names in parts.items():
         for name in names:
             (q,), (k,), (v,), (weights,) = (
@@ -141,7 +143,7 @@ def test_every_module_shows_what_its_heads_work_with(translator):
             assert v[0].shape == k.shape
 
 
-def test_nothing_is_shown_that_nobody_asks_for():
+def test_intermediates_are_empty_unless_requested():
     from transformer_jax.config import ModelConfig
 
     module = SelfAttention(ModelConfig(d_model=4, num_heads=2), causal=True)
@@ -149,8 +151,8 @@ def test_nothing_is_shown_that_nobody_asks_for():
     assert set(module.init(jax.random.key(0), x, ids, ids, deterministic=True)) == {"params"}
 
 
-def test_a_sentences_attention_is_that_of_the_translation(translator):
-    """The padded, compiled look agrees with the search's own attention."""
+def test_sentence_attention_equals_that_of_the_search(translator):
+    """The padded and compiled function agrees with the search's attention."""
     from transformer_jax.decoding.alignment import AttentionChoice
 
     text = "three four nine"
@@ -169,7 +171,7 @@ def test_a_sentences_attention_is_that_of_the_translation(translator):
     assert seen.of("encoder")[1:] == (seen.source, seen.source)
 
 
-def test_a_multilingual_models_tag_is_read_and_shown(translator):
+def test_sentence_attention_includes_language_tags(translator):
     from transformer_jax.decoding.alignment import AttentionChoice
 
     source = translator.tokenizers.source
@@ -188,7 +190,7 @@ def test_a_multilingual_models_tag_is_read_and_shown(translator):
         assert target or seen.target[1:-1] == best.tokens
 
 
-def test_attention_of_a_text_in_parts_can_be_drawn():
+def test_attention_of_a_long_text_in_parts_is_drawn():
     joined = block_diagonal([np.array([[0.5, 0.25]]), np.array([[0.75]])])
     want = np.array([[0.5, 0.25, 0], [0, 0, 0.75]])
     figures = plotting.heat_map(joined), plotting.alignment(joined, ["x", "y"], ["a", "b", "c"])
@@ -196,22 +198,24 @@ def test_attention_of_a_text_in_parts_can_be_drawn():
     assert plotting.to_svg(figures[1])
 
 
-def test_a_given_target_is_looked_at_as_it_is(translator):
+def test_sentence_attention_of_a_given_target(translator):
     seen = collect.sentence_attention(translator, "one", "zwei drei")
     tokens = translator.tokenizers.target
     assert list(seen.target[:-1]) == tokens.tokens(tokens.encode("zwei drei"))
 
 
 @pytest.mark.parametrize(("source", "message"), [("", "no text"), ("one " * 60, "shorter")])
-def test_sentences_that_cannot_be_shown_are_refused(translator, source, message):
+def test_sentence_attention_refuses_empty_and_long_sentences(translator, source, message):
     with pytest.raises(UserError, match=message):
         collect.sentence_attention(translator, source)
 
 
-def test_padding_of_a_corpus_by_hand(tiny_run, translator):
+def test_corpus_lengths_report_padding(tiny_run, translator):
     """One shape for all: n · (longest source + longest target) positions."""
     source, target, padding = collect.corpus_lengths(translator.config, tiny_run[1])
-    whole = len(source) * (int(source.max()) + int(target.max()))
-    assert padding["all as the longest"] == pytest.approx(1 - (source.sum() + target.sum()) / whole)
+    positions = len(source) * (int(source.max()) + int(target.max()))
+    assert padding["all as the longest"] == pytest.approx(
+        1 - (source.sum() + target.sum()) / positions
+    )
     assert 0 <= padding["in buckets"] < padding["all as the longest"]
     assert padding["this run"] == padding["packed"]

@@ -1,4 +1,4 @@
-"""The report is whole and safe to open; the command `plot` draws, or says why not."""
+"""The report is complete and safe to open; `plot` draws or says why it cannot."""
 
 import base64
 import html.parser
@@ -28,7 +28,7 @@ def workdir(tiny_run, tmp_path_factory):
 
 
 class Page(html.parser.HTMLParser):
-    """What a page says and asks for."""
+    """The text of a page, its tags and the addresses it loads."""
 
     def __init__(self, text):
         super().__init__()
@@ -48,7 +48,7 @@ class Page(html.parser.HTMLParser):
         self.text += data
 
 
-def test_the_report_is_one_file_with_everything_in_it(workdir, tmp_path):
+def test_report_is_one_file_with_everything_in_it(workdir, tmp_path):
     lines = collect.read_metrics(workdir)
     evaluated = [line for line in lines if "eval_loss" in line]
     scores = {k.removeprefix("eval_"): v for k, v in evaluated[-1].items()}
@@ -70,13 +70,13 @@ def test_the_report_is_one_file_with_everything_in_it(workdir, tmp_path):
         assert sample["hypothesis"] in page.text
     for line in evaluated:
         assert f"{line['eval_chrf']:.2f}" in page.text
-    # Of validation, and of the file.
+    # Of the validation set and of the file.
     assert page.text.count(evaluated[-1]["eval_bleu_signature"]) == 2
     assert "flickr.json: 8 sentences" in page.text
     assert '"label_smoothing": 0.1' in page.text
 
 
-def test_text_in_a_report_is_text(workdir):
+def test_report_escapes_text(workdir):
     """A sentence that looks like a tag."""
     path = workdir / "samples.jsonl"
     before = path.read_text()
@@ -92,7 +92,7 @@ def test_text_in_a_report_is_text(workdir):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_never_evaluated_has_a_report(tiny_run, tmp_path):
+def test_report_of_a_run_without_evaluation(tiny_run, tmp_path):
     from transformer_jax.training.loop import train
 
     train(tiny_config(tiny_run[0], num_steps=10, eval_every_steps=0), tmp_path / "run")
@@ -101,7 +101,7 @@ def test_a_run_that_was_never_evaluated_has_a_report(tiny_run, tmp_path):
     assert "no sample that is short enough" in text
 
 
-def test_lines_end_where_json_does(tmp_path):
+def test_read_lines_splits_at_line_feeds_only(tmp_path):
     path = epath.Path(tmp_path / "lines.jsonl")
     path.write_text('{"a": "x\u2028y"}\n{"a": 2}\n{"a"')
     assert collect.read_lines(path) == [{"a": "x\u2028y"}, {"a": 2}]
@@ -110,7 +110,7 @@ def test_lines_end_where_json_does(tmp_path):
         collect.read_lines(path)
 
 
-def test_a_large_model_has_its_last_layers_drawn():
+def test_report_of_a_large_model_draws_its_last_layers():
     from transformer_jax.plotting import report
 
     weights = np.ones((5, 16, 2, 2)) / 2
@@ -119,7 +119,7 @@ def test_a_large_model_has_its_last_layers_drawn():
     assert all(f'alt="decoder layer {n}"' in text for n in range(5))
 
 
-def test_a_report_of_no_run_and_of_no_scores_is_refused(tmp_path, workdir):
+def test_report_refuses_a_missing_run_and_wrong_scores(tmp_path, workdir):
     with pytest.raises(UserError, match=r"no config\.json"):
         write_report(tmp_path)
     (tmp_path / "bad.json").write_text("[]")
@@ -132,14 +132,25 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium here")
-def test_a_browser_opens_the_report_without_complaint(workdir, tmp_path):
+def test_report_opens_in_a_browser_without_errors(workdir, tmp_path):
     path = write_report(workdir)
     done = subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-         "--enable-logging=stderr", "--log-level=0", f"--user-data-dir={tmp_path}", "--dump-dom",
-         path.as_uri()],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-background-networking",
+            "--enable-logging=stderr",
+            "--log-level=0",
+            f"--user-data-dir={tmp_path}",
+            "--dump-dom",
+            path.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert "Attention to the source" in done.stdout
     assert "CONSOLE" not in done.stderr
 
@@ -147,19 +158,27 @@ def test_a_browser_opens_the_report_without_complaint(workdir, tmp_path):
 def run_plot(*arguments):
     return subprocess.run(
         [sys.executable, "-m", "transformer_jax.plotting", *arguments],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
-    [["attention", "--source=one two"], ["attention", "--source=one", "--part=encoder", "--mean"],
-     ["alignment", "--source=one two", "--nowords", "--layer=-1"], ["curves"],
-     ["curves", "--metrics=grad_norm"], ["schedule"], ["positions"], ["lengths"]],
+    [
+        ["attention", "--source=one two"],
+        ["attention", "--source=one", "--part=encoder", "--mean"],
+        ["alignment", "--source=one two", "--nowords", "--layer=-1"],
+        ["curves"],
+        ["curves", "--metrics=grad_norm"],
+        ["schedule"],
+        ["positions"],
+        ["lengths"],
+    ],
     ids=" ".join,
-)  # fmt: skip
-def test_the_command_draws(workdir, tmp_path, arguments):
+)
+def test_plot_draws_each_picture(workdir, tmp_path, arguments):
     output = tmp_path / "picture.svg"
     done = run_plot(*arguments, f"--workdir={workdir}", f"--output={output}")
     assert done.returncode == 0, done.stderr
@@ -182,7 +201,7 @@ def test_the_command_draws(workdir, tmp_path, arguments):
         (["lengths", "--workdir=nowhere"], ["nowhere", "config.json"]),
     ],
 )
-def test_what_cannot_be_drawn_is_one_sentence(arguments, words):
+def test_plot_answers_mistakes_with_one_sentence(arguments, words):
     done = run_plot(*arguments)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
@@ -191,7 +210,7 @@ def test_what_cannot_be_drawn_is_one_sentence(arguments, words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("picture", ["curves", "report"])
-def test_without_matplotlib_it_says_what_to_install(workdir, picture):
+def test_plot_without_matplotlib_names_the_package(workdir, picture):
     code = (
         "import runpy, sys; sys.modules['matplotlib'] = None; "
         f"sys.argv = ['plot', {picture!r}, {f'--workdir={workdir}'!r}]; "
@@ -204,15 +223,23 @@ def test_without_matplotlib_it_says_what_to_install(workdir, picture):
 
 
 @pytest.mark.slow
-def test_training_ends_with_a_report(tiny_run, tmp_path):
-    """Of a run that is at its end; not where it is not asked for."""
+def test_train_ends_with_a_report(tiny_run, tmp_path):
+    """Also where the run has ended already, but not with --noreport."""
     _, finished = tiny_run
     shutil.copytree(finished, tmp_path / "run")
     config = json.loads((finished / "config.json").read_text())
-    command = [sys.executable, "train.py", "--config=tiny", f"--workdir={tmp_path / 'run'}",
-               "--config.parallel.data=1", "--config.data.source=files",
-               *(f"--config.data.{name}={config['data'][name]}" for name in
-                 ("vocab_size", "train", "validation", "test", "cache_dir"))]  # fmt: skip
+    command = [
+        sys.executable,
+        "train.py",
+        "--config=tiny",
+        f"--workdir={tmp_path / 'run'}",
+        "--config.parallel.data=1",
+        "--config.data.source=files",
+        *(
+            f"--config.data.{name}={config['data'][name]}"
+            for name in ("vocab_size", "train", "validation", "test", "cache_dir")
+        ),
+    ]
     done = subprocess.run([*command, "--noreport"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "run" / "report.html").exists()
