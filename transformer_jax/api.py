@@ -20,6 +20,7 @@ from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError
 from transformer_jax.interop import pretrained
 from transformer_jax.interop.pretrained import Pretrained
+from transformer_jax.runs import host_memory
 
 
 class Translator:
@@ -75,6 +76,7 @@ class Translator:
         Raises:
           UserError: where something is missing, damaged or not supported.
         """
+        host_memory.keep_freed_memory()
         model = pretrained.load(_located(path), str(checkpoint), config, allow_pickle)
         further = [
             (one, "best") if isinstance(one, str | os.PathLike) else tuple(one) for one in ensemble

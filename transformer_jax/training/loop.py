@@ -15,6 +15,7 @@ from transformer_jax.config import Config, validate
 from transformer_jax.data.loader import BatchSource, load_batches
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.errors import UserError
+from transformer_jax.runs import host_memory
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.checkpoint import Checkpointer, newest_intact
 from transformer_jax.runs.retention import quality
@@ -47,6 +48,7 @@ def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None
       UserError: before any compilation, for whatever cannot work. Later, where training cannot
         continue or the last checkpoint could not be written.
     """
+    host_memory.keep_freed_memory()
     with open_run(config, workdir) as trainer:
         return trainer.run(stop_after)
 
