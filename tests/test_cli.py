@@ -92,10 +92,10 @@ def test_out_of_memory_advice_names_settings_of_the_command(name, capsys, monkey
     assert ("--batch_tokens" in said) == (name == "decode")
 
 
-def test_flags_page_is_current():
-    page = (ROOT / "docs" / "flags.md").read_text()
+def test_page_of_flags_is_current():
+    page = (ROOT / "docs" / "commands.md").read_text()
     done = command("-m", "transformer_jax.commands")
-    assert done.stdout == page, "run: python -m transformer_jax.commands > docs/flags.md"
+    assert done.stdout == page, "run: python -m transformer_jax.commands > docs/commands.md"
 
 
 def test_check_writable_changes_nothing(tmp_path):
