@@ -86,8 +86,9 @@ class Translator:
             if other.tokenizers.fingerprint != model.tokenizers.fingerprint or (
                 other.config.model.decoder_start_id != model.config.model.decoder_start_id
             ):
-                raise UserError(f"{where} has another vocabulary than {path}: they cannot be an "
-                                "ensemble.")  # fmt: skip
+                raise UserError(
+                    f"{where} has another vocabulary than {path}: they cannot be an ensemble."
+                )
         return cls(model.config, model.tokenizers, model.params, model.step, others, processors)
 
     def translate(self, texts: Iterable[str | Request], **settings: Any) -> list[Translation]:

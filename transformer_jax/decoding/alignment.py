@@ -1,4 +1,4 @@
-"""Which source words an output's words were written from, by the decoder's attention."""
+"""Word alignment from the decoder's attention to the source."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ WORD_START = "▁"
 
 @dataclasses.dataclass(frozen=True)
 class AttentionChoice:
-    """Whose attention to the source comes with a translation."""
+    """The decoder layer and head whose attention comes with a translation."""
 
-    # Of the decoder; the last but one aligns best as a rule. Of one layer, -2 is that layer.
+    # The last but one usually aligns best. In a decoder of one layer, -2 is that layer.
     layer: int = -2
     head: int | None = None  # None: the mean of all
 
@@ -25,7 +25,7 @@ class AttentionChoice:
         """Checks that a model has this layer and head.
 
         Raises:
-          UserError: it has not.
+          UserError: it does not.
         """
         decoder = model.for_decoder()
         depth, heads = decoder.num_decoder_layers, decoder.num_heads
@@ -36,7 +36,7 @@ class AttentionChoice:
 
 
 def words_of(tokens: Sequence[str]) -> list[int]:
-    """Number of the word that each token belongs to; "▁" begins one."""
+    """Number of the word that each token belongs to; "▁" starts a word."""
     numbers, word = [], -1
     for token in tokens:
         word += token.startswith(WORD_START) or word < 0
@@ -45,7 +45,7 @@ def words_of(tokens: Sequence[str]) -> list[int]:
 
 
 def join_words(tokens: Sequence[str]) -> list[str]:
-    """The words that `words_of` counts, without their marks."""
+    """The words that `words_of` numbers, without "▁"."""
     words = [""] * (max(words_of(tokens), default=-1) + 1)
     for word, token in zip(words_of(tokens), tokens, strict=True):
         words[word] += token.removeprefix(WORD_START)
@@ -53,24 +53,29 @@ def join_words(tokens: Sequence[str]) -> list[str]:
 
 
 def block_diagonal(parts: Sequence[np.ndarray]) -> sparse.csr_array:
-    """Matrices `[T, S]` of a text's parts as one, sparse: a part attends to itself only.
+    """Joins the matrices `[T, S]` of a text's parts into a sparse one: parts attend to themselves.
 
     Every element of a part is stored, zeros too.
     """
     rows, columns = np.array([part.shape for part in parts]).T
     starts = np.cumsum(columns) - columns
-    indices = [np.tile(np.arange(start, start + part.shape[1], dtype=np.int32), len(part))
-               for start, part in zip(starts, parts, strict=True)]  # fmt: skip
+    indices = [
+        np.tile(np.arange(start, start + part.shape[1], dtype=np.int32), len(part))
+        for start, part in zip(starts, parts, strict=True)
+    ]
     ends = np.cumsum(np.repeat(columns, rows))
     return sparse.csr_array(
-        (np.concatenate([part.reshape(-1) for part in parts]), np.concatenate(indices),
-         np.concatenate([[0], ends])),
+        (
+            np.concatenate([part.reshape(-1) for part in parts]),
+            np.concatenate(indices),
+            np.concatenate([[0], ends]),
+        ),
         shape=(rows.sum(), columns.sum()),
-    )  # fmt: skip
+    )
 
 
 def dense(matrix: Any) -> np.ndarray:
-    """A matrix as an array, be it sparse or not."""
+    """A matrix, sparse or not, as an array."""
     return matrix.toarray() if sparse.issparse(matrix) else np.asarray(matrix)
 
 
@@ -79,11 +84,13 @@ def word_attention(
     source_tokens: Sequence[str],
     target_tokens: Sequence[str],
 ) -> np.ndarray | sparse.csr_array:
-    """Attention of words to words: summed over a source word's tokens, averaged over a target's.
+    """Attention of target words to source words.
+
+    Summed over the tokens of a source word, averaged over those of a target word.
 
     Args:
-      attention: `[T, S]`, dense or sparse; further rows and columns, such as of end symbols, are
-        not read.
+      attention: `[T, S]`, dense or sparse; further rows and columns, such as those of end
+        symbols, are ignored.
       source_tokens: S of them.
       target_tokens: T of them.
 

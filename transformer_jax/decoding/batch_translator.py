@@ -135,10 +135,12 @@ class BatchTranslator:
         Where phrases are wanted, texts without any are not searched.
         """
         max_decode_len, constraints = self._constraints(batch, texts, wanted)
-        found = self.programs.search(
+        hypotheses = self.programs.search(
             self.params, sources, constraints, structure_of(self.settings.search), max_decode_len
         )
-        return max_decode_len, [self._to_text(found, row, text) for row, text in enumerate(texts)]
+        return max_decode_len, [
+            self._translations(hypotheses, row, text) for row, text in enumerate(texts)
+        ]
 
     def _constraints(
         self, batch: Batch, texts: Sequence[EncodedText], wanted: Sequence[Sequence[Phrase]]
@@ -180,39 +182,44 @@ class BatchTranslator:
     def _possible_phrases(self, text: EncodedText) -> tuple[Phrase, ...]:
         return tuple(p for p in text.phrases if phrases.is_possible(p, self.settings.decode))
 
-    def _to_text(self, found: Hypotheses, row: int, text: EncodedText) -> list[Translation]:
+    def _translations(
+        self, hypotheses: Hypotheses, row: int, text: EncodedText
+    ) -> list[Translation]:
         """Translations of one text, as many as asked for; an empty one where there is none."""
-        hypotheses = [
-            self._translation(found, row, k, text)
+        translations = [
+            self._translation(hypotheses, row, k, text)
             for k in range(self.settings.search.beam_size)
-            if found.scores[row, k] > NEVER
+            if hypotheses.scores[row, k] > NEVER
         ]
-        if not hypotheses:
-            reason = NO_OUTPUT if found.finite[row] else NOT_FINITE
+        if not translations:
+            reason = NO_OUTPUT if hypotheses.finite[row] else NOT_FINITE
             return [no_translation(unmet=(reason, *(p.name for p in text.phrases)))]
-        if self.settings.decode.method == "mbr":
+        decode = self.settings.decode
+        if decode.method == "mbr":
             utilities = mbr.expected_utilities(
-                [h.text for h in hypotheses], self.settings.decode.mbr_metric, self.bleu_tokenizer
+                [t.text for t in translations], decode.mbr_metric, self.bleu_tokenizer
             )
-            hypotheses = [
-                dataclasses.replace(h, score=utility)
-                for h, utility in zip(hypotheses, utilities, strict=True)
+            translations = [
+                dataclasses.replace(t, score=utility)
+                for t, utility in zip(translations, utilities, strict=True)
             ]
-            hypotheses.sort(key=lambda h: -h.score)
-        if self.settings.decode.method != "sample":
-            hypotheses = distinct(hypotheses)
-        return hypotheses[: self.settings.num_hypotheses]
+            translations.sort(key=lambda t: -t.score)
+        if decode.method != "sample":
+            translations = distinct(translations)
+        return translations[: self.settings.num_hypotheses]
 
-    def _translation(self, found: Hypotheses, row: int, k: int, text: EncodedText) -> Translation:
-        ids = found.tokens[row, k, text.num_target_tags : found.lengths[row, k]]
+    def _translation(
+        self, hypotheses: Hypotheses, row: int, k: int, text: EncodedText
+    ) -> Translation:
+        ids = hypotheses.tokens[row, k, text.num_target_tags : hypotheses.lengths[row, k]]
         if len(ids) and ids[-1] == self.programs.ids.target_eos:
             ids = ids[:-1]
         target = self.encoder.tokenizers.target
         output = target.decode(ids)
         return Translation(
             text=output,
-            score=float(found.scores[row, k]),
-            log_prob=float(found.log_probs[row, k]),
+            score=float(hypotheses.scores[row, k]),
+            log_prob=float(hypotheses.log_probs[row, k]),
             tokens=tuple(target.tokens(ids)),
             ids=tuple(int(i) for i in ids),
             unmet=phrases.missing(output, text.phrases),

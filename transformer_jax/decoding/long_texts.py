@@ -1,7 +1,8 @@
 """Texts longer than the model reads: where they are cut, and how translations of parts are joined.
 
-A cut is made at the best kind of place in the second half of what still fits, and of the places of
-that kind at the last: the end of a sentence, of a clause, at a comma, between words, anywhere.
+Cuts are in the second half of what still fits. The best kind of place is the end of a sentence,
+then the end of a clause, a comma, a space between words, any place. Of equal places the last is
+taken.
 """
 
 import functools
@@ -12,12 +13,12 @@ from collections.abc import Sequence
 
 from transformer_jax.data.writing_systems import joiner, separates_words
 
-# Marks by the kind of place that is after them, best first.
+# Punctuation by the kind of place after it, best first.
 _MARKS = (".!?…。！？．｡؟۔।॥։።។၊།༎။", ";:；：؛፤", ",，、､،፣")
-_CLOSERS = "\"'”’»)]}）」』】〉》〕］｝＂＇"  # belong to what is before them
+_CLOSERS = "\"'”’»)]}）」』】〉》〕］｝＂＇"  # belong to the text before them
 SENTENCE, CLAUSE, COMMA, WORD, ANYWHERE, NEVER = range(6)
 _SPACE = "▁"  # as SentencePiece writes it
-_CONTEXT = 12  # characters before a place that are looked at
+_CONTEXT = 12  # characters before a place that are considered
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a character without a token of its own, in UTF-8
 
 
@@ -46,7 +47,7 @@ def split_ids(ids: Sequence[int], tokens: Sequence[str], limit: int) -> list[lis
 
 
 def join(texts: Sequence[str]) -> str:
-    """Translations of the parts as one text, spaces between them as their script has them."""
+    """Joins translations of parts, with spaces between them if their script has spaces."""
     return functools.reduce(lambda left, right: left + joiner(left, right) + right, texts, "")
 
 
@@ -54,8 +55,8 @@ def _texts(tokens: Sequence[str]) -> list[str]:
     """The tokens as text: a character in bytes is at its first byte, "" at the others."""
     texts, i = [], 0
     while i < len(tokens):
-        found = [_BYTE.fullmatch(token) for token in tokens[i : i + 4]]
-        values = [int(match[1], 16) for match in itertools.takewhile(bool, found) if match]
+        matches = [_BYTE.fullmatch(token) for token in tokens[i : i + 4]]
+        values = [int(match[1], 16) for match in itertools.takewhile(bool, matches) if match]
         later = list(itertools.takewhile(lambda byte: byte & 0xC0 == 0x80, values[1:]))
         if values:
             texts += [bytes([values[0], *later]).decode(errors="replace"), *[""] * len(later)]
@@ -79,7 +80,7 @@ def _kind_of_place(texts: Sequence[str], i: int, cased: bool) -> int:
     if not before or not after:
         return WORD if spaced else ANYWHERE
     if not spaced:
-        # Nothing goes to the next part that belongs to what is before it.
+        # Marks and punctuation stay with the character before them.
         if unicodedata.category(after[0]).startswith("M"):
             return NEVER
         if after[0] in _CLOSERS or any(after[0] in marks for marks in _MARKS):
@@ -90,8 +91,8 @@ def _kind_of_place(texts: Sequence[str], i: int, cased: bool) -> int:
     ended = before.rstrip(_CLOSERS)
     for kind, marks in enumerate(_MARKS):
         if ended and ended[-1] in marks:
-            goes_on = kind == SENTENCE and ((cased and after[0].islower()) or _abbreviates(ended))
-            return WORD if goes_on else kind
+            continues = kind == SENTENCE and ((cased and after[0].islower()) or _abbreviates(ended))
+            return WORD if continues else kind
     return WORD
 
 
@@ -103,7 +104,7 @@ def _within_number(before: str, after: str) -> bool:
 
 def _abbreviates(ended: str) -> bool:
     """Whether a full stop is after a single letter, as in `J. Doe`, `e.g. this`, `z. B.`."""
-    found = re.search(r"(\w+)\.$", ended)
-    return (
-        found is not None and len(found[1]) == 1 and found[1].isalpha() and separates_words(ended)
-    )
+    match = re.search(r"(\w+)\.$", ended)
+    if match is None:
+        return False
+    return len(match[1]) == 1 and match[1].isalpha() and separates_words(ended)

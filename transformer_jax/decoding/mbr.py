@@ -11,7 +11,7 @@ from transformer_jax.evaluation.bleu_tokenizers import DEFAULT, make_bleu
 
 CHRF_ORDER, BLEU_ORDER = 6, 4  # longest n-grams, of characters and of words
 BETA = 2  # of chrF: recall counts so many times as much
-COLUMNS = 1 << 15  # of the matrix of bits made at once
+COLUMNS = 1 << 15  # of the matrix of bits, computed at a time
 
 
 def expected_utilities(texts: Sequence[str], metric: str, tokenizer: str = DEFAULT) -> list[float]:
@@ -65,12 +65,13 @@ def _bleu(texts: Sequence[str], tokenizer: str) -> np.ndarray:
     """Sentence BLEU by its effective order, `[texts, texts]`, as `_chrf`."""
     split = make_bleu(tokenizer).tokenizer
     words = [split(text.rstrip()).split() for text in texts]
-    ids = {word: number for number, word in enumerate({w: None for own in words for w in own})}
-    sequences = [np.array([ids[word] for word in own], np.int64) for own in words]
-    found = list(ngram_matches(sequences, BLEU_ORDER))
-    totals = np.stack([sizes for sizes, _ in found], axis=-1).tolist()
-    matches = np.stack([matches for _, matches in found], axis=-1).tolist()
-    lengths = [len(own) for own in words]
+    vocabulary = dict.fromkeys(word for text_words in words for word in text_words)
+    ids = {word: number for number, word in enumerate(vocabulary)}
+    sequences = [np.array([ids[word] for word in text_words], np.int64) for text_words in words]
+    by_order = ngram_matches(sequences, BLEU_ORDER)
+    totals = np.stack([sizes for sizes, _ in by_order], axis=-1).tolist()
+    matches = np.stack([matches for _, matches in by_order], axis=-1).tolist()
+    lengths = [len(text_words) for text_words in words]
     scores = [
         [
             BLEU.compute_bleu(
@@ -86,11 +87,11 @@ def _bleu(texts: Sequence[str], tokenizer: str) -> np.ndarray:
 def ngram_matches(
     sequences: Sequence[np.ndarray], max_order: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """N-grams that each two sequences share, each as often as it is in both of them.
+    """Counts the n-grams that each two sequences share, as often as both contain them.
 
-    The k-th time that a sequence holds an n-gram is a column of its own. A row of bits says which
-    columns a sequence has, so the bits that two rows share are their matches. (A product of
-    matrices would start threads of its own in every thread of the search.)
+    Each (n-gram, k-th time in a sequence) is a column of a bit matrix, each sequence a row. The
+    bits that two rows share are their matches. (A matrix product would start more threads in every
+    thread of the search.)
 
     Returns:
       For each order from 1: the n-grams in each sequence, `[N]`, and the matches, `[N, N]`.
@@ -101,23 +102,23 @@ def ngram_matches(
     within = np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     ids = np.zeros(len(owner), np.int64)  # of the n-gram that begins at each place
     num_symbols = int(symbols.max(initial=0)) + 1
-    found = []
+    by_order = []
     for order in range(1, max_order + 1):
         begins = np.flatnonzero(within + order <= lengths[owner])
         ids = ids[: len(owner)]
         ids[begins] = np.unique(
             ids[begins] * num_symbols + symbols[begins + order - 1], return_inverse=True
         )[1]
-        found.append((np.maximum(lengths - order + 1, 0),
-                      _shared(ids[begins], owner[begins], len(sequences))))  # fmt: skip
-    return found
+        sizes = np.maximum(lengths - order + 1, 0)
+        by_order.append((sizes, _shared(ids[begins], owner[begins], len(sequences))))
+    return by_order
 
 
 def _shared(ids: np.ndarray, owner: np.ndarray, count: int) -> np.ndarray:
     """Matches `[count, count]` of the n-grams `ids` of the sequences `owner`."""
     order = np.lexsort((owner, ids))
     ids, owner = ids[order], owner[order]
-    # Which time the sequence holds the n-gram: places since the first of their run.
+    # How many times the sequence had the n-gram before: positions since the first of its run.
     starts = np.flatnonzero(np.r_[True, (np.diff(ids) != 0) | (np.diff(owner) != 0)][: len(ids)])
     times = np.arange(len(ids)) - np.repeat(starts, np.diff(np.r_[starts, len(ids)]))
     columns, holders = np.unique(
