@@ -13,8 +13,62 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("transformer_jax", "configs", "benchmarks", "examples", "tests", "docs")
-# Files and folders that are checked already; "" is everything.
-CHECKED = ("tests/test_language.py",)
+# Files that are not checked yet.
+UNCHECKED: tuple[str, ...] = (
+    "docs/architecture.md",
+    "docs/attention.md",
+    "docs/interop.md",
+    "tests/attention_oracle.py",
+    "tests/conftest.py",
+    "tests/gcs.py",
+    "tests/golden/make.py",
+    "tests/kill_points.py",
+    "tests/peers/__init__.py",
+    "tests/peers/builders.py",
+    "tests/peers/test_export.py",
+    "tests/peers/test_import.py",
+    "tests/peers/test_parity.py",
+    "tests/peers/test_search.py",
+    "tests/peers/test_tpu_compiler.py",
+    "tests/peers/test_train_step.py",
+    "tests/test_attention.py",
+    "tests/test_attention_blocks.py",
+    "tests/test_attention_dispatch.py",
+    "tests/test_checkpoints.py",
+    "tests/test_decode_features.py",
+    "tests/test_dense.py",
+    "tests/test_gcs_life.py",
+    "tests/test_golden.py",
+    "tests/test_hub.py",
+    "tests/test_huggingface.py",
+    "tests/test_long_texts.py",
+    "tests/test_losses.py",
+    "tests/test_model.py",
+    "tests/test_multiprocess.py",
+    "tests/test_parity.py",
+    "tests/test_phrases.py",
+    "tests/test_positional.py",
+    "tests/test_processes.py",
+    "tests/test_programs.py",
+    "tests/test_sampling.py",
+    "tests/test_scaling.py",
+    "tests/test_search.py",
+    "tests/test_search_options.py",
+    "tests/test_step.py",
+    "tests/test_translate.py",
+    "tests/test_translator_threads.py",
+    "transformer_jax/decoding/batch_translator.py",
+    "transformer_jax/decoding/mbr.py",
+    "transformer_jax/decoding/scoring.py",
+    "transformer_jax/decoding/workers.py",
+    "transformer_jax/interop/capabilities.py",
+    "transformer_jax/interop/huggingface/settings.py",
+    "transformer_jax/model/incremental.py",
+    "transformer_jax/model/transformer.py",
+    "transformer_jax/ops/attention/dispatch.py",
+    "transformer_jax/runs/bucket_lock.py",
+    "transformer_jax/training/loop.py",
+)
 
 # Regular expression -> what to write instead. Case is ignored.
 WORDS = {
@@ -38,6 +92,8 @@ WORDS = {
     r"\bsee to it\b": "make sure",
     r"\b(held|known) meanwhile\b": "say which, and until when",
     r"\bwho stands where\b": "positions",
+    r"\b(nobody|whoever)\b": "name the caller or user",
+    r"\bmeanwhile\b": "name the time",
     r"\bpieces?\b": "token (piece is for SentencePiece's own API)",
 }
 # (path, regular expression of a line) that may have such a word: quotations and other APIs.
@@ -123,7 +179,7 @@ def length_problems(name: str, text: str) -> Iterator[str]:
 
 
 def test_code_and_documents_are_in_plain_english():
-    checked = [p for p in files() if p.relative_to(ROOT).as_posix().startswith(CHECKED)]
+    checked = [path for path in files() if path.relative_to(ROOT).as_posix() not in UNCHECKED]
     wrong = [problem for path in checked for problem in problems(path)]
     assert not wrong, "\n".join(wrong)
 

@@ -25,8 +25,8 @@ def test_expand_replaces_home_folders_only(home):
     assert paths.expand("~/a/~b") == f"{home}/a/~b"
     for kept in ("a/~/b", "/a", "", "-", "gs://bucket/~x", "./~x"):
         assert paths.expand(kept) == kept
-    with pytest.raises(UserError, match=r"--input=~nobody-here/x: ~nobody-here is no user.*\./~no"):
-        paths.expand("~nobody-here/x", "--input")
+    with pytest.raises(UserError, match=r"--input=~no-such-user/x: ~no-such-user is no user.*\./~no"):
+        paths.expand("~no-such-user/x", "--input")
 
 
 def test_expand_config_expands_every_path(home):
