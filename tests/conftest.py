@@ -90,7 +90,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
 
 
 def fill(folder: Path, room: int = 0) -> None:
-    """Fills a disk but for `room` bytes, which a checkpoint may begin with."""
+    """Fills a disk except `room` bytes, with which a checkpoint may begin."""
     with contextlib.suppress(OSError), (folder / "filler").open("wb") as file:
         while True:
             file.write(bytes(4096))
@@ -104,9 +104,17 @@ def tokenizers() -> TokenizerPair:
     model = io.BytesIO()
     texts = [text for pair in digit_pairs(300) for text in pair]
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_writer=model, vocab_size=295, byte_fallback=True,
-        character_coverage=1.0, pad_id=0, bos_id=1, eos_id=2, unk_id=3, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(texts),
+        model_writer=model,
+        vocab_size=295,
+        byte_fallback=True,
+        character_coverage=1.0,
+        pad_id=0,
+        bos_id=1,
+        eos_id=2,
+        unk_id=3,
+        minloglevel=2,
+    )
     tokenizer = Tokenizer(model.getvalue())
     return TokenizerPair(tokenizer, tokenizer)
 

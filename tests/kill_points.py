@@ -1,4 +1,4 @@
-"""Trains and kills itself at many points, goes on, and compares; run by test_faults.py.
+"""Trains, is killed at many points, resumes, and compares; run by test_faults.py.
 
     python tests/kill_points.py DATA FOLDER NUM_FILE_POINTS STEP_POINT…
 
@@ -6,7 +6,7 @@ Each run is a fork of one process that has imported everything and not yet used 
 is the k-th time that anything is opened, made, renamed or removed below the work directory (the
 audit events of Python); a *step point* is just before a training step. Prints JSON: the digest of
 the undisturbed run's last state, and for each point that of the run that was killed there and
-started again, and the step it went on from.
+started again, with the step from which it resumed.
 """
 
 import hashlib
@@ -30,9 +30,12 @@ SAVE_EVERY = 4
 
 def config_of(data: Path):
     return tiny_config(
-        data, num_steps=NUM_STEPS, checkpoint_every_steps=SAVE_EVERY, eval_every_steps=0,
+        data,
+        num_steps=NUM_STEPS,
+        checkpoint_every_steps=SAVE_EVERY,
+        eval_every_steps=0,
         log_every_steps=3,
-    )  # fmt: skip
+    )
 
 
 def in_child(function, *args) -> tuple[int, str]:
@@ -77,12 +80,12 @@ def run(data: Path, workdir: Path, file_point: int | None = None, step_point: in
     """Trains to the end, unless it dies; (step it began at, digest of its state, file events)."""
     count = watch_files(workdir, file_point)
     if step_point is not None:
-        whole_step = runners.JitRunner.step
+        original_step = runners.JitRunner.step
 
         def step(self, state, batch):
             if int(state.step) == step_point:
                 die()
-            return whole_step(self, state, batch)
+            return original_step(self, state, batch)
 
         runners.JitRunner.step = step
     with loop.open_run(config_of(data), epath.Path(workdir)) as trainer:
@@ -95,9 +98,9 @@ def run(data: Path, workdir: Path, file_point: int | None = None, step_point: in
 
 
 def main(data: Path, folder: Path, num_file_points: int, step_points: list[int]) -> None:
-    status, found = in_child(run, data, folder / "straight")
+    status, result = in_child(run, data, folder / "straight")
     assert status == 0
-    _, straight, num_events = json.loads(found)
+    _, straight, num_events = json.loads(result)
     file_points = np.linspace(1, num_events, num_file_points).astype(int).tolist()
     points = [("file", k, (k, None)) for k in file_points]
     points += [("step", k, (None, k)) for k in step_points]
@@ -105,10 +108,17 @@ def main(data: Path, folder: Path, num_file_points: int, step_points: list[int])
     for kind, number, arguments in points:
         workdir = folder / f"{kind}_{number}"
         status, _ = in_child(run, data, workdir, *arguments)
-        again, found = in_child(run, data, workdir)
-        began, digest, _ = json.loads(found) if again == 0 else (None, None, None)
-        results.append({"kind": kind, "number": number, "killed": status == -signal.SIGKILL,
-                        "began": began, "digest": digest})  # fmt: skip
+        status_again, result = in_child(run, data, workdir)
+        began, digest, _ = json.loads(result) if status_again == 0 else (None, None, None)
+        results.append(
+            {
+                "kind": kind,
+                "number": number,
+                "killed": status == -signal.SIGKILL,
+                "began": began,
+                "digest": digest,
+            }
+        )
     print(json.dumps({"straight": straight, "num_events": num_events, "points": results}))
 
 

@@ -32,18 +32,21 @@ TARGET = {"w": jax.ShapeDtypeStruct((3,), jnp.float32)}
 
 
 @pytest.mark.parametrize("metric", ["eval_bleu", "eval_loss"])
-def test_the_newest_and_the_best_stay(tmp_path, metric):
+def test_retention_keeps_the_newest_and_the_best(tmp_path, metric):
     scores = {1: 10.0, 2: 30.0, 3: None, 4: 20.0, 5: None, 6: 5.0}
     kept = save_all(epath.Path(tmp_path), scores, max_to_keep=2, best_metric=metric)
     assert kept == {"2", "5", "6"}
     config = CheckpointConfig(max_to_keep=2, best_metric=metric)
-    load = lambda which: load_params(tmp_path, which, config, TARGET)  # noqa: E731
+
+    def load(which):
+        return load_params(tmp_path, which, config, TARGET)
+
     for which, step in (("best", 2), ("latest", 6), ("5", 5)):
-        params, found = load(which)
-        assert found == step
+        params, loaded = load(which)
+        assert loaded == step
         np.testing.assert_array_equal(params["w"], step)
-    params, found = load("average:2")
-    assert found == 6
+    params, step = load("average:2")
+    assert step == 6
     np.testing.assert_allclose(params["w"], (5 + 6) / 2, rtol=1e-6)
     for which, word in (
         ("3", "has 2, 5, 6"),
@@ -54,8 +57,8 @@ def test_the_newest_and_the_best_stay(tmp_path, metric):
             load(which)
 
 
-def test_of_equal_scores_the_one_with_the_lower_loss_is_best(tmp_path):
-    """As while BLEU is still 0; a loss that is no number is never best."""
+def test_best_checkpoint_of_equal_scores_has_the_lowest_loss(tmp_path):
+    """BLEU is 0 at the beginning of a run. A loss of NaN is never best."""
     losses = {1: 5.0, 2: 3.0, 3: 4.0, 4: float("nan"), 5: 3.5}
     checkpointer = checkpoint_lib.Checkpointer(tmp_path, CheckpointConfig(max_to_keep=1))
     for step, loss in losses.items():
@@ -67,8 +70,8 @@ def test_of_equal_scores_the_one_with_the_lower_loss_is_best(tmp_path):
     assert load_params(tmp_path, "best", CheckpointConfig(), TARGET)[1] == 2
 
 
-def test_what_a_stop_has_saved_changes_no_average(tmp_path):
-    """As if the run had been stopped behind steps 2, 5 and 6, and resumed."""
+def test_average_ignores_checkpoints_that_only_a_stop_has_saved(tmp_path):
+    """The run was stopped after steps 2, 5 and 6, and resumed."""
     scores = dict.fromkeys([1, 2, 3, 4, 5, 6])
     kept = save_all(epath.Path(tmp_path), scores, unscheduled={2, 5, 6}, max_to_keep=2)
     assert kept == {"3", "4", "6"}
@@ -81,7 +84,7 @@ def test_what_a_stop_has_saved_changes_no_average(tmp_path):
         load_params(tmp_path, "average:3", config, TARGET)
 
 
-def test_missing_and_foreign_checkpoints_are_named(tmp_path):
+def test_loading_names_missing_and_other_checkpoints(tmp_path):
     with pytest.raises(UserError, match="no checkpoint; train there first"):
         load_params(tmp_path, "latest", CheckpointConfig(), TARGET)
     save_all(epath.Path(tmp_path), {1: None})
@@ -99,7 +102,7 @@ def test_missing_and_foreign_checkpoints_are_named(tmp_path):
         checkpointer.restore(1, {"params": TARGET, "optimizer": TARGET})
 
 
-def test_an_interrupt_while_reading_is_no_bad_checkpoint(tmp_path, monkeypatch):
+def test_loading_passes_an_interrupt_on(tmp_path, monkeypatch):
     save_all(epath.Path(tmp_path), {1: None})
 
     def interrupt(*_):
@@ -113,7 +116,7 @@ def test_an_interrupt_while_reading_is_no_bad_checkpoint(tmp_path, monkeypatch):
         load_params(tmp_path, "latest", CheckpointConfig(), TARGET)
 
 
-def test_saving_often_leaves_no_thread_behind(tmp_path):
+def test_saving_leaves_no_threads(tmp_path):
     checkpointer = checkpoint_lib.Checkpointer(tmp_path, CheckpointConfig())
     counts = []
     for step in range(1, 6):
@@ -129,13 +132,13 @@ def test_saving_often_leaves_no_thread_behind(tmp_path):
 
 @pytest.fixture(scope="module")
 def three_checkpoints(tmp_path_factory):
-    folder = epath.Path(tmp_path_factory.mktemp("whole"))
+    folder = epath.Path(tmp_path_factory.mktemp("intact"))
     save_all(folder, {1: 10.0, 2: 30.0, 3: 20.0}, max_to_keep=3)
     return folder
 
 
 def newest_files(folder):
-    """Every file of the newest checkpoint but those that Orbax alone writes and reads."""
+    """Every file of the newest checkpoint, except the one that only Orbax reads."""
     newest = folder / "checkpoints" / "3"
     return sorted(
         str(p.relative_to(newest))
@@ -159,7 +162,7 @@ DAMAGES = [truncate, flip, lambda path: path.unlink()]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_any_damaged_file_is_named_and_the_checkpoint_before_used(
+def test_resume_names_any_damaged_file_and_uses_the_checkpoint_before(
     three_checkpoints, tmp_path, damage
 ):
     names = newest_files(three_checkpoints)
@@ -173,18 +176,18 @@ def test_any_damaged_file_is_named_and_the_checkpoint_before_used(
         if not path.read_bytes() and damage is not DAMAGES[2]:
             continue  # nothing to cut or flip
         damage(path)
-        said = []
-        assert checkpoint_lib.newest_intact(folder, said.append) == 2, name
-        assert len(said) == 1
-        assert "checkpoint 3 is damaged" in said[0]
+        lines = []
+        assert checkpoint_lib.newest_intact(folder, lines.append) == 2, name
+        assert len(lines) == 1
+        assert "checkpoint 3 is damaged" in lines[0]
         if name != digests.NAME:
-            assert name in said[0]
+            assert name in lines[0]
         assert (folder / "damaged_checkpoints" / "3").exists()
-        assert checkpoint_lib.newest_intact(folder, said.append) == 2
-        assert len(said) == 1
+        assert checkpoint_lib.newest_intact(folder, lines.append) == 2
+        assert len(lines) == 1
 
 
-def test_nothing_is_moved_where_all_are_damaged(three_checkpoints, tmp_path):
+def test_resume_moves_nothing_if_all_checkpoints_are_damaged(three_checkpoints, tmp_path):
     folder = epath.Path(tmp_path / "run")
     shutil.copytree(three_checkpoints, folder)
     for step in ("1", "2", "3"):
@@ -195,7 +198,7 @@ def test_nothing_is_moved_where_all_are_damaged(three_checkpoints, tmp_path):
     assert checkpoint_lib.newest_intact(tmp_path, print) is None
 
 
-def test_a_lost_average_is_not_replaced_by_the_parameters(tmp_path):
+def test_loading_does_not_replace_a_lost_average_by_the_parameters(tmp_path):
     checkpointer = checkpoint_lib.Checkpointer(tmp_path, CheckpointConfig())
     tree = {"w": jnp.ones(3)}
     checkpointer.save(1, {"params": tree, "ema": tree}, {"metrics": {}})
@@ -205,7 +208,7 @@ def test_a_lost_average_is_not_replaced_by_the_parameters(tmp_path):
         load_params(tmp_path, "latest", CheckpointConfig(), TARGET)
 
 
-def test_older_checkpoints_with_damaged_scores_are_set_aside(three_checkpoints, tmp_path):
+def test_resume_moves_older_checkpoints_with_damaged_scores(three_checkpoints, tmp_path):
     folder = epath.Path(tmp_path / "run")
     shutil.copytree(three_checkpoints, folder)
     truncate(folder / "checkpoints" / "2" / "metrics" / "metrics")
@@ -215,7 +218,7 @@ def test_older_checkpoints_with_damaged_scores_are_set_aside(three_checkpoints, 
     assert checkpoint_lib.steps(folder) == [1, 3]
 
 
-def test_reading_a_damaged_model_is_refused(three_checkpoints, tmp_path):
+def test_loading_refuses_a_damaged_model(three_checkpoints, tmp_path):
     folder = epath.Path(tmp_path / "run")
     shutil.copytree(three_checkpoints, folder)
     (data,) = [p for p in newest_files(folder) if p.startswith("params/d/")][:1]

@@ -1,4 +1,4 @@
-"""What earlier versions wrote is restored, resumed and run; `tests/golden/make.py` writes it."""
+"""Runs and exports of earlier versions still work; `tests/golden/make.py` writes them."""
 
 import dataclasses
 import json
@@ -32,20 +32,20 @@ def golden(request, tmp_path_factory):
 def assert_translates(folder, sources, expected):
     translator = Translator.load(folder / "run", "latest")
     for name, beam_size in (("greedy", 1), ("beam", 4)):
-        found = [out.text for out in translator.translate(sources, beam_size=beam_size)]
-        assert found == expected[name]
+        texts = [out.text for out in translator.translate(sources, beam_size=beam_size)]
+        assert texts == expected[name]
     pairs = [(folder / f"validation.{lang}").read_text().splitlines() for lang in ("en", "de")]
     np.testing.assert_allclose(translator.score(*pairs), expected["scores"], atol=2e-4)
 
 
-def test_a_run_is_restored_and_resumed_to_the_same_text(golden):
+def test_golden_run_restores_and_resumes_to_the_same_text(golden):
     folder, expected = golden
     assert_translates(folder, expected["sources"], expected["as_written"])
     assert Translator.load(folder / "run", "best").checkpoint_step < expected["num_steps"]
     config = workdir_lib.read_config(folder / "run")
-    assert (config.data.max_ratio, config.data.plan_version) == (0.0, 1)  # as it was
+    assert (config.data.max_ratio, config.data.plan_version) == (0.0, 1)  # as at that time
     places = {name: str(folder / name) for name in ("train", "validation")}
-    # What a recipe of today says of settings that the version did not have.
+    # Values of a recipe of today for settings that the version did not have.
     places |= {name: getattr(DataConfig(), name) for name in ("max_ratio", "plan_version")}
     config = dataclasses.replace(
         config,
@@ -61,11 +61,13 @@ def test_a_run_is_restored_and_resumed_to_the_same_text(golden):
     assert last["train_loss"] == pytest.approx(expected["resumed"]["train_loss"], rel=1e-4)
 
 
-def test_an_export_translates_the_same(golden):
+def test_golden_export_translates_to_the_same_text(golden):
     folder, expected = golden
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "decode_stablehlo.py", folder / "exported"],
-        input="\n".join(expected["sources"]), capture_output=True, text=True,
-    )  # fmt: skip
+        input="\n".join(expected["sources"]),
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == expected["as_written"]["greedy"]

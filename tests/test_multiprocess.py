@@ -1,4 +1,4 @@
-"""Several processes on one machine, over gloo: the same run as in one, and nothing hangs."""
+"""Several processes on one machine, over gloo: the same run as in one process, and no hangs."""
 
 import contextlib
 import itertools
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow
 NUM_STEPS = 12
 
 
-# Tests in other processes take their ports from other ranges, as a port is free again until the
-# program it is for has bound it.
+# Tests in other processes use other ranges of ports: a port stays free until the program that it
+# is for has bound it.
 PORTS = itertools.count(20_000 + 500 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]))
 
 
@@ -36,23 +36,32 @@ def free_port() -> int:
 
 
 def start(command, num_processes, devices_each, missing=(), connect_timeout=60):
-    """The same command as so many processes; those of `missing` are left out."""
+    """Starts the same command `num_processes` times, except the numbers of `missing`."""
     port = free_port()
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices_each), "JAX_PLATFORMS": "cpu"}
-    several = num_processes > 1
-    return [
-        subprocess.Popen(
-            [*command, *([
-                f"--coordinator_address=127.0.0.1:{port}", f"--num_processes={num_processes}",
-                f"--process_id={i}", f"--connect_timeout={connect_timeout}"] if several else [])],
-            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for i in range(num_processes) if i not in missing
-    ]  # fmt: skip
+    processes = []
+    for i in range(num_processes):
+        flags = [
+            f"--coordinator_address=127.0.0.1:{port}",
+            f"--num_processes={num_processes}",
+            f"--process_id={i}",
+            f"--connect_timeout={connect_timeout}",
+        ]
+        if i not in missing:
+            process = subprocess.Popen(
+                [*command, *(flags if num_processes > 1 else [])],
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            processes.append(process)
+    return processes
 
 
 def finish(processes):
-    """Waits for all; what each has written."""
+    """Waits for all processes, and returns what each has printed."""
     outputs = [process.communicate(timeout=240) for process in processes]
     for process, (_, error) in zip(processes, outputs, strict=True):
         assert process.returncode == 0, error[-3000:]
@@ -60,15 +69,12 @@ def finish(processes):
 
 
 def command(data, workdir, num_steps=NUM_STEPS, *more):
-    ours = ("parallel.data", "eval_every", "dropout", "checkpoint_every")
-    kept = [
-        flag
-        for flag in train_command(data, workdir, num_steps)
-        if not any(name in flag for name in ours)
-    ]
+    replaced = ("parallel.data", "eval_every", "dropout", "checkpoint_every")
+    flags = train_command(data, workdir, num_steps)
+    flags = [flag for flag in flags if not any(name in flag for name in replaced)]
     train = {"checkpoint_every_steps": 4, "eval_every_steps": 12, "log_every_steps": 1}
-    ours = [f"--config.train.{name}={value}" for name, value in train.items()]
-    return [*kept, *ours, "--config.model.dropout_rate=0.0", *more]
+    flags += [f"--config.train.{name}={value}" for name, value in train.items()]
+    return [*flags, "--config.model.dropout_rate=0.0", *more]
 
 
 def params(workdir):
@@ -119,35 +125,38 @@ def assert_same_run(workdir, alone):
 
 
 @pytest.mark.parametrize(
-    "flags", [(), ("runner=pmap",), ("data=1", "fsdp=2", "tensor=2")],
+    "flags",
+    [(), ("runner=pmap",), ("data=1", "fsdp=2", "tensor=2")],
     ids=["data", "pmap", "fsdp-tensor"],
-)  # fmt: skip
-def test_two_processes_of_two_devices_are_one_of_four(data, alone, tmp_path, flags):
+)
+def test_processes_two_of_two_devices_train_like_one_of_four(data, alone, tmp_path, flags):
     flags = [f"--config.parallel.{flag}" for flag in flags]
     first, second = finish(start(command(data, tmp_path / "run", NUM_STEPS, *flags), 2, 2))
     assert "4 cpu device(s) of 2 processes" in first
     assert f"finished at step {NUM_STEPS}" in first
-    assert "step" not in second  # one alone reports
+    assert "step" not in second  # only the first reports
     assert_same_run(tmp_path / "run", alone)
 
 
 @pytest.fixture(scope="module")
 def killed(data, tmp_path_factory):
-    """Two processes of two devices, killed behind step 4."""
+    """Two processes of two devices, killed after step 4."""
     workdir = tmp_path_factory.mktemp("killed") / "run"
     both = start(command(data, workdir), 2, 2)
     wait_for(workdir / "checkpoints" / "4", both[0])
     for process in both:
         process.kill()
         process.communicate()
-    for path in (workdir / "checkpoints").iterdir():  # as if it had not got further
+    for path in (workdir / "checkpoints").iterdir():  # written before both were dead
         if path.name.isdigit() and int(path.name) > 4:
             subprocess.run(["rm", "-r", str(path)], check=True)
     return workdir
 
 
 @pytest.mark.parametrize(("num_processes", "devices_each"), [(1, 2), (4, 1)])
-def test_killed_they_go_on_as_others(data, alone, killed, tmp_path, num_processes, devices_each):
+def test_processes_resume_in_another_number(
+    data, alone, killed, tmp_path, num_processes, devices_each
+):
     workdir = tmp_path / "run"
     subprocess.run(["cp", "-r", str(killed), str(workdir)], check=True)
     first, *_ = finish(start(command(data, workdir), num_processes, devices_each))
@@ -155,10 +164,16 @@ def test_killed_they_go_on_as_others(data, alone, killed, tmp_path, num_processe
     assert_same_run(workdir, alone)
 
 
-def test_evaluation_is_spread_and_the_same(data, alone, tmp_path):
+def test_evaluation_by_two_processes_has_the_same_scores(data, alone, tmp_path):
     def evaluate(num_processes, to):
-        base = [sys.executable, "eval.py", f"--workdir={alone}", "--checkpoint=latest",
-                f"--config.data.test={data / 'test'}", f"--json={to}"]  # fmt: skip
+        base = [
+            sys.executable,
+            "eval.py",
+            f"--workdir={alone}",
+            "--checkpoint=latest",
+            f"--config.data.test={data / 'test'}",
+            f"--json={to}",
+        ]
         out = finish(start(base, num_processes, 1))
         assert ["BLEU" in text for text in out] == [True] + [False] * (num_processes - 1)
         return json.loads(to.read_text())
@@ -169,11 +184,17 @@ def test_evaluation_is_spread_and_the_same(data, alone, tmp_path):
         assert two[name] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value)
 
 
-def test_decoding_is_spread_and_the_same(data, alone, tmp_path):
+def test_decoding_by_two_processes_has_the_same_texts(data, alone, tmp_path):
     def decode(num_processes):
         to = tmp_path / str(num_processes)
-        base = [sys.executable, "decode.py", f"--workdir={alone}", "--checkpoint=latest",
-                f"--input={data / 'test.en'}", f"--output={to}"]  # fmt: skip
+        base = [
+            sys.executable,
+            "decode.py",
+            f"--workdir={alone}",
+            "--checkpoint=latest",
+            f"--input={data / 'test.en'}",
+            f"--output={to}",
+        ]
         finish(start(base, num_processes, 1))
         return to.read_text()
 
@@ -181,7 +202,7 @@ def test_decoding_is_spread_and_the_same(data, alone, tmp_path):
     assert decode(1).count("\n") == 20
 
 
-def test_a_full_disk_is_told_and_outlived_by_all(data, small_disk):
+def test_processes_continue_after_a_disk_was_full(data, small_disk):
     checkpoints = small_disk / "run" / "checkpoints"
     more = [f"--config.data.cache_dir={data / 'cache'}", "--config.checkpoint.max_to_keep=1"]
     both = start(command(data, small_disk / "run", 1_000_000, *more), 2, 1)
@@ -191,15 +212,15 @@ def test_a_full_disk_is_told_and_outlived_by_all(data, small_disk):
         if "could not be written" in line:
             break
     (small_disk / "filler").unlink()
-    told = int(line.split("step ")[1].split(":")[0])
-    wait_for(checkpoints / str(told // 4 * 4 + 8), both[0])
+    failed_step = int(line.split("step ")[1].split(":")[0])
+    wait_for(checkpoints / str(failed_step // 4 * 4 + 8), both[0])
     both[1].send_signal(signal.SIGTERM)
     first, _ = finish(both)
     assert "asked to stop: saved step" in first
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_where_one_dies_the_others_end(data, tmp_path, who):
+def test_processes_end_if_one_of_them_dies(data, tmp_path, who):
     both = start(command(data, tmp_path / "run", 1_000_000), 2, 1)
     wait_for(tmp_path / "run" / "checkpoints" / "4", both[0])
     both[who].send_signal(signal.SIGKILL)
@@ -211,7 +232,7 @@ def test_where_one_dies_the_others_end(data, tmp_path, who):
     both[who].communicate()
 
 
-def test_sigterm_to_one_stops_all_at_one_step(data, tmp_path):
+def test_sigterm_to_one_process_stops_all_at_one_step(data, tmp_path):
     both = start(command(data, tmp_path / "run", 1_000_000), 2, 1)
     wait_for(tmp_path / "run" / "checkpoints" / "4", both[0])
     both[1].send_signal(signal.SIGTERM)
@@ -220,15 +241,15 @@ def test_sigterm_to_one_stops_all_at_one_step(data, tmp_path):
     assert (tmp_path / "run" / "checkpoints" / str(step)).exists()
 
 
-def test_who_is_missing_is_named(data, tmp_path):
+def test_connect_names_missing_processes(data, tmp_path):
     here = start(command(data, tmp_path / "run"), 3, 1, missing=[1], connect_timeout=20)
     outputs = [process.communicate(timeout=100) for process in here]
     assert [process.returncode for process in here] == [2, 2]
-    # Whichever gives up first names the one that is missing; the other may see it gone as well.
+    # The first to give up names the missing process. The other may find the first one gone.
     assert any("of 3 processes, 1 did not arrive after 20 s" in error for _, error in outputs)
 
 
-def test_bad_input_ends_all_with_the_same_sentence(data, tmp_path):
+def test_bad_input_ends_all_processes_with_the_same_sentence(data, tmp_path):
     bad = command(data, tmp_path / "run", NUM_STEPS, "--config.data.train=nowhere")
     both = start(bad, 2, 1)
     outputs = [process.communicate(timeout=100) for process in both]

@@ -21,14 +21,22 @@ pytestmark = pytest.mark.slow
 def train_command(data: Path, workdir: Path, num_steps: int) -> list[str]:
     tiny_config(data)  # writes the files
     return [
-        sys.executable, "train.py", "--config=configs/tiny.py", f"--workdir={workdir}",
-        "--config.data.source=files", "--config.data.vocab_size=295",
+        sys.executable,
+        "train.py",
+        "--config=configs/tiny.py",
+        f"--workdir={workdir}",
+        "--config.data.source=files",
+        "--config.data.vocab_size=295",
         f"--config.data.train={data / 'train'}",
-        f"--config.data.validation={data / 'val'}", f"--config.data.cache_dir={data / 'cache'}",
-        f"--config.train.num_steps={num_steps}", "--config.train.checkpoint_every_steps=10",
-        "--config.checkpoint.max_to_keep=100", "--config.parallel.data=1",
-        "--config.train.eval_every_steps=0", "--config.model.dropout_rate=0.2",
-    ]  # fmt: skip
+        f"--config.data.validation={data / 'val'}",
+        f"--config.data.cache_dir={data / 'cache'}",
+        f"--config.train.num_steps={num_steps}",
+        "--config.train.checkpoint_every_steps=10",
+        "--config.checkpoint.max_to_keep=100",
+        "--config.parallel.data=1",
+        "--config.train.eval_every_steps=0",
+        "--config.model.dropout_rate=0.2",
+    ]
 
 
 def latest_params(workdir):
@@ -41,11 +49,11 @@ def wait_for(path: Path, process: subprocess.Popen) -> None:
     deadline = time.monotonic() + 120
     while not path.exists():
         assert process.poll() is None, "the run ended by itself"
-        assert time.monotonic() < deadline, f"{path} never came"
+        assert time.monotonic() < deadline, f"{path} was not written"
         os.sched_yield()
 
 
-def test_sixty_steps_straight_equal_thirty_a_kill_and_thirty_more(tmp_path):
+def test_resume_after_a_kill_equals_an_uninterrupted_run(tmp_path):
     data, straight, killed = tmp_path / "data", tmp_path / "straight", tmp_path / "killed"
     data.mkdir()
     subprocess.run(train_command(data, straight, 60), cwd=ROOT, check=True, capture_output=True)
@@ -56,7 +64,7 @@ def test_sixty_steps_straight_equal_thirty_a_kill_and_thirty_more(tmp_path):
     endless.send_signal(signal.SIGKILL)
     assert endless.wait() == -signal.SIGKILL
     reached = [int(p.name) for p in (killed / "checkpoints").iterdir() if p.name.isdigit()]
-    for step in reached:  # as if it had been killed before it got further
+    for step in reached:  # written before it was dead
         if step > 30:
             subprocess.run(["rm", "-r", str(killed / "checkpoints" / str(step))], check=True)
     done = subprocess.run(
@@ -66,7 +74,7 @@ def test_sixty_steps_straight_equal_thirty_a_kill_and_thirty_more(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, latest_params(killed), latest_params(straight))
 
 
-def test_the_wheel_gives_the_command_anywhere(tmp_path):
+def test_wheel_installs_a_command_that_works_anywhere(tmp_path):
     run = lambda *a, **k: subprocess.run(  # noqa: E731
         a, check=True, capture_output=True, text=True, **k
     )
@@ -81,19 +89,38 @@ def test_the_wheel_gives_the_command_anywhere(tmp_path):
     tiny_config(data)
     flags = train_command(data, tmp_path / "run", 10)[4:]
     command = str(site / "bin" / "transformer-jax")
-    done = run(command, "train", "--config=tiny", f"--workdir={tmp_path / 'run'}", *flags,
-               cwd=tmp_path, env=environment)  # fmt: skip
+    done = run(
+        command,
+        "train",
+        "--config=tiny",
+        f"--workdir={tmp_path / 'run'}",
+        *flags,
+        cwd=tmp_path,
+        env=environment,
+    )
     assert "finished at step 10" in done.stdout
-    where = run(sys.executable, "-c", "import transformer_jax; print(transformer_jax.__file__)",
-                cwd=tmp_path, env=environment)  # fmt: skip
+    where = run(
+        sys.executable,
+        "-c",
+        "import transformer_jax; print(transformer_jax.__file__)",
+        cwd=tmp_path,
+        env=environment,
+    )
     assert where.stdout.startswith(str(site))
-    done = run(command, "decode", f"--workdir={tmp_path / 'run'}", "--checkpoint=latest",
-               input="one\n", cwd=tmp_path, env=environment)  # fmt: skip
+    done = run(
+        command,
+        "decode",
+        f"--workdir={tmp_path / 'run'}",
+        "--checkpoint=latest",
+        input="one\n",
+        cwd=tmp_path,
+        env=environment,
+    )
     assert done.stdout.count("\n") == 1
 
 
 def test_commands_load_neither_tensorflow_nor_torch(tmp_path):
-    """With importable stand-ins for both, which tell when they are loaded."""
+    """Importable fakes of both record that they are loaded."""
     for name in ("tensorflow", "torch"):
         (tmp_path / "fake" / name).mkdir(parents=True)
         (tmp_path / "fake" / name / "__init__.py").write_text(
@@ -113,26 +140,28 @@ def test_commands_load_neither_tensorflow_nor_torch(tmp_path):
     ]
     decode = [sys.executable, "decode.py", f"--workdir={workdir}", f"--input={data / 'val.en'}"]
     embedded = [
-        sys.executable, "-c",
+        sys.executable,
+        "-c",
         "from transformer_jax.data import number_words, sources\n"
         "number_words.SIZES = {'train': 1010, 'validation': 5, 'test': 5}\n"
         f"b = sources.prepared_builder('number_words/de', {str(tmp_path / 'tfds')!r})\n"
         "print(b.as_data_source('train')[0])",
-    ]  # fmt: skip
+    ]
     for command in (train, evaluate, decode, embedded):
         subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
     loaded = tmp_path / "loaded"
     assert not loaded.exists(), loaded.read_text()
 
 
-def test_two_runs_that_prepare_the_embedded_corpus_at_once_both_work(tmp_path):
+def test_embedded_corpus_can_be_prepared_by_two_runs_at_once(tmp_path):
     command = [
-        sys.executable, "-c",
+        sys.executable,
+        "-c",
         "from transformer_jax.data import number_words, sources\n"
         "number_words.SIZES = {'train': 1500, 'validation': 5, 'test': 5}\n"
         f"b = sources.prepared_builder('number_words/de', {str(tmp_path)!r})\n"
         "print(len(b.as_data_source('train')))",
-    ]  # fmt: skip
+    ]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [p.communicate()[0].split()[-1] for p in both] == ["1500", "1500"]
     assert [p.name for p in tmp_path.iterdir()] == ["number_words"]

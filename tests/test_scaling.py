@@ -57,15 +57,15 @@ def test_mesh_shapes(sizes, devices, want):
         ({"tensor": 0}, "config.parallel.tensor=0 must be"),
     ],
 )
-def test_impossible_sizes_are_refused(tmp_path, fields, words):
+def test_mesh_sizes_that_are_impossible_are_refused(tmp_path, fields, words):
     config = tiny_config(tmp_path)
     parallel = dataclasses.replace(config.parallel, **fields)
     with pytest.raises(UserError, match=words):
         validate(dataclasses.replace(config, parallel=parallel))
 
 
-def test_processes_rows_are_the_batch(monkeypatch):
-    """Rows that are loaded apart, side by side, are those that are loaded together."""
+def test_batch_rows_of_all_processes_are_the_batch(monkeypatch):
+    """Rows that several processes load are those that one process loads."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 6, 40)
     side = loader.TokenizedSide(
@@ -75,23 +75,23 @@ def test_processes_rows_are_the_batch(monkeypatch):
     selection = select_pairs(lengths, lengths, 8)
     plan = PackPlan(selection, 6, 16, 0)
     ids, epochs = SpecialIds(0, 2, 0, 2, 1), Epochs(EpochData(corpus, plan))
-    whole = loader.BatchSource(epochs, ids, 3, 4)[1]
-    assert len(whole["inputs"]) == 8
+    batch = loader.BatchSource(epochs, ids, 3, 4)[1]
+    assert len(batch["inputs"]) == 8
     parts = [
         loader.BatchSource(epochs, ids, 3, 4, lambda n, p=p: np.arange(n)[p::2])[1]
         for p in range(2)
     ]
-    for name, array in whole.items():
-        together = np.empty_like(array)
+    for name, array in batch.items():
+        combined = np.empty_like(array)
         for p, part in enumerate(parts):
-            together[p::2] = part[name]
-        np.testing.assert_array_equal(together, array, err_msg=name)
+            combined[p::2] = part[name]
+        np.testing.assert_array_equal(combined, array, err_msg=name)
 
 
-def test_empty_rows_for_devices_are_said_and_counted_as_padding(tmp_path):
-    """97 rows on 8 devices x 4 parts; today's plan makes 96, which need none."""
+def test_empty_rows_for_devices_are_reported_and_counted_as_padding(tmp_path):
+    """97 rows on 8 devices x 4 parts need 31 empty rows; the plan of today has 96 rows."""
     config = tiny_config(tmp_path)
-    said = {}
+    reports = {}
     for version in (1, 2):
         new = dataclasses.replace(
             config,
@@ -101,13 +101,13 @@ def test_empty_rows_for_devices_are_said_and_counted_as_padding(tmp_path):
         )
         lines: list[str] = []
         _, data = setup.prepare(new, epath.Path(tmp_path / f"run{version}"), lines.append)
-        said[version] = data.padding, "\n".join(lines)
+        reports[version] = data.padding, "\n".join(lines)
         (shape,) = data.padded_shapes(32)
         assert shape.rows == (128, 96)[version - 1]
-    assert "31 empty rows are added to 97: 32 parts" in said[1][1]
-    assert "empty rows" not in said[2][1]
-    assert "0 with one side over data.max_ratio=9 times" in said[2][1]
-    filled = {version: 1 - padding for version, (padding, _) in said.items()}
+    assert "31 empty rows are added to 97: 32 parts" in reports[1][1]
+    assert "empty rows" not in reports[2][1]
+    assert "0 with one side over data.max_ratio=9 times" in reports[2][1]
+    filled = {version: 1 - padding for version, (padding, _) in reports.items()}
     assert filled[1] / filled[2] == pytest.approx(97 / 128, rel=0.01)
 
 
@@ -144,31 +144,31 @@ ENTRY %main (a: f32[10]) -> f32[10] {
 """  # noqa: E501
 
 
-def test_exchanges_are_counted_by_hand():
-    found = hlo.collectives(HLO)
-    assert hlo.total_bytes(found) == {
+def test_hlo_collectives_match_a_count_by_hand():
+    operations = hlo.collectives(HLO)
+    assert hlo.total_bytes(operations) == {
         "all-reduce": 4 * 10 + 4 * 12,
-        "reduce-scatter": 4 * 6 * 4 + 4 * 3 * 4,  # what four devices put in
-        "all-gather": 5 * 2 * 16 * 8 + 2 * 64,  # five times; and one that stands in two kernels
+        "reduce-scatter": 4 * 6 * 4 + 4 * 3 * 4,  # the operands of four devices
+        "all-gather": 5 * 2 * 16 * 8 + 2 * 64,  # five times, and one that is in two kernels
         "collective-permute": 5 * 4 * 32,
     }
-    assert {c.kind for c in found if c.in_loop} == {"all-gather", "collective-permute"}
+    assert {c.kind for c in operations if c.in_loop} == {"all-gather", "collective-permute"}
 
 
-def test_a_dry_run_tells_of_the_real_step(tmp_path):
+def test_dry_run_reports_the_real_step(tmp_path):
     config = tiny_config(tmp_path)
     config = dataclasses.replace(
         config, parallel=dataclasses.replace(config.parallel, data=2, fsdp=4)
     )
-    said = []
-    report = dry_run.dry_run(config, "", said.append)
+    lines = []
+    report = dry_run.dry_run(config, "", lines.append)
     assert report.num_devices == 8
     assert report.batch == (16, 48, 48)
-    whole = 3 * 4 * report.num_params  # and Adam's two moments
-    assert report.state_bytes == pytest.approx(whole / 4, rel=0.03)
+    num_bytes = 3 * 4 * report.num_params  # and Adam's two moments
+    assert report.state_bytes == pytest.approx(num_bytes / 4, rel=0.03)
     assert report.argument_bytes > report.state_bytes
     assert report.collective_bytes["all-gather"] == pytest.approx(4 * report.num_params, rel=0.01)
-    text = "\n".join(said)
+    text = "\n".join(lines)
     for word in ("data 2 x fsdp 4", f"{report.num_params:,} parameters", "memory a device"):
         assert word in text
     with pytest.raises(UserError, match="must be cpu:N"):
@@ -178,21 +178,31 @@ def test_a_dry_run_tells_of_the_real_step(tmp_path):
 
 
 @pytest.mark.parametrize(("sentences", "rows"), [(0, 24), (64, 64)])
-def test_a_dry_runs_batch_is_that_of_the_setting(sentences, rows):
-    """1,024 tokens hold 24 rows of 41; a number of sentences is a number of rows."""
+def test_dry_run_batch_follows_the_config(sentences, rows):
+    """1,024 tokens are 24 rows of 41; a number of sentences is a number of rows."""
     data = DataConfig(batching="bucket", max_len=41, batch_tokens=1024, batch_sentences=sentences)
     want = BatchShape(rows, 41, 41)
     assert dry_run.largest_shape(Config(data=data)) == want
 
 
-def test_model_flops_are_those_of_the_products(tmp_path):
+def test_model_flops_match_those_of_the_products_in_hlo(tmp_path):
     """Against XLA's count of the forward products, on a model of uneven sizes, without padding."""
     config = tiny_config(tmp_path)
     model = dataclasses.replace(
-        config.model, num_encoder_layers=3, num_decoder_layers=2, d_model=64, num_heads=4,
-        head_dim=24, d_ff=96, num_decoder_heads=2, source_vocab_size=2000, target_vocab_size=2000,
-        decoder_start_id=1, max_len=64, attention="xla",
-    )  # fmt: skip
+        config.model,
+        num_encoder_layers=3,
+        num_decoder_layers=2,
+        d_model=64,
+        num_heads=4,
+        head_dim=24,
+        d_ff=96,
+        num_decoder_heads=2,
+        source_vocab_size=2000,
+        target_vocab_size=2000,
+        decoder_start_id=1,
+        max_len=64,
+        attention="xla",
+    )
     config = dataclasses.replace(config, model=model)
     shape = BatchShape(rows=8, source_len=40, target_len=64)
     from transformer_jax.model.transformer import Transformer, init_params
@@ -204,8 +214,10 @@ def test_model_flops_are_those_of_the_products(tmp_path):
     products = 0
     for line in lowered.splitlines():
         if "stablehlo.dot_general" in line:
-            shapes = [[int(n) for n in dims.split("x")[:-1]]
-                      for dims in re.findall(r"tensor<([^>]*)>", line)]  # fmt: skip
+            shapes = [
+                [int(n) for n in dims.split("x")[:-1]]
+                for dims in re.findall(r"tensor<([^>]*)>", line)
+            ]
             contracting = re.search(r"contracting_dims = \[([\d, ]*)\]", line)[1]
             depth = np.prod([shapes[0][int(i)] for i in contracting.split(",")])
             products += 2 * depth * np.prod(shapes[-1])
@@ -215,14 +227,16 @@ def test_model_flops_are_those_of_the_products(tmp_path):
 def train_flags():
     done = subprocess.run(
         [sys.executable, "train.py", "--config=tiny", "--helpfull"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    found = set(re.findall(r"^ +--(?:\[no\])?([\w.]+)", done.stdout, re.MULTILINE))
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    names = set(re.findall(r"^ +--(?:\[no\])?([\w.]+)", done.stdout, re.MULTILINE))
     for section in dataclasses.fields(Config):
         if dataclasses.is_dataclass(section.type):
-            names = [field.name for field in dataclasses.fields(section.type)]
-            found |= {f"config.{section.name}.{name}" for name in names}
-    return found
+            fields = dataclasses.fields(section.type)
+            names |= {f"config.{section.name}.{field.name}" for field in fields}
+    return names
 
 
 def test_launch_files_are_well_formed():
@@ -252,7 +266,7 @@ def test_launch_files_are_well_formed():
     subprocess.run(["bash", "-n", "-c", shell], check=True)
 
 
-def test_the_document_lists_what_may_change_on_resume():
+def test_long_runs_document_lists_the_settings_that_may_change():
     text = (ROOT / "docs" / "long_runs.md").read_text()
     listed = set(re.findall(r"^\| `([\w.*]+)`", text, re.MULTILINE))
     sections = {name: rules.resumable for name, rules in section_rules(Config).items()}
@@ -264,7 +278,7 @@ def test_the_document_lists_what_may_change_on_resume():
     assert listed == names
 
 
-def test_the_table_of_scaling_is_that_of_the_file():
+def test_scaling_document_has_the_table_of_its_file():
     sys.path.insert(0, str(ROOT / "benchmarks"))
     import scaling
 

@@ -1,4 +1,4 @@
-"""The step on one device and on many, under either runner, and what its program exchanges."""
+"""The step on one device and on many, under either runner, and its collective operations."""
 
 import dataclasses
 
@@ -26,12 +26,18 @@ def step_config(
     config = tiny.get_config()
     return dataclasses.replace(
         config,
-        model=dataclasses.replace(config.model, dropout_rate=dropout, source_vocab_size=30,
-                                  target_vocab_size=30, decoder_start_id=1),
+        model=dataclasses.replace(
+            config.model,
+            dropout_rate=dropout,
+            source_vocab_size=30,
+            target_vocab_size=30,
+            decoder_start_id=1,
+        ),
         train=dataclasses.replace(config.train, accumulate_steps=accumulate, **train_fields),
-        parallel=dataclasses.replace(config.parallel, runner=runner, data=devices, fsdp=fsdp,
-                                     tensor=tensor),
-    )  # fmt: skip
+        parallel=dataclasses.replace(
+            config.parallel, runner=runner, data=devices, fsdp=fsdp, tensor=tensor
+        ),
+    )
 
 
 def uneven_batch(seed):
@@ -82,7 +88,7 @@ def one_device():
         pytest.param("pmap", (2, 1, 1), 2, marks=pytest.mark.slow),
     ],
 )
-def test_devices_runners_and_accumulation_do_not_change_the_update(
+def test_update_is_the_same_on_any_devices_runner_and_accumulation(
     one_device, runner, mesh, accumulate
 ):
     data, fsdp, tensor = mesh
@@ -101,7 +107,7 @@ def test_devices_runners_and_accumulation_do_not_change_the_update(
 
 
 @pytest.mark.slow
-def test_devices_draw_different_dropout():
+def test_dropout_differs_between_devices():
     """Eight equal rows on eight devices: with one key for all, each would give the same loss."""
     config = step_config(devices=8, dropout=0.5)
     runner = runners.make_runner(config, partition.choose_devices(config))
@@ -120,28 +126,28 @@ def compiled_collectives(config):
 
 
 def test_gradients_are_reduced_once_a_step():
-    runner, found = compiled_collectives(step_config(devices=8, accumulate=2))
-    assert {c.kind for c in found} == {"all-reduce"}
-    assert not any(c.in_loop for c in found)  # the loop over accumulated parts has none
-    assert all(c.times == 1 for c in found)
+    runner, collectives = compiled_collectives(step_config(devices=8, accumulate=2))
+    assert {c.kind for c in collectives} == {"all-reduce"}
+    assert not any(c.in_loop for c in collectives)  # the loop over accumulated parts has none
+    assert all(c.times == 1 for c in collectives)
     # A tied embedding once, and the three sums of the loss that the metrics are made of.
-    assert sum(c.num_bytes for c in found) == 4 * (runner.num_params() + 3)
+    assert sum(c.num_bytes for c in collectives) == 4 * (runner.num_params() + 3)
 
 
 def test_fsdp_gathers_parameters_and_scatters_gradients_once():
-    runner, found = compiled_collectives(step_config(devices=1, fsdp=8, accumulate=2))
+    runner, collectives = compiled_collectives(step_config(devices=1, fsdp=8, accumulate=2))
     share = runner.replicated_share()["fsdp"]
-    parted = 4 * runner.num_params() * (1 - share)
-    total = hlo.total_bytes([c for c in found if not c.in_loop])
-    assert not any(c.in_loop for c in found)
-    assert total["all-gather"] == pytest.approx(parted)
-    # XLA for CPU may sum first and cut then; a reduce-scatter is the better half of that.
+    sharded_bytes = 4 * runner.num_params() * (1 - share)
+    total = hlo.total_bytes([c for c in collectives if not c.in_loop])
+    assert not any(c.in_loop for c in collectives)
+    assert total["all-gather"] == pytest.approx(sharded_bytes)
+    # XLA for CPU may use an all-reduce and slice it, in place of a reduce-scatter.
     reduced = total.get("reduce-scatter", 0) + total.get("all-reduce", 0)
     assert reduced == pytest.approx(4 * runner.num_params(), rel=0.05)
 
 
 def live_bytes(tree, device):
-    """Bytes of the arrays of `tree` that lie on `device`."""
+    """Bytes of the arrays of `tree` that are on `device`."""
     return sum(
         shard.data.nbytes
         for x in jax.tree.leaves(tree)
@@ -151,7 +157,7 @@ def live_bytes(tree, device):
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adafactor"])
-def test_fsdp_holds_its_part_of_the_state(optimizer):
+def test_fsdp_shards_the_state(optimizer):
     config = step_config(devices=1, fsdp=8, ema_decay=0.9)
     config = dataclasses.replace(
         config, optimizer=dataclasses.replace(config.optimizer, name=optimizer)
@@ -159,13 +165,13 @@ def test_fsdp_holds_its_part_of_the_state(optimizer):
     runner = runners.make_runner(config, partition.choose_devices(config))
     state = runner.init(0)
     assert runner.replicated_share() == {"fsdp": 0.0}
-    whole = sum(x.nbytes for x in jax.tree.leaves(state))
+    num_bytes = sum(x.nbytes for x in jax.tree.leaves(state))
     for device in jax.devices():
-        # Counts, and what Adafactor keeps in place of factors, are whole everywhere.
-        assert live_bytes(state, device) == pytest.approx(whole / 8, rel=0.05)
+        # Counts, and what Adafactor has in place of factors, are replicated.
+        assert live_bytes(state, device) == pytest.approx(num_bytes / 8, rel=0.05)
 
 
-def test_an_axis_that_does_not_divide_stays_whole():
+def test_partition_replicates_what_a_mesh_axis_does_not_divide():
     config = step_config(devices=1, fsdp=1, tensor=8)
     runner = runners.make_runner(config, partition.choose_devices(config))
     layer = runner.specs["decoder_layers_0"]
@@ -175,7 +181,7 @@ def test_an_axis_that_does_not_divide_stays_whole():
     assert 0.3 < runner.replicated_share()["tensor"] < 0.9
 
 
-def test_sums_equal_the_loss_of_the_whole_batch():
+def test_grad_sums_are_those_of_the_mean_loss():
     config = step_config()
     step = TrainStep(config)
     state = jax.jit(step.init_state)(jax.random.key(0))
@@ -192,7 +198,9 @@ def test_sums_equal_the_loss_of_the_whole_batch():
     assert float(sums.losses.loss / sums.losses.tokens) == pytest.approx(float(want), rel=1e-5)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a / sums.losses.tokens, b, atol=1e-6),
-        sums.grads, want_grads)  # fmt: skip
+        sums.grads,
+        want_grads,
+    )
 
 
 @pytest.mark.slow
@@ -210,7 +218,7 @@ def test_ema_follows_the_parameters():
     np.testing.assert_allclose(state.ema["target_embedding"], want, rtol=1e-5)
 
 
-def test_bfloat16_computes_in_it_and_keeps_float32():
+def test_bfloat16_is_used_in_products_and_float32_elsewhere():
     config = step_config(ema_decay=0.9)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
     step = TrainStep(config)
@@ -237,18 +245,26 @@ def test_bfloat16_computes_in_it_and_keeps_float32():
 
 GRADIENT_VARIANTS = {
     "pre, sinusoids": {},
-    "post, learned, untied, bias": {
-        "norm_position": "post", "positional": "learned", "tie_embeddings": "none",
-        "output_bias": True, "activation": "gelu", "attention": "reference"},
-    "pre, rotary, blockwise": {
-        "positional": "rotary", "tie_embeddings": "decoder", "activation": "silu",
-        "attention": "blockwise"},
-}  # fmt: skip
+    "post, learned, untied, bias, gelu": {
+        "norm_position": "post",
+        "positional": "learned",
+        "tie_embeddings": "none",
+        "output_bias": True,
+        "activation": "gelu",
+        "attention": "reference",
+    },
+    "pre, rotary, silu, blockwise": {
+        "positional": "rotary",
+        "tie_embeddings": "decoder",
+        "activation": "silu",
+        "attention": "blockwise",
+    },
+}
 
 
 @pytest.mark.parametrize("variant", GRADIENT_VARIANTS)
 def test_bfloat16_gradients_are_those_of_float32(variant):
-    """Each parameter's, over 4,096 positions; bfloat16 sums of so many would be wrong by 20%."""
+    """Each is a sum over 4,096 positions, which in bfloat16 would be wrong by 20%."""
     rng = np.random.default_rng(0)
     rows, width = 64, 64
     batch = {"loss_mask": np.ones((rows, width), bool)}
@@ -260,9 +276,8 @@ def test_bfloat16_gradients_are_those_of_float32(variant):
 
     def gradients(dtype):
         config = step_config()
-        model = dataclasses.replace(
-            config.model, dtype=dtype, max_len=width, **GRADIENT_VARIANTS[variant]
-        )
+        fields = GRADIENT_VARIANTS[variant]
+        model = dataclasses.replace(config.model, dtype=dtype, max_len=width, **fields)
         step = TrainStep(dataclasses.replace(config, model=model))
         params = step.init_state(jax.random.key(0)).params
         sums = jax.jit(step.grad_sums)(params, batch, jax.random.key(0))
@@ -279,7 +294,7 @@ def test_bfloat16_gradients_are_those_of_float32(variant):
 
 
 @pytest.mark.parametrize("platform", ["cuda", "rocm", "tpu"])
-def test_programs_for_accelerators_sum_in_float32_and_in_one_order(platform):
+def test_gradients_on_accelerators_are_summed_in_float32_and_in_one_order(platform):
     """A scatter whose indices may repeat has no fixed order on a GPU."""
     config = step_config()
     model = dataclasses.replace(
@@ -299,7 +314,7 @@ def test_programs_for_accelerators_sum_in_float32_and_in_one_order(platform):
         assert [line for line in full if "precision = [HIGHEST, HIGHEST]" not in line] == []
 
 
-def test_a_step_that_is_not_finite_changes_only_the_count():
+def test_step_that_is_not_finite_changes_only_the_count():
     step = TrainStep(step_config(ema_decay=0.9, skip_spikes=2.0))
     state = jax.jit(step.init_state)(jax.random.key(0))
     sums = jax.jit(step.grad_sums)(state.params, uneven_batch(0), jax.random.key(0))
@@ -319,7 +334,7 @@ def test_a_step_that_is_not_finite_changes_only_the_count():
     assert not np.array_equal(after.params["target_embedding"], state.params["target_embedding"])
 
 
-def test_spikes_are_skipped_once_the_usual_norm_is_known(monkeypatch):
+def test_skip_spikes_after_its_warmup(monkeypatch):
     from transformer_jax.training import step as step_lib
 
     monkeypatch.setattr(step_lib, "SPIKE_WARMUP", 3)
