@@ -167,6 +167,8 @@ def test_bounds_include_what_they_say():
         setting = Setting("a", float, 0.0, rules, False)
         assert setting.in_range(inside), name
         assert not setting.in_range(outside), name
+        assert not setting.in_range(float("nan"))
+        assert not setting.in_range(float("inf"))
 
 
 @pytest.mark.parametrize(

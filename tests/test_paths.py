@@ -25,7 +25,9 @@ def test_expand_replaces_home_folders_only(home):
     assert paths.expand("~/a/~b") == f"{home}/a/~b"
     for kept in ("a/~/b", "/a", "", "-", "gs://bucket/~x", "./~x"):
         assert paths.expand(kept) == kept
-    with pytest.raises(UserError, match=r"--input=~no-such-user/x: ~no-such-user is no user.*\./~no"):
+    with pytest.raises(
+        UserError, match=r"--input=~no-such-user/x: ~no-such-user is no user.*\./~no"
+    ):
         paths.expand("~no-such-user/x", "--input")
 
 

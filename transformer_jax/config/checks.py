@@ -1,4 +1,4 @@
-"""What settings may be, alone and together. Each mistake is one sentence, before anything runs."""
+"""Checks of single settings and of combinations, before anything runs."""
 
 import dataclasses
 import difflib
@@ -18,7 +18,7 @@ def validate(config: Config) -> Config:
     """Returns `config` if it can work.
 
     Raises:
-      UserError: names the first setting that cannot, its value and what it may be.
+      UserError: names the first wrong setting, its value and the allowed values.
     """
     _check_types(config, "config")
     for setting in all_settings(Config):
@@ -29,15 +29,16 @@ def validate(config: Config) -> Config:
 
 
 def _check_types(section: Any, name: str) -> None:
+    """Checks the type of each setting, and turns lists into tuples, which can be hashed."""
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if dataclasses.is_dataclass(field.type):
             if type(value) is not field.type:
-                raise UserError(f"{name}.{field.name}={value!r} is no section of settings.")
+                raise UserError(f"{name}.{field.name}={value!r} is not a section of settings.")
             _check_types(value, f"{name}.{field.name}")
         else:
             checked = typed(field.type, value, f"{name}.{field.name}")
-            if isinstance(value, list):  # a tuple can be hashed
+            if isinstance(value, list):
                 setattr(section, field.name, checked)
 
 

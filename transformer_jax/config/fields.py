@@ -81,7 +81,7 @@ class ModelConfig:
 
     @property
     def resolved_head_dim(self) -> int:
-        """`head_dim`, or what it defaults to."""
+        """`head_dim`, or its default."""
         return self.head_dim or self.d_model // self.num_heads
 
     def for_decoder(self) -> "ModelConfig":

@@ -1,4 +1,4 @@
-"""`config.json`: a config as text and back, and what files of older versions mean."""
+"""`config.json`: a config as text and back, and the meaning of older files."""
 
 import dataclasses
 import difflib
@@ -41,13 +41,13 @@ def _build(cls: Any, tree: Any, where: str, former: dict[str, Any], prefix: str 
             close = difflib.get_close_matches(name, kinds, 1)
             hint = f"; did you mean {prefix}{close[0]}?" if close else ""
             raise UserError(f"{where}: there is no setting {prefix}{name}{hint}")
-    values = {}
-    for name, kind in kinds.items():
+    values = {name: former[prefix + name] for name in kinds if prefix + name in former}
+    for name, value in tree.items():
         path = prefix + name
-        if dataclasses.is_dataclass(kind):
-            values[name] = _build(kind, tree.get(name, {}), where, former, f"{path}.")
+        if dataclasses.is_dataclass(kinds[name]):
+            values[name] = _build(kinds[name], value, where, former, f"{path}.")
         else:
-            values[name] = typed(kind, tree.get(name, former[path]), f"{where}: {path}")
+            values[name] = typed(kinds[name], value, f"{where}: {path}")
     return cls(**values)
 
 

@@ -1,6 +1,7 @@
 """One setting: its type, its default and the rules that are written at its field."""
 
 import dataclasses
+import math
 import operator
 import typing
 from collections.abc import Iterator
@@ -17,13 +18,13 @@ _BOUNDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What is known of a setting besides its type and default.
+    """Facts about a setting besides its type and default.
 
     Attributes:
-      meaning: for documents and `--help`.
-      bounds: of a number; keys are those of `_BOUNDS`.
+      meaning: one or two sentences for documents and `--help`.
+      bounds: name in `_BOUNDS` -> bound of a number.
       resumable: whether a run may resume with another value.
-      former: what a `config.json` without the setting means, where that is not the default.
+      former: the value that a `config.json` without the setting stands for; MISSING: the default.
     """
 
     meaning: str
@@ -48,8 +49,7 @@ def setting(
     Args:
       default: of new runs.
       meaning: one or two sentences.
-      at_least, above, at_most, below: bounds of a number; None itself is always allowed where the
-        type has it.
+      at_least, above, at_most, below: bounds of a number.
       resumable: whether a run may resume with another value.
       former: the value that the code had before the setting existed.
     """
@@ -65,7 +65,7 @@ def fraction(default: float, meaning: str) -> Any:
 
 
 def section(cls: type, meaning: str, *, resumable: bool = False) -> Any:
-    """A field that holds a section of settings; `resumable` holds for all of them."""
+    """A field that is a section of settings; `resumable` applies to all of them."""
     rules = Rules(meaning, {}, resumable, dataclasses.MISSING)
     return dataclasses.field(default_factory=cls, metadata={_RULES: rules})
 
@@ -82,23 +82,30 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The allowed values, where they are few."""
+        """The allowed values of a `Literal` type; empty for other types."""
         return typing.get_args(self.type) if typing.get_origin(self.type) is typing.Literal else ()
 
     @property
     def former(self) -> Any:
-        """What a `config.json` without the setting means."""
+        """The value that a `config.json` without the setting stands for."""
         former = self.rules.former
         return self.default if former is dataclasses.MISSING else former
 
     def value(self, config: Any) -> Any:
+        """The setting's value in a config, or in the section that `path` starts from."""
         return operator.attrgetter(self.path)(config)
 
     def in_range(self, value: float) -> bool:
-        return all(_BOUNDS[name][1](value, bound) for name, bound in self.rules.bounds.items())
+        """Whether a number is finite and within the bounds; True for settings without bounds."""
+        bounds = self.rules.bounds
+        if not bounds:
+            return True
+        return math.isfinite(value) and all(
+            _BOUNDS[name][1](value, bound) for name, bound in bounds.items()
+        )
 
     def range_text(self) -> str:
-        """The bounds, such as `>= 0 and below 1`; empty where there are none."""
+        """The bounds, such as `>= 0 and below 1`; empty without bounds."""
         texts = [f"{_BOUNDS[name][0]} {bound:.10g}" for name, bound in self.rules.bounds.items()]
         return " and ".join(texts)
 
