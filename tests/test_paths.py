@@ -26,9 +26,9 @@ def test_expand_replaces_home_folders_only(home):
     for kept in ("a/~/b", "/a", "", "-", "gs://bucket/~x", "./~x"):
         assert paths.expand(kept) == kept
     with pytest.raises(
-        UserError, match=r"--input=~no-such-user/x: ~no-such-user is no user.*\./~no"
+        UserError, match=r"--input=~no-user/x: ~no-user is no user.*\./~no"
     ):
-        paths.expand("~no-such-user/x", "--input")
+        paths.expand("~no-user/x", "--input")
 
 
 def test_expand_config_expands_every_path(home):
