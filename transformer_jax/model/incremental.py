@@ -268,12 +268,12 @@ def decode_step(
         weights.layers, cache.self_attention, cache.cross_attention, strict=True
     ):
         h = norms.norm_before(config, layer.self_attention_norm, x, axis=0)
-        h, self_cache = _self_attention(config, layer, self_cache, self_bias, index, h)
+        h, self_cache = _self_attention(config, layer, h, self_cache, self_bias, index)
         x = norms.norm_after(config, layer.self_attention_norm, x + h, axis=0)
         self_attention.append(self_cache)
 
         h = norms.norm_before(config, layer.cross_attention_norm, x, axis=0)
-        h, source_weights = _cross_attention(config, layer, cross_cache, source_bias, h)
+        h, source_weights = _cross_attention(config, layer, h, cross_cache, source_bias)
         x = norms.norm_after(config, layer.cross_attention_norm, x + h, axis=0)
 
         h = norms.norm_before(config, layer.feed_forward_norm, x, axis=0)
@@ -288,14 +288,18 @@ def decode_step(
     coverage = cache.coverage
     if coverage is not None:
         coverage = coverage + jnp.mean(source_weights, axis=1)  # over heads
-    return logits, dataclasses.replace(
-        cache, index=index + 1, self_attention=self_attention, ancestors=ancestors,
+    new_cache = dataclasses.replace(
+        cache,
+        index=index + 1,
+        self_attention=self_attention,
+        ancestors=ancestors,
         coverage=coverage,
-    )  # fmt: skip
+    )
+    return logits, new_cache
 
 
 def _is_past(cache: DecoderCache, ancestors: jax.Array | None) -> jax.Array:
-    """Which slots a query attends to: `[B, 1, K, T·K]`, or `[T]` for independent hypotheses."""
+    """Whether a slot is in the past of a beam, `[B, 1, K, T·K]`; `[T]` if they are independent."""
     if ancestors is None:
         return jnp.arange(cache.self_attention[0].value.shape[2]) <= cache.index
     batch, beams, size = ancestors.shape
@@ -307,10 +311,10 @@ def _is_past(cache: DecoderCache, ancestors: jax.Array | None) -> jax.Array:
 def _self_attention(
     config: ModelConfig,
     layer: LayerWeights,
+    x: jax.Array,
     cache: KeyValue,
     bias: jax.Array | None,
     index: jax.Array,
-    x: jax.Array,
 ) -> tuple[jax.Array, KeyValue]:
     """Self-attention `[M, N]` of `x` `[M, N]`, and the cache with the position `index` written."""
     rows = cache.key.shape[0]
@@ -324,16 +328,16 @@ def _self_attention(
         jax.lax.dynamic_update_slice_in_dim(cache.value, value, start, axis=2),
     )
     # Each query attends at least to its own position.
-    out, _ = _attend(query, cache, bias, may_be_empty=False)
+    out, _ = _attend(query, cache, bias, may_be_empty=False)  # --> [H·D, N]
     return layer.self_out(out), cache
 
 
 def _cross_attention(
     config: ModelConfig,
     layer: LayerWeights,
+    x: jax.Array,
     cache: KeyValue,
     bias: jax.Array | None,
-    x: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Attention to the source `[M, N]` of `x` `[M, N]`, and its weights `[B, H, K, S]`."""
     (query,) = _split_heads(config, layer.cross_query(x), cache.key.shape[0], 1)

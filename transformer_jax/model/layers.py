@@ -1,5 +1,9 @@
 """Layers of the encoder-decoder ("Attention Is All You Need", sections 3.1 to 3.3).
 
+A residual branch is `norm(x + dropout(branch(x)))` in a post-norm model, as in the paper, and
+`x + dropout(branch(norm(x)))` in a pre-norm model. The norm's `before` and `after` normalize in one
+of the two places.
+
 Letters of shapes: B batch, T target or query length, S source or key length, H heads, D head_dim,
 M d_model, F d_ff, V vocabulary.
 """
@@ -18,7 +22,7 @@ from transformer_jax.ops.positional import apply_rotary
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, then feed-forward, each in a residual branch."""
+    """Self-attention, then feed-forward."""
 
     config: ModelConfig
 
@@ -96,9 +100,9 @@ class DecoderLayer(nn.Module):
 
 
 class MultiHeadAttention(nn.Module):
-    """The projections of multi-head attention (section 3.2.2), and attention between them.
+    """Multi-head attention (section 3.2.2): the projections, and attention between them.
 
-    `config.head_dim` (D) does not have to be `d_model / num_heads`.
+    The size of a head, D, is independent of `d_model / num_heads` (`config.head_dim`).
     """
 
     config: ModelConfig
@@ -118,8 +122,8 @@ class MultiHeadAttention(nn.Module):
         value: jax.Array,
         query_segment_ids: jax.Array,
         key_segment_ids: jax.Array,
-        causal: bool,
         deterministic: bool,
+        causal: bool,
     ) -> jax.Array:
         """Attention within each segment, projected to `[B, T, M]`.
 
@@ -129,8 +133,8 @@ class MultiHeadAttention(nn.Module):
           value: `[B, S, H, D]`.
           query_segment_ids: `[B, T]` integers; 0 is padding.
           key_segment_ids: `[B, S]` integers; 0 is padding.
-          causal: position t attends to positions 0 .. t only.
           deterministic: no dropout.
+          causal: position t attends to positions 0 .. t only.
         """
         capture_attention(self, query, key, value, query_segment_ids, key_segment_ids, causal)
         dropout_rate = 0.0 if deterministic else self.config.attention_dropout_rate
@@ -149,19 +153,28 @@ class MultiHeadAttention(nn.Module):
 
 
 class SelfAttention(MultiHeadAttention):
-    """Attention of a sequence to itself, with rotary positions where the config has them."""
+    """Attention of a sequence to itself."""
 
     causal: bool
 
     def __call__(
         self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array, deterministic: bool
     ) -> jax.Array:
-        """`[B, T, M]` of `x` `[B, T, M]`, `positions` and `segment_ids` `[B, T]`."""
+        """Attention of each position to its segment, `[B, T, M]`.
+
+        Args:
+          x: `[B, T, M]`.
+          positions: `[B, T]` or `[1, T]` integers, for rotary positions.
+          segment_ids: `[B, T]` integers; 0 is padding.
+          deterministic: no dropout.
+        """
         query, key, value = project_heads(x, self.query, self.key, self.value)
         if self.config.positional == "rotary":
             query = apply_rotary(query, positions, self.config.positional_base)
             key = apply_rotary(key, positions, self.config.positional_base)
-        return self.attend(query, key, value, segment_ids, segment_ids, self.causal, deterministic)
+        return self.attend(
+            query, key, value, segment_ids, segment_ids, deterministic, causal=self.causal
+        )
 
 
 class CrossAttention(MultiHeadAttention):
@@ -175,15 +188,25 @@ class CrossAttention(MultiHeadAttention):
         source_segment_ids: jax.Array,
         deterministic: bool,
     ) -> jax.Array:
-        """`[B, T, M]` of `x` `[B, T, M]` over `encoded` `[B, S, M]`."""
+        """Attention of each target position to the source of its segment, `[B, T, M]`.
+
+        Args:
+          x: `[B, T, M]`.
+          encoded: `[B, S, M]`, output of the encoder.
+          segment_ids: `[B, T]` integers; 0 is padding.
+          source_segment_ids: `[B, S]` integers; 0 is padding.
+          deterministic: no dropout.
+        """
         (query,) = project_heads(x, self.query)
         key, value = project_heads(encoded, self.key, self.value)
-        return self.attend(query, key, value, segment_ids, source_segment_ids, False, deterministic)
+        return self.attend(
+            query, key, value, segment_ids, source_segment_ids, deterministic, causal=False
+        )
 
 
 def project_heads(x: jax.Array, *projections: Dense) -> list[jax.Array]:
-    """`x` `[B, T, M]` under each projection, `[B, T, H, D]`, by one matrix product for all."""
-    # Stacked after the heads: the first of the merged axes may be sharded over devices.
+    """Projects `x` `[B, T, M]` to one array `[B, T, H, D]` for each projection, by one product."""
+    # Stacked after the heads, as `dense` requires: only the first merged axis may be sharded.
     kernel = jnp.stack([p.kernel for p in projections], axis=2)  # --> [M, H, n, D]
     bias = jnp.stack([p.bias for p in projections], axis=1)  # --> [H, n, D]
     out = dense(x, kernel, bias)  # --> [B, T, H, n, D]
@@ -197,7 +220,7 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
-        """`[B, T, M]` of `x` `[B, T, M]`."""
+        """Maps each position of `x` `[B, T, M]` by itself, `[B, T, M]`."""
         embed, mlp = (("embed", self.config.d_model),), (("mlp", self.config.d_ff),)
         x = Dense(embed, mlp, name="up")(x)  # --> [B, T, F]
         x = ACTIVATIONS[self.config.activation](x)

@@ -46,7 +46,7 @@ class Dense(nn.Module):
 
 
 class Norm(nn.Module):
-    """A norm over the features; its parameters are `norm/scale` and `norm/bias`, both `[M]`."""
+    """The norm of a residual branch or of a stack; its parameters are below `norm/`."""
 
     config: ModelConfig
 
@@ -62,7 +62,7 @@ class Norm(nn.Module):
         }
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`x` `[..., M]`, normalized."""
+        """`x` normalized, `[..., M]`."""
         return norms.norm(self.config, self.weights, x)
 
     def before(self, x: jax.Array) -> jax.Array:

@@ -193,8 +193,9 @@ def param_axes(config: ModelConfig) -> Params:
 def _init_with_axes(config: ModelConfig, rng: jax.Array) -> Params:
     """Fresh parameters, each boxed with the names of its axes."""
     tokens = jnp.ones((1, 2), jnp.int32)
-    batch = {
-        "inputs": tokens, "inputs_positions": tokens, "inputs_segment_ids": tokens,
-        "decoder_inputs": tokens, "targets_positions": tokens, "targets_segment_ids": tokens,
-    }  # fmt: skip
-    return Transformer(config).init({"params": rng}, batch)["params"]
+    return Transformer(config).init({"params": rng}, tokens, tokens, method=_run)["params"]
+
+
+def _run(model: Transformer, inputs: jax.Array, decoder_inputs: jax.Array) -> jax.Array:
+    """Calls every module of the model once, so that all parameters are created."""
+    return model.logits(model.decode(model.encode(inputs), decoder_inputs))

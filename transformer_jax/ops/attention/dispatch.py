@@ -178,5 +178,10 @@ def _log_once(
 ) -> None:
     _log.info(
         "attention on %s: %s for query %s, key %s, %s, %s",
-        platform, implementation, query_shape, key_shape, dtype, call_kind,
-    )  # fmt: skip
+        platform,
+        implementation,
+        query_shape,
+        key_shape,
+        dtype,
+        call_kind,
+    )
