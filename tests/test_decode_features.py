@@ -30,7 +30,7 @@ from transformer_jax.model.transformer import Transformer
 TEXTS = ["one two three", "four five", "six", "seven eight nine one", "two two"]
 
 
-def test_samples_are_the_same_in_any_batch_and_scored_by_the_model(translator):
+def test_sampling_gives_the_same_in_any_batch_scored_by_the_model(translator):
     settings = {"method": "sample", "temperature": 1.3, "seed": 3}
     together = list(translator.translate_n_best(TEXTS, 3, **settings))
     backwards = list(translator.translate_n_best([*TEXTS, "nine"][::-1], 3, **settings))[::-1]
@@ -45,7 +45,7 @@ def test_samples_are_the_same_in_any_batch_and_scored_by_the_model(translator):
 
 
 @pytest.mark.slow
-def test_mbr_gives_the_sample_most_like_the_others(translator):
+def test_mbr_returns_the_sample_most_similar_to_the_others(translator):
     settings = {"temperature": 0.5, "seed": 1}
     (samples,) = translator.translate_n_best(["one two"], 8, method="sample", **settings)
     utilities = mbr.expected_utilities([h.text for h in samples], "bleu")
@@ -57,7 +57,7 @@ def test_mbr_gives_the_sample_most_like_the_others(translator):
 
 
 @pytest.mark.parametrize("num_models", [1, 2])
-def test_scoring_holds_a_chunk_of_logits(translator, monkeypatch, num_models):
+def test_scoring_keeps_the_logits_of_one_chunk(translator, monkeypatch, num_models):
     """All logits of 4,096 positions and 256,000 tokens take 4 GB. Here: 5 of 24 positions."""
     monkeypatch.setattr(batch_functions, "LOGITS_AT_ONCE", 5 * 295 + 3)
     config, rng = translator.config.model, np.random.default_rng(0)
@@ -90,7 +90,7 @@ def test_scoring_holds_a_chunk_of_logits(translator, monkeypatch, num_models):
 
 
 @pytest.mark.slow
-def test_an_ensemble_averages_probabilities(translator):
+def test_ensemble_averages_probabilities(translator):
     other = jax.tree.map(lambda x: 0.9 * x, translator.params)
     engine = Engine(translator.config, translator.tokenizers, [translator.config.model])
     sources, targets = ["one two", "six"], ["zwei eins", "sechs acht"]
@@ -103,10 +103,10 @@ def test_an_ensemble_averages_probabilities(translator):
         want = np.logaddexp(np.array(alone[0][i]), np.array(alone[1][i])) - np.log(2)
         np.testing.assert_allclose(pair.log_probs, want, atol=1e-5)
     decode = dataclasses.replace(translator.config.decode, beam_size=2)
-    found = list(
+    result = list(
         engine.translate((translator.params, other), TEXTS, TranslationSettings(decode, 2))
     )
-    for text, hypotheses in zip(TEXTS, found, strict=True):
+    for text, hypotheses in zip(TEXTS, result, strict=True):
         for h in hypotheses:
             scored = engine.score((translator.params, other), [text], [h.text])[0]
             if scored.num_tokens == len(h.ids) + 1:
@@ -114,7 +114,7 @@ def test_an_ensemble_averages_probabilities(translator):
 
 
 @pytest.mark.parametrize("head", [None, pytest.param(1, marks=pytest.mark.slow)])
-def test_attention_is_the_models_own(translator, head):
+def test_attention_of_a_translation_equals_the_models(translator, head):
     (best,) = next(
         translator.translate_n_best(
             [TEXTS[0], "one"], 1, attention=AttentionChoice(-1, head), beam_size=2
@@ -135,7 +135,7 @@ def test_attention_is_the_models_own(translator, head):
     np.testing.assert_allclose(best.attention, want[:-1, :-1], atol=1e-5)
 
 
-def test_words_are_aligned_by_hand():
+def test_word_alignment_by_hand():
     source, target = ["▁a", "▁do", "g", "▁runs", "."], ["▁Ein", "▁Hu", "nd", "▁rennt."]
     assert alignment.words_of(source) == [0, 1, 1, 2, 2]
     attention = np.array([
@@ -157,12 +157,12 @@ def test_prefix_and_phrases_of_single_lines(translator):
         Request("one two three"),
         Request(""),
     ]
-    found = translator.translate(requests, beam_size=4)
-    assert found[0].text.startswith("fünf")
-    assert "neun acht" in found[1].text
-    assert "sechs" in found[1].text.split()
-    assert found[2].ids == translator.translate(["one two three"], beam_size=4)[0].ids
-    assert found[3].text == ""
+    result = translator.translate(requests, beam_size=4)
+    assert result[0].text.startswith("fünf")
+    assert "neun acht" in result[1].text
+    assert "sechs" in result[1].text.split()
+    assert result[2].ids == translator.translate(["one two three"], beam_size=4)[0].ids
+    assert result[3].text == ""
     assert begins_word("▁neun")
     assert begins_word(".")
     assert not begins_word("n")
@@ -173,7 +173,7 @@ def test_prefix_and_phrases_of_single_lines(translator):
 
 
 @pytest.mark.slow
-def test_batches_are_spread_over_devices(translator):
+def test_batches_are_sharded_over_devices(translator):
     config = dataclasses.replace(
         translator.config, parallel=dataclasses.replace(translator.config.parallel, data=4)
     )
@@ -181,8 +181,8 @@ def test_batches_are_spread_over_devices(translator):
     assert spread.engine.programs.num_devices == 4
     texts = [source for source, _ in digit_pairs(40, seed=8)]
     want = translator.translate(texts, beam_size=2)
-    found = spread.translate(texts, beam_size=2, batch_tokens=128)
-    for a, b in zip(found, want, strict=True):
+    result = spread.translate(texts, beam_size=2, batch_tokens=128)
+    for a, b in zip(result, want, strict=True):
         assert a.text == b.text
         assert a.score == pytest.approx(b.score, abs=1e-5)
     alone = spread.translate(["one two"], beam_size=2)[0]
@@ -190,7 +190,7 @@ def test_batches_are_spread_over_devices(translator):
 
 
 @pytest.mark.slow
-def test_a_file_uses_few_shapes_and_lines_come_as_they_are_done(translator):
+def test_translate_uses_few_shapes_and_yields_lines_when_done(translator):
     engine = Engine(translator.config, translator.tokenizers)
     decode = dataclasses.replace(translator.config.decode, beam_size=1, batch_tokens=256)
     texts = [source for source, _ in digit_pairs(300, seed=9, longest=12)]
@@ -217,7 +217,7 @@ def test_a_file_uses_few_shapes_and_lines_come_as_they_are_done(translator):
     assert len({(g.rows, g.length) for g in groups}) <= len({g.length for g in groups}) + 1
 
 
-def test_groups_come_in_the_order_of_their_first_lines():
+def test_group_by_length_orders_batches_by_their_first_line():
     groups = batching.group_by_length([3, 20, 4, 30, 5, 9], 64, 48, num_devices=2)
     assert [g.indices[0] for g in groups] == sorted(g.indices[0] for g in groups)
     assert sorted(i for g in groups for i in g.indices) == list(range(6))
@@ -238,7 +238,7 @@ def make_output(path, **settings):
     return decode_output.ResumableOutput(str(path), describe)
 
 
-def test_an_interrupted_output_is_gone_on_with(tmp_path):
+def test_decode_output_resumes_after_an_interruption(tmp_path):
     path, requests = tmp_path / "out", ["ä", "b", "c", "d"]
     write(make_output(path), requests)
     whole = path.read_text()
@@ -276,12 +276,12 @@ def test_an_interrupted_output_is_gone_on_with(tmp_path):
         ({"suppressed_ids": (9999,)}, "ids below"),
     ],
 )
-def test_impossible_settings_are_told(translator, settings, word):
+def test_decode_refuses_impossible_settings(translator, settings, word):
     with pytest.raises(UserError, match=word):
         translator.translate(["one"], **settings)
 
 
-def test_impossible_attention_is_told(translator):
+def test_attention_choice_refuses_missing_layers_and_heads(translator):
     for choice, word in ((AttentionChoice(7), "layer 7"), (AttentionChoice(-1, 9), "head 9"),
                          (AttentionChoice(-3), "layer -3; the model has 1")):  # fmt: skip
         with pytest.raises(UserError, match=word):
@@ -294,7 +294,7 @@ def test_impossible_attention_is_told(translator):
         ensemble.translate_n_best(["one"], 1, attention=AttentionChoice(3))
 
 
-def test_the_default_layer_of_attention_is_the_only_one_of_a_small_decoder(translator):
+def test_attention_choice_of_a_one_layer_decoder_is_that_layer(translator):
     assert translator.config.model.num_decoder_layers == 1
     default, last = (
         next(translator.translate_n_best(TEXTS[:1], 1, attention=choice, beam_size=2))[0].attention
@@ -303,7 +303,7 @@ def test_the_default_layer_of_attention_is_the_only_one_of_a_small_decoder(trans
     np.testing.assert_array_equal(default, last)
 
 
-def test_attention_of_a_text_in_parts_is_that_of_its_parts(translator):
+def test_attention_of_a_long_text_is_that_of_its_parts(translator):
     text = " ".join(a for a, _ in digit_pairs(12, seed=4))
     choice = AttentionChoice()
     (best,) = next(translator.translate_n_best([text], 1, attention=choice, beam_size=2))
@@ -315,16 +315,16 @@ def test_attention_of_a_text_in_parts_is_that_of_its_parts(translator):
     want = alignment.word_attention(dense, best.source_tokens, best.tokens)
     np.testing.assert_allclose(words.toarray(), want, atol=1e-7)
     assert alignment.links(words) == alignment.links(want)
-    found = decode_format._attention_json(best.attention)
+    result = decode_format._attention_json(best.attention)
     for values, start, row in zip(
-        found["attention"], found["attention_starts"], dense, strict=True
+        result["attention"], result["attention_starts"], dense, strict=True
     ):
         np.testing.assert_allclose(row[start : start + len(values)], values, atol=1e-6)
         assert not row[:start].any()
         assert not row[start + len(values) :].any()
 
 
-def test_joined_attention_by_hand_and_its_memory():
+def test_attention_of_parts_is_joined_sparsely():
     parts = [np.array([[1.0, 2.0], [0.0, 3.0]]), np.zeros((0, 2)), np.array([[4.0], [5.0]])]
     want = [[1, 2, 0, 0, 0], [0, 3, 0, 0, 0], [0, 0, 0, 0, 4], [0, 0, 0, 0, 5]]
     joined = alignment.block_diagonal(parts)
@@ -344,7 +344,7 @@ def test_joined_attention_by_hand_and_its_memory():
     assert peak < 4000 * 4000 * 8 / 4  # bytes: a quarter of a dense matrix
 
 
-def test_a_jobs_record_changes_with_all_that_could_change_its_output(translator, monkeypatch):
+def test_decode_record_changes_with_all_that_could_change_the_output(translator, monkeypatch):
     def described(params=None, flags=None, **data):
         given = collections.defaultdict(lambda: types.SimpleNamespace(value=None))
         given |= {name: types.SimpleNamespace(value=value) for name, value in (flags or {}).items()}
@@ -356,8 +356,8 @@ def test_a_jobs_record_changes_with_all_that_could_change_its_output(translator,
         return decode_output._flat(decode._description(other))
 
     def differing(**changes):
-        found = described(**changes)
-        return {name for name in found if found[name] != base[name]}
+        result = described(**changes)
+        return {name for name in result if result[name] != base[name]}
 
     base = described()
     assert differing() == set()

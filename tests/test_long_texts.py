@@ -59,11 +59,11 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("fits", "rest", "first"), TABLE)
-def test_a_text_is_cut_at_the_best_place(fits, rest, first):
+def test_long_texts_are_cut_at_the_best_place(fits, rest, first):
     assert cut(fits + rest, len(pieces_of(fits)))[0] == first
 
 
-def test_without_places_it_is_cut_anywhere_but_in_characters():
+def test_long_texts_are_never_cut_within_characters():
     assert cut("", 3, ["x"] * 8) == ["xxx", "xxx", "xx"]
     character = ["<0xE4>", "<0xB8>", "<0x80>"]
     assert [len(part) // 6 for part in cut("", 8, character * 4)] == [6, 6]
@@ -72,7 +72,7 @@ def test_without_places_it_is_cut_anywhere_but_in_characters():
     assert cut("", 1, ["▁a", "b.", "▁c"]) == ["a", "b.", "c"]
 
 
-def test_characters_without_a_piece_are_read_from_their_bytes():
+def test_long_texts_read_byte_tokens_as_characters():
     content = "他买了苹果，梨。她也买了，今天".encode()
     tokens = [f"<0x{byte:02X}>" for byte in content]
     parts = long_texts.split_ids(list(content), tokens, 3 * 14)
@@ -86,7 +86,7 @@ def test_characters_without_a_piece_are_read_from_their_bytes():
     [(["Eins.", "Zwei."], "Eins. Zwei."), (["一。", "二。", "三"], "一。二。三"),
      (["", "Eins.", "", "Zwei."], "Eins. Zwei."), ([], ""), (["하나.", "둘."], "하나. 둘.")],
 )  # fmt: skip
-def test_parts_are_joined_as_their_script_has_it(texts, want):
+def test_long_texts_are_joined_as_their_script_requires(texts, want):
     parts = [Translation(text, -1.0, -2.0, (text,), (1,)) for text in texts]
     joined = join_parts(parts)
     assert joined.text == want

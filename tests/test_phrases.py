@@ -47,12 +47,12 @@ def find(tables, limit, wanted, beam_size, word_ends=None, **settings):
 
 
 @pytest.mark.parametrize("stopping", ["exact", "first_k"])
-def test_after_its_phrases_greedy_search_goes_on_to_its_end(stopping):
+def test_phrases_in_greedy_search_do_not_end_it(stopping):
     tables, limit = random_model(12, 6, seed=21), 6
-    found = find(tables, limit, [(1,)], 1, stopping=stopping)
+    result = find(tables, limit, [(1,)], 1, stopping=stopping)
     lengths = set()
     for row, table in enumerate(tables):
-        sequence = tokens(found, row, 0)
+        sequence = tokens(result, row, 0)
         for i in range(sequence.index(1) + 1, len(sequence)):
             best = EOS if i + 1 == limit else int(np.argmax(log_softmax(table[sequence[:i]])))
             assert sequence[i] == best
@@ -64,7 +64,7 @@ def test_after_its_phrases_greedy_search_goes_on_to_its_end(stopping):
 @pytest.mark.parametrize(
     "settings", [{"beam_size": 1}, {"beam_size": 4, "stopping": "first_k"}], ids=["greedy", "beam"]
 )
-def test_a_phrase_that_the_output_has_anyway_changes_nothing(translator, text, settings):
+def test_phrases_that_the_output_contains_anyway_change_nothing(translator, text, settings):
     (free,) = translator.translate([text], **settings)
     for word in free.text.split()[:2]:
         (same,) = translator.translate([Request(text, phrases=(word,))], **settings)
@@ -81,42 +81,44 @@ def has_word(sequence, phrase):
 
 
 @pytest.mark.parametrize("beam_size", [1, 3, 128])
-def test_a_phrase_may_begin_another(beam_size):
+def test_phrases_may_start_with_another_phrase(beam_size):
     tables, limit = random_model(6, 5, seed=22), 5
     wanted = [(1,), (1, 2)]
-    found = find(tables, limit, wanted, beam_size, (True, True))
+    result = find(tables, limit, wanted, beam_size, (True, True))
     for row, table in enumerate(tables):
-        sequence = tokens(found, row, 0)
+        sequence = tokens(result, row, 0)
         assert all(has_word(sequence, p) for p in wanted)
         if beam_size == 128:
             want = [f for f in finished(table, limit) if all(has_word(f[1], p) for p in wanted)]
             assert sequence == max(want)[1]
 
 
-def test_a_phrase_without_word_boundaries_may_be_followed_by_anything():
+def test_phrases_without_word_boundaries_may_be_followed_by_any_token():
     tables, limit = random_model(8, 4, seed=23), 4
-    found = find(tables, limit, [(0, 1)], 32, (False,))
+    result = find(tables, limit, [(0, 1)], 32, (False,))
     followed = 0
     for row, table in enumerate(tables):
         want = [f for f in finished(table, limit) if contains(f[1], (0, 1))]
-        assert tokens(found, row, 0) == max(want)[1]
-        followed += not has_word(tokens(found, row, 0), (0, 1))
+        assert tokens(result, row, 0) == max(want)[1]
+        followed += not has_word(tokens(result, row, 0), (0, 1))
     assert followed
 
 
-def test_the_most_of_the_phrases_is_returned_where_not_all_can_be():
+def test_phrases_as_many_as_possible_if_not_all_fit():
     tables, limit = random_model(6, 5, seed=24), 5
     # The second would repeat a token.
-    found = find(tables, limit, [(1,), (0, 0)], 4, no_repeat_ngram_size=1)
+    result = find(tables, limit, [(1,), (0, 0)], 4, no_repeat_ngram_size=1)
     for row in range(len(tables)):
-        sequence = tokens(found, row, 0)
+        sequence = tokens(result, row, 0)
         assert 1 in sequence
         assert len(set(sequence)) == len(sequence)
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 @pytest.mark.parametrize("kind", ["suppressed", "repeated", "together"])
-def test_phrases_that_cannot_be_are_named_and_the_job_goes_on(translator, capsys, kind, beam_size):
+def test_phrases_that_are_impossible_are_named_and_other_lines_translated(
+    translator, capsys, kind, beam_size
+):
     tokenizer = translator.tokenizers.target
     settings = {"beam_size": beam_size}
     if kind == "suppressed":
@@ -128,19 +130,19 @@ def test_phrases_that_cannot_be_are_named_and_the_job_goes_on(translator, capsys
         wanted = ("neun neun",) if kind == "repeated" else ("eins zwei", "drei zwei")
         settings["no_repeat_ngram_size"] = len(tokenizer.encode("neun"))
     texts = [Request("one two"), Request("six five", phrases=wanted), Request("four")]
-    found = translator.translate(texts, **settings)
+    result = translator.translate(texts, **settings)
     free = translator.translate([r.text for r in texts], **settings)
-    assert [found[0], found[2]] == [free[0], free[2]]
-    assert found[1].unmet
-    assert np.isfinite(found[1].score)
-    missing = [p for p in wanted if not phrases.contains(found[1].text, p)]
-    assert found[1].unmet == tuple(f"phrase {p!r}" for p in missing)
-    assert f"line 2: not met: {'; '.join(found[1].unmet)}." in capsys.readouterr().err
+    assert [result[0], result[2]] == [free[0], free[2]]
+    assert result[1].unmet
+    assert np.isfinite(result[1].score)
+    missing = [p for p in wanted if not phrases.contains(result[1].text, p)]
+    assert result[1].unmet == tuple(f"phrase {p!r}" for p in missing)
+    assert f"line 2: not met: {'; '.join(result[1].unmet)}." in capsys.readouterr().err
     if kind == "suppressed":
         assert missing == ["neun"]
 
 
-def test_parameters_that_are_nan_give_a_message_a_line(translator, capsys):
+def test_nan_parameters_give_a_message_for_each_line(translator, capsys):
     source = translator.tokenizers.source
     (bad,) = set(source.encode("six")) - set(source.encode("one two five"))
     broken = dict(translator.params)
@@ -154,11 +156,11 @@ def test_parameters_that_are_nan_give_a_message_a_line(translator, capsys):
         )
         settings = TranslationSettings(decode)
         if name == "source_embedding":
-            want = [own[0].text for own in engine.translate(translator.params, texts, settings)]
+            want = [best[0].text for best in engine.translate(translator.params, texts, settings)]
             assert want[1]
-        found = [own[0] for own in engine.translate(broken, texts, settings)]
+        result = [best[0] for best in engine.translate(broken, texts, settings)]
         said = capsys.readouterr().err
-        for number, one in enumerate(found, start=1):
+        for number, one in enumerate(result, start=1):
             if name == "source_embedding" and number % 2:
                 assert one.text == want[number - 1]
                 assert f"line {number}" not in said
@@ -168,11 +170,11 @@ def test_parameters_that_are_nan_give_a_message_a_line(translator, capsys):
                 assert f"line {number}: not met: finite probabilities" in said
 
 
-def test_settings_that_allow_nothing_give_a_message(translator, capsys):
+def test_settings_that_forbid_every_output_give_a_message(translator, capsys):
     vocab = translator.config.model.target_vocab_size
     texts = ["one", "two", Request("three", line=70)]
-    found = translator.translate(texts, beam_size=2, suppressed_ids=tuple(range(vocab)))
-    assert [one.text for one in found] == ["", "", ""]
+    result = translator.translate(texts, beam_size=2, suppressed_ids=tuple(range(vocab)))
+    assert [one.text for one in result] == ["", "", ""]
     said = capsys.readouterr().err
     for number in (1, 2, 70):  # a request of a file has the number of its line there
         assert f"line {number}: not met: an output (these settings forbid every one)." in said
@@ -188,12 +190,12 @@ def test_settings_that_allow_nothing_give_a_message(translator, capsys):
         ("하나둘", "하나", False),
     ],
 )  # fmt: skip
-def test_phrases_in_text_by_hand(output, phrase, want):
+def test_phrases_contained_in_text_by_hand(output, phrase, want):
     assert phrases.contains(output, phrase) == want
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_a_phrase_of_a_script_without_spaces_fits_inside_a_sentence(kind):
+def test_phrases_of_scripts_without_spaces_have_no_leading_space(kind):
     rng = np.random.default_rng(0)
     characters = "我们在北京大学学习中文和日本"
     lines = ["".join(rng.choice(list(characters), 12)) for _ in range(200)]
@@ -215,7 +217,7 @@ def test_a_phrase_of_a_script_without_spaces_fits_inside_a_sentence(kind):
     assert spaced.ends_word
 
 
-def test_a_phrase_that_the_tokenizer_cannot_write_is_not_met():
+def test_phrases_that_the_tokenizer_cannot_write_are_unmet():
     """Without byte fallback an unknown character would be forced as the unknown token."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -230,7 +232,7 @@ def test_a_phrase_that_the_tokenizer_cannot_write_is_not_met():
     assert phrases.missing("das ⁇ aus", [phrase]) == ("phrase 'Haus'",)
 
 
-def test_what_is_not_met_is_in_the_json():
+def test_translation_as_json_has_unmet():
     nothing = Translation("", -np.inf, -np.inf, (), (), unmet=("phrase 'Haus'",))
     assert nothing.as_json() == {
         "text": "", "score": None, "log_prob": None, "tokens": [], "unmet": ["phrase 'Haus'"],
@@ -238,7 +240,7 @@ def test_what_is_not_met_is_in_the_json():
     assert "unmet" not in dataclasses.replace(nothing, unmet=()).as_json()
 
 
-def test_equal_hypotheses_keep_their_order():
+def test_distinct_keeps_the_order_of_hypotheses():
     a, b = (Translation(x, -1.0, -1.0, (), (i,)) for i, x in enumerate("ab"))
     again = dataclasses.replace(a, text="a again")
     assert distinct([a, b, again]) == [a, b]

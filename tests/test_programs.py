@@ -46,7 +46,7 @@ def in_threads(count, function):
     return results
 
 
-def test_threads_share_one_prepared_copy(translator, monkeypatch):
+def test_put_on_devices_is_shared_by_threads(translator, monkeypatch):
     calls = []
     prepare = programs._prepare
 
@@ -55,20 +55,20 @@ def test_threads_share_one_prepared_copy(translator, monkeypatch):
         return prepare(*args)
 
     monkeypatch.setattr(programs, "_prepare", counted)
-    own = Engine(translator.config, translator.tokenizers).programs
-    first, *others = in_threads(8, lambda: own.put_on_devices(translator.params))
+    fresh = Engine(translator.config, translator.tokenizers).programs
+    first, *others = in_threads(8, lambda: fresh.put_on_devices(translator.params))
     assert len(calls) == 1
     assert all(other is first for other in others)
-    own.release()
-    assert own.put_on_devices(translator.params) is not first
-    assert own.put_on_devices(jax.tree.map(lambda x: x, translator.params)) is not first
+    fresh.release()
+    assert fresh.put_on_devices(translator.params) is not first
+    assert fresh.put_on_devices(jax.tree.map(lambda x: x, translator.params)) is not first
     assert len(calls) == 3
 
 
-def test_another_number_of_parameter_trees_is_refused(translator):
-    own = Engine(translator.config, translator.tokenizers).programs
+def test_put_on_devices_refuses_another_number_of_parameter_trees(translator):
+    fresh = Engine(translator.config, translator.tokenizers).programs
     with pytest.raises(ValueError, match="2 parameter trees for 1 models"):
-        own.put_on_devices((translator.params, translator.params))
+        fresh.put_on_devices((translator.params, translator.params))
 
 
 def settings_of_one_structure(method, number):
@@ -93,7 +93,7 @@ def settings_of_one_structure(method, number):
     }  # fmt: skip
 
 
-def test_a_hundred_settings_compile_two_programs(translator):
+def test_programs_of_a_hundred_settings_are_two(translator):
     engine = Engine(translator.config, translator.tokenizers)
     compiled = []
 
@@ -128,16 +128,16 @@ def stack(values):
 
 
 @pytest.mark.parametrize("method", ["beam", "sample"])
-def test_each_row_is_searched_with_its_own_numbers(method):
+def test_search_values_apply_row_by_row(method):
     rows, longest, beams = 4, 4, 4 if method == "beam" else 64
-    own = {
+    by_method = {
         "beam": {"suppressed_ids": ((0, 1), (1, 2), (0, 2), (1, 0)), "min_decode_len": (0,) * 4,
                  "coverage_penalty": (0.0,) * 4, "beam_groups": (2,) * 4},
         "sample": {"top_k": (0, 3, 0, 2), "top_p": (0.95, 1.0, 0.98, 0.9)},
     }[method]  # fmt: skip
     configs = [
         DecodeConfig(method=method, beam_size=beams, **settings_of_one_structure(method, row)
-                     | {name: values[row] for name, values in own.items()})
+                     | {name: values[row] for name, values in by_method.items()})
         for row in range(rows)
     ]  # fmt: skip
     structure = structure_of(configs[-1])  # in which all rules are active
@@ -172,13 +172,13 @@ def test_program_cache_is_bounded_and_keeps_those_used_last():
 
 
 @pytest.mark.parametrize("method", ["beam", "sample"])
-def test_a_search_compiles_at_most_three_loops(method):
+def test_decode_loop_compiles_at_most_three_loops(method):
     model = ModelConfig(num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=8, num_heads=2,
                         source_vocab_size=20, target_vocab_size=20, max_len=1024)  # fmt: skip
     decode = DecodeConfig(method=method, beam_size=2)
     params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
     weights = jax.eval_shape(lambda p: programs._prepare((p,), (model,)), params)
-    placed = batch_functions.DeviceParams((params,), weights, None)
+    device_params = batch_functions.DeviceParams((params,), weights, None)
     constraints = SearchConstraints(
         np.full(2, 1024),
         np.zeros(2, np.int32),
@@ -192,7 +192,7 @@ def test_a_search_compiles_at_most_three_loops(method):
         search = functools.partial(
             functions.search, structure=structure_of(decode), max_decode_len=longest
         )  # fmt: skip
-        lowered = jax.jit(search).lower(placed, sources, constraints)
+        lowered = jax.jit(search).lower(device_params, sources, constraints)
         # Loops that carry the decoder's cache; the generator of random numbers has others.
         cached = re.compile(r"stablehlo\.while.*tensor<(\d+x){4}f32>")
         loops = sum(bool(cached.search(line)) for line in lowered.as_text().splitlines())
@@ -201,7 +201,7 @@ def test_a_search_compiles_at_most_three_loops(method):
     assert cache_sizes(16) == [16]
 
 
-def test_a_sample_costs_the_same_however_many_there_are():
+def test_decode_step_costs_the_same_for_each_sample():
     model = ModelConfig(num_encoder_layers=1, num_decoder_layers=1, d_model=16, d_ff=16,
                         num_heads=2, source_vocab_size=20, target_vocab_size=20,
                         max_len=512)  # fmt: skip
@@ -235,7 +235,7 @@ class Counting:
 
 
 @pytest.mark.parametrize(("steps", "grown"), [(16, []), (17, [40]), (40, [40]), (90, [40, 96])])
-def test_a_cache_grows_only_where_work_is_left(steps, grown):
+def test_decode_loop_grows_the_cache_only_if_unfinished(steps, grown):
     sizes = []
 
     class Decoder:
@@ -256,7 +256,7 @@ def test_a_cache_grows_only_where_work_is_left(steps, grown):
 
 
 @pytest.mark.parametrize("length", [8, 16, 48, 96, 256])
-def test_room_for_outputs_does_not_depend_on_usual_limits(length):
+def test_output_room_does_not_depend_on_usual_limits(length):
     usual = batching.output_room(length, 1, 1024)
     assert usual >= min(3 * length + 10, 256)
     assert {batching.output_room(length, n, 1024) for n in range(1, usual + 1)} == {usual}

@@ -48,17 +48,17 @@ def sample(tables, limits, longest=4, seeds=None, **settings):
     return compiled(longest, config)(table_logits(tables, longest), constraints)
 
 
-def sequences(found, row):
+def sequences(result, row):
     return [
-        tuple(int(t) for t in found.tokens[row, k, : found.lengths[row, k]])
-        for k in range(found.tokens.shape[1])
+        tuple(int(t) for t in result.tokens[row, k, : result.lengths[row, k]])
+        for k in range(result.tokens.shape[1])
     ]
 
 
-def test_samples_come_as_often_as_they_are_likely():
+def test_sampling_frequencies_equal_probabilities():
     (table,) = random_model(1, 3, seed=1)
-    found = sample([table], [3], longest=3, beam_size=4096)
-    drawn = sequences(found, 0)
+    result = sample([table], [3], longest=3, beam_size=4096)
+    drawn = sequences(result, 0)
     # At the limit an end is forced, at its own cost.
     for _, _, sequence in brute_force(table, 3, 0.0, "power"):
         free = sequence if len(sequence) < 3 else sequence[:-1]
@@ -67,10 +67,10 @@ def test_samples_come_as_often_as_they_are_likely():
         assert abs(share - likely) < 5 * np.sqrt(likely / len(drawn)) + 1e-3
     for k in range(5):
         want = sum(log_softmax(table[drawn[k][:i]])[p] for i, p in enumerate(drawn[k]))
-        assert float(found.log_probs[0, k]) == pytest.approx(want, abs=1e-4)
+        assert float(result.log_probs[0, k]) == pytest.approx(want, abs=1e-4)
 
 
-def test_a_sample_depends_on_its_sentence_number_and_seed_alone():
+def test_sampling_depends_on_sentence_number_and_seed_only():
     tables = random_model(3, 4, seed=2)
     together = sample(tables, [4, 4, 3], seeds=[7, 8, 9], beam_size=3)
     alone = sample(tables[1:2], [4], seeds=[8], beam_size=3)
@@ -83,14 +83,14 @@ def test_a_sample_depends_on_its_sentence_number_and_seed_alone():
     assert sequences(many, 0) != sequences(other, 0)
 
 
-def test_a_low_temperature_is_greedy():
+def test_sampling_with_low_temperature_is_greedy():
     tables = random_model(2, 4, seed=3)
-    found = sample(tables, [4, 4], beam_size=4, temperature=0.01)
+    result = sample(tables, [4, 4], beam_size=4, temperature=0.01)
     for row, table in enumerate(tables):
         prefix = ()
         while len(prefix) < 3 and (not prefix or prefix[-1] != EOS):
             prefix = (*prefix, int(np.argmax(table[prefix])))
-        assert {s[: len(prefix)] for s in sequences(found, row)} == {prefix}
+        assert {s[: len(prefix)] for s in sequences(result, row)} == {prefix}
 
 
 def distribution(vocab=300, seed=0):
@@ -103,14 +103,14 @@ def kept(log_probs):
 
 
 @pytest.mark.parametrize("count", [1, 7, 300])
-def test_top_k_by_sorting(count):
+def test_keep_top_k_by_sorting(count):
     x = distribution()
     ranks = np.argsort(np.argsort(-np.asarray(x), axis=0), axis=0)
     np.testing.assert_array_equal(kept(sampling.keep_top_k(x, jnp.full(2, count))), ranks < count)
 
 
 @pytest.mark.parametrize("mass", [0.01, 0.5, 0.9, 0.999])
-def test_top_p_by_sorting(mass):
+def test_keep_top_p_by_sorting(mass):
     x = distribution()
     probs = np.exp(np.asarray(x, np.float64))
     order = np.argsort(-probs, axis=0)
@@ -121,7 +121,7 @@ def test_top_p_by_sorting(mass):
     np.testing.assert_array_equal(kept(sampling.keep_top_p(x, jnp.full(2, mass))), want)
 
 
-def test_min_p_by_the_likeliest():
+def test_keep_min_p_by_the_likeliest_token():
     x = distribution()
     probs = np.exp(np.asarray(x))
     want = probs >= 0.1 * probs.max(axis=0)
@@ -129,7 +129,7 @@ def test_min_p_by_the_likeliest():
 
 
 @pytest.mark.parametrize("vocab", [5, 1000, 1280, 1279])
-def test_draws_invert_the_distribution(vocab):
+def test_draw_inverts_the_cumulative_distribution(vocab):
     x = distribution(vocab).at[3].set(NEVER).at[vocab - 1].set(NEVER)
     total = np.cumsum(np.exp(np.asarray(x, np.float64)), axis=0)
     for u in (0.0, 0.3, 0.77, 1 - 2**-24):
@@ -141,7 +141,7 @@ def test_draws_invert_the_distribution(vocab):
 
 
 @pytest.mark.parametrize(("vocab", "count"), [(5, 4), (1024, 9), (1280, 9), (1279, 3), (2000, 8)])
-def test_top_k_in_two_stages_is_top_k(vocab, count):
+def test_top_k_columns_equals_top_k(vocab, count):
     rng = np.random.default_rng(vocab)
     x = rng.normal(size=(vocab, 3, 2)).astype(np.float32)
     offsets = rng.normal(size=(3, 2)).astype(np.float32)
@@ -154,7 +154,7 @@ def test_top_k_in_two_stages_is_top_k(vocab, count):
 
 
 @pytest.mark.parametrize(("vocab", "count"), [(5, 4), (1280, 9), (1279, 7)])
-def test_of_equal_numbers_the_first_comes_first(vocab, count):
+def test_top_k_columns_keeps_the_order_of_equal_numbers(vocab, count):
     rng = np.random.default_rng(vocab)
     x = rng.choice([0.0, 1.0, 2.0], (vocab, 4, 2), p=[0.99, 0.008, 0.002]).astype(np.float32)
     x[:, 0] = 0.0
@@ -164,7 +164,7 @@ def test_of_equal_numbers_the_first_comes_first(vocab, count):
         np.testing.assert_array_equal(np.asarray(beams[row]) * vocab + np.asarray(ids[row]), order)
 
 
-def test_the_expected_metric_by_hand():
+def test_mbr_expected_utilities_by_hand():
     # chrF of equal texts is 100, of texts without a common character 0.
     assert mbr.expected_utilities(["aaa", "bbb", "aaa", "ccc"], "chrf") == pytest.approx(
         [50, 25, 50, 25]
@@ -178,7 +178,7 @@ def test_the_expected_metric_by_hand():
 
 @given(st.lists(st.text("ab c.é漢🙂\u3000\ud800", max_size=12), min_size=1, max_size=7))
 @settings(max_examples=60, deadline=None)
-def test_the_expected_metric_is_sacrebleus_to_the_last_bit(texts):
+def test_mbr_utilities_equal_sacrebleu_to_the_last_bit(texts):
     for metric, scorer in (("chrf", CHRF()), ("bleu", BLEU(effective_order=True))):
         means = {
             text: math.fsum(n * scorer.sentence_score(text, [other]).score
@@ -188,7 +188,7 @@ def test_the_expected_metric_is_sacrebleus_to_the_last_bit(texts):
         assert mbr.expected_utilities(texts, metric) == [means[text] for text in texts]
 
 
-def test_many_samples_are_more_than_one_block_of_ngrams(monkeypatch):
+def test_mbr_counts_ngrams_in_several_blocks(monkeypatch):
     rng = np.random.default_rng(0)
     words = [f"w{i}" for i in range(40)]
     texts = [" ".join(rng.choice(words, 15)) for _ in range(20)]
@@ -199,7 +199,7 @@ def test_many_samples_are_more_than_one_block_of_ngrams(monkeypatch):
     assert mbr._chrf(texts[:2])[0, 1] == scores
 
 
-def test_mbr_by_bleu_splits_words_as_the_target_language_has_them():
+def test_mbr_by_bleu_uses_the_tokenizer_of_the_target_language():
     texts = ["两只狗在玩。", "两只狗在跑。", "一只狗在跑。"]
     assert mbr.expected_utilities(texts, "bleu") == pytest.approx([100 / 3] * 3)  # a word each
     utilities = mbr.expected_utilities(texts, "bleu", "zh")
@@ -224,7 +224,7 @@ def smallest_set(probs, mass):
     return order[: np.searchsorted(np.cumsum(probs[order]), mass - 1e-12) + 1]
 
 
-def test_each_row_is_drawn_from_by_its_own_rules():
+def test_sampling_rules_apply_row_by_row():
     """Rows use all rules, some, or none; a rule that no row uses is skipped."""
     log_probs = np.log(np.random.default_rng(3).dirichlet(np.full(40, 0.5), 6)).T[:, :, None]
     rules = {

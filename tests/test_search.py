@@ -39,14 +39,14 @@ def penalty(length, alpha, kind):
 
 def brute_force(table, limit, alpha, kind):
     """All complete sequences, best first: (score, log-probability, tokens)."""
-    found = []
+    result = []
     for n in range(1, limit + 1):
         for body in itertools.product([p for p in range(VOCAB) if p != EOS], repeat=n - 1):
             tokens = (*body, EOS)
             # At the limit a sequence must end, but its end costs what it costs.
             total = sum(log_softmax(table[tokens[:i]])[tokens[i]] for i in range(n))
-            found.append((total / penalty(n, alpha, kind), total, tokens))
-    return sorted(found, reverse=True)
+            result.append((total / penalty(n, alpha, kind), total, tokens))
+    return sorted(result, reverse=True)
 
 
 def run(tables, limits, beam_size, num_hypotheses=1, longest=None, forced=(), free=None,
@@ -150,18 +150,18 @@ def tokens(hypotheses, row, k):
 
 @pytest.mark.parametrize("kind", ["gnmt", "power"])
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
-def test_a_large_beam_finds_what_brute_force_finds(alpha, kind):
+def test_beam_search_equals_brute_force_with_a_large_beam(alpha, kind):
     tables, limits = random_model(3, 4, seed=1), [4, 3, 1]
-    found = run(tables, limits, beam_size=64, num_hypotheses=5, length_penalty=alpha,
+    result = run(tables, limits, beam_size=64, num_hypotheses=5, length_penalty=alpha,
                 length_penalty_kind=kind)  # fmt: skip
     for row, (table, limit) in enumerate(zip(tables, limits, strict=True)):
         want = brute_force(table, limit, alpha, kind)[:5]
         for k, (score, log_prob, sequence) in enumerate(want):
-            assert tokens(found, row, k) == sequence
-            assert float(found.scores[row, k]) == pytest.approx(score, abs=1e-4)
-            assert float(found.log_probs[row, k]) == pytest.approx(log_prob, abs=1e-4)
+            assert tokens(result, row, k) == sequence
+            assert float(result.scores[row, k]) == pytest.approx(score, abs=1e-4)
+            assert float(result.log_probs[row, k]) == pytest.approx(log_prob, abs=1e-4)
         if len(want) < 5:
-            assert float(found.scores[row, len(want)]) == NEVER
+            assert float(result.scores[row, len(want)]) == NEVER
 
 
 OPTIONS = {
@@ -176,7 +176,7 @@ OPTIONS = {
 
 def allowed(table, limit, suppressed_ids=(), renormalize=False, forced=(), at_limit="end"):
     """All sequences that may be written, best first: (log-probability over length, tokens)."""
-    found = []
+    result = []
 
     def grow(total, sequence):
         index = len(sequence)
@@ -194,25 +194,25 @@ def allowed(table, limit, suppressed_ids=(), renormalize=False, forced=(), at_li
                 continue
             new = (*sequence, token)
             if token == EOS or len(new) == limit:
-                found.append(((total + cost) / len(new), new))
+                result.append(((total + cost) / len(new), new))
             else:
                 grow(total + cost, new)
 
     grow(0.0, ())
-    return sorted(found, reverse=True)
+    return sorted(result, reverse=True)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_what_may_be_written_is_what_brute_force_allows(name):
+def test_beam_search_respects_limits_and_prefixes_by_brute_force(name):
     options = OPTIONS[name]
     tables, limits = random_model(2, 4, seed=7), [4, 3]
-    found = run(tables, limits, beam_size=64, num_hypotheses=5, length_penalty=1.0,
+    result = run(tables, limits, beam_size=64, num_hypotheses=5, length_penalty=1.0,
                 length_penalty_kind="power", **options)  # fmt: skip
     for row, (table, limit) in enumerate(zip(tables, limits, strict=True)):
         want = allowed(table, limit, **options)
         for k, (score, sequence) in enumerate(want[:5]):
-            assert tokens(found, row, k) == sequence
-            assert float(found.scores[row, k]) == pytest.approx(score, abs=1e-4)
+            assert tokens(result, row, k) == sequence
+            assert float(result.scores[row, k]) == pytest.approx(score, abs=1e-4)
 
 
 def greedy(table, limit):
@@ -227,13 +227,13 @@ def greedy(table, limit):
 
 
 @pytest.mark.parametrize("stopping", ["first_k", "hf_default", "exact"])
-def test_beam_one_is_greedy_search(stopping):
+def test_beam_size_one_is_greedy_search(stopping):
     tables = random_model(6, 4, seed=2)
-    found = run(tables, [4] * 6, beam_size=1, stopping=stopping, length_penalty=1.0)
+    result = run(tables, [4] * 6, beam_size=1, stopping=stopping, length_penalty=1.0)
     for row, table in enumerate(tables):
         sequence, total = greedy(table, 4)
-        assert tokens(found, row, 0) == sequence
-        assert float(found.log_probs[row, 0]) == pytest.approx(total, abs=1e-4)
+        assert tokens(result, row, 0) == sequence
+        assert float(result.log_probs[row, 0]) == pytest.approx(total, abs=1e-4)
 
 
 def reference_beam(table, limit, beams, alpha, stopping):
@@ -266,18 +266,18 @@ def reference_beam(table, limit, beams, alpha, stopping):
 
 @pytest.mark.parametrize("stopping", ["first_k", "hf_default", "exact"])
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 2.0])
-def test_each_stopping_rule_is_the_one_named(stopping, alpha):
+def test_beam_search_stopping_rules_by_simulation(stopping, alpha):
     tables = random_model(12, 5, seed=3)
     for table in tables:
-        found = run([table], [5], beam_size=2, stopping=stopping, length_penalty=alpha,
+        result = run([table], [5], beam_size=2, stopping=stopping, length_penalty=alpha,
                     length_penalty_kind="power")  # fmt: skip
         want, steps = reference_beam(table, 5, 2, alpha, stopping)
-        assert int(found.steps) == steps
-        assert tokens(found, 0, 0) == want[0][1]
-        assert float(found.scores[0, 0]) == pytest.approx(want[0][0], abs=1e-4)
+        assert int(result.steps) == steps
+        assert tokens(result, 0, 0) == want[0][1]
+        assert float(result.scores[0, 0]) == pytest.approx(want[0][0], abs=1e-4)
 
 
-def test_rules_differ_where_they_should():
+def test_beam_search_stopping_rules_differ():
     """At a high alpha the rules stop at different steps for some of the tables."""
     tables = random_model(12, 5, seed=3)
     steps = {
@@ -288,7 +288,7 @@ def test_rules_differ_where_they_should():
     assert steps["hf_default"] != steps["exact"]
 
 
-def test_a_sentence_does_not_depend_on_its_neighbours():
+def test_beam_search_does_not_depend_on_other_rows():
     tables, limits = random_model(5, 5, seed=4), [5, 2, 4, 5, 3]
     for rule in ("first_k", "exact"):
         together = run(tables, limits, beam_size=3, stopping=rule)
@@ -298,7 +298,7 @@ def test_a_sentence_does_not_depend_on_its_neighbours():
             np.testing.assert_allclose(alone.scores[0], together.scores[row], rtol=1e-6)
 
 
-def test_length_penalties_by_hand():
+def test_length_penalty_by_hand():
     assert float(length_penalty(1, 0.6, "gnmt")) == pytest.approx(1.0)
     assert float(length_penalty(7, 1.0, "gnmt")) == pytest.approx(2.0)
     assert float(length_penalty(7, 0.6, "gnmt")) == pytest.approx(2**0.6)
@@ -306,7 +306,7 @@ def test_length_penalties_by_hand():
     assert float(length_penalty(9, 0.0, "power")) == 1.0
 
 
-def test_beams_are_picked():
+def test_gather_beams_picks_along_the_beam_axis():
     x = jnp.arange(12).reshape(2, 3, 2)
     beams = jnp.array([[2, 0], [1, 1]])
     np.testing.assert_array_equal(gather_beams(x, beams), [[[4, 5], [0, 1]], [[8, 9], [8, 9]]])

@@ -39,33 +39,33 @@ def has_repeat(sequence, size):
 
 
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_no_ngram_comes_twice(size):
+def test_no_repeat_ngrams_by_brute_force(size):
     tables, limits = random_model(3, 5, seed=11), [5, 5, 4]
-    found = run(tables, limits, 128, num_hypotheses=4, length_penalty=0.0,
+    result = run(tables, limits, 128, num_hypotheses=4, length_penalty=0.0,
                 no_repeat_ngram_size=size)  # fmt: skip
     for row, (table, limit) in enumerate(zip(tables, limits, strict=True)):
         want = sorted((f for f in finished(table, limit) if not has_repeat(f[1], size)),
                       reverse=True)  # fmt: skip
         for k, (total, sequence) in enumerate(want[:4]):
-            assert tokens(found, row, k) == sequence
-            assert float(found.log_probs[row, k]) == pytest.approx(total, abs=1e-4)
+            assert tokens(result, row, k) == sequence
+            assert float(result.log_probs[row, k]) == pytest.approx(total, abs=1e-4)
 
 
-def test_outputs_are_not_shorter_than_their_minimum():
+def test_beam_search_respects_min_length():
     tables, limits = random_model(3, 4, seed=12), [4, 3, 2]
-    found = run(tables, limits, 64, num_hypotheses=3, length_penalty=0.0, min_decode_len=3)
+    result = run(tables, limits, 64, num_hypotheses=3, length_penalty=0.0, min_decode_len=3)
     for row, (table, limit) in enumerate(zip(tables, limits, strict=True)):
         want = sorted((f for f in finished(table, limit) if len(f[1]) >= min(3, limit)),
                       reverse=True)  # fmt: skip
         for k, (total, sequence) in enumerate(want[:3]):
-            assert tokens(found, row, k) == sequence
-            assert float(found.log_probs[row, k]) == pytest.approx(total, abs=1e-4)
+            assert tokens(result, row, k) == sequence
+            assert float(result.log_probs[row, k]) == pytest.approx(total, abs=1e-4)
 
 
 @pytest.mark.slow
-def test_repetition_penalty_is_on_the_logits_of_what_was_written():
+def test_repetition_penalty_by_brute_force():
     tables, limits = random_model(3, 4, seed=13), [4, 4, 3]
-    found = run(tables, limits, 64, num_hypotheses=3, length_penalty=0.0, repetition_penalty=1.7)
+    result = run(tables, limits, 64, num_hypotheses=3, length_penalty=0.0, repetition_penalty=1.7)
 
     def total(table, sequence):
         result = 0.0
@@ -79,25 +79,25 @@ def test_repetition_penalty_is_on_the_logits_of_what_was_written():
     for row, (table, limit) in enumerate(zip(tables, limits, strict=True)):
         want = sorted(((total(table, s), s) for _, s in finished(table, limit)), reverse=True)
         for k, (value, sequence) in enumerate(want[:3]):
-            assert tokens(found, row, k) == sequence
-            assert float(found.log_probs[row, k]) == pytest.approx(value, abs=1e-4)
+            assert tokens(result, row, k) == sequence
+            assert float(result.log_probs[row, k]) == pytest.approx(value, abs=1e-4)
 
 
-def test_a_prefix_of_each_sentence_counts_and_a_tag_does_not():
+def test_prefix_costs_its_log_probability_and_tags_cost_nothing():
     tables, limits = random_model(3, 4, seed=14), [4, 4, 4]
     prefixes = [[2, 1], [0, -1], [-1, -1]]
     config = DecodeConfig(beam_size=64, length_penalty=0.0)
     for free in (0, 1):
         constraints = make_constraints(limits, config, free=free, num_hypotheses=2)
         constraints = constraints.replace(prefix=jnp.asarray(prefixes))
-        found = compiled(4, config)(table_logits(tables, 4), constraints)
+        result = compiled(4, config)(table_logits(tables, 4), constraints)
         for row, table in enumerate(tables):
             forced = tuple(p for p in prefixes[row] if p >= 0)
             begin = [f for f in finished(table, 4) if f[1][: len(forced)] == forced]
             for k, (total, sequence) in enumerate(sorted(begin, reverse=True)[:2]):
-                assert tokens(found, row, k) == sequence
+                assert tokens(result, row, k) == sequence
                 given = log_prob(table, forced[:free])
-                assert float(found.log_probs[row, k]) == pytest.approx(total - given, abs=1e-4)
+                assert float(result.log_probs[row, k]) == pytest.approx(total - given, abs=1e-4)
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_coverage_penalty_by_brute_force():
     attention = rng.dirichlet(np.full(3, 0.5), logits.shape[:2])
     config = DecodeConfig(beam_size=64, length_penalty=0.6, coverage_penalty=0.8)
     constraints = make_constraints(limits, config, num_hypotheses=3)
-    found = compiled(4, config)(logits, constraints, jnp.asarray(attention, jnp.float32))
+    result = compiled(4, config)(logits, constraints, jnp.asarray(attention, jnp.float32))
 
     def node(prefix):
         n = 0
@@ -123,8 +123,8 @@ def test_coverage_penalty_by_brute_force():
             cost = 0.8 * np.log(np.minimum(covered, 1.0)).sum()
             want.append((total / penalty(len(sequence), 0.6, "gnmt") + cost, sequence))
         for k, (score, sequence) in enumerate(sorted(want, reverse=True)[:3]):
-            assert tokens(found, row, k) == sequence
-            assert float(found.scores[row, k]) == pytest.approx(score, abs=1e-3)
+            assert tokens(result, row, k) == sequence
+            assert float(result.scores[row, k]) == pytest.approx(score, abs=1e-3)
 
 
 def contains(sequence, phrase):
@@ -132,22 +132,22 @@ def contains(sequence, phrase):
 
 
 @pytest.mark.parametrize("beam_size", [1, pytest.param(3, marks=pytest.mark.slow), 256])
-def test_phrases_appear_and_a_large_beam_finds_the_best_that_has_them(beam_size):
+def test_phrases_appear_and_large_beams_find_the_best_output_with_them(beam_size):
     tables, limits = random_model(3, 5, seed=16), [5, 5, 5]
     phrases = [[(1, 1), (2,)], [(0, 2)], []]
     array = np.full((3, 2, 2), -1)
-    for row, own in enumerate(phrases):
-        for c, phrase in enumerate(own):
+    for row, row_phrases in enumerate(phrases):
+        for c, phrase in enumerate(row_phrases):
             array[row, c, : len(phrase)] = phrase
     config = DecodeConfig(beam_size=beam_size, length_penalty=0.0)
     arrays = PhraseArrays(jnp.asarray(array), jnp.zeros((3, 2), bool))
     constraints = make_constraints(limits, config, phrases=arrays)
-    found = compiled(5, config)(table_logits(tables, 5), constraints)
+    result = compiled(5, config)(table_logits(tables, 5), constraints)
     for row, table in enumerate(tables):
         want = [f for f in finished(table, 5) if all(contains(f[1], p) for p in phrases[row])]
-        sequence = tokens(found, row, 0)
+        sequence = tokens(result, row, 0)
         assert all(contains(sequence, p) for p in phrases[row])
-        assert float(found.log_probs[row, 0]) == pytest.approx(log_prob(table, sequence), abs=1e-4)
+        assert float(result.log_probs[row, 0]) == pytest.approx(log_prob(table, sequence), abs=1e-4)
         if beam_size == 256:
             assert sequence == max(want)[1]
 
@@ -179,22 +179,22 @@ def diverse(table, limit, groups, beams, strength):
     return [sorted(e, reverse=True)[:beams] for e in ended]
 
 
-def test_groups_shun_what_others_write():
+def test_beam_groups_avoid_tokens_of_earlier_groups():
     tables = random_model(8, 4, seed=17)
-    found = run(tables, [4] * 8, 4, num_hypotheses=4, length_penalty=0.0, beam_groups=2,
+    result = run(tables, [4] * 8, 4, num_hypotheses=4, length_penalty=0.0, beam_groups=2,
                 diversity_penalty=0.9, stopping="first_k")  # fmt: skip
     alike = run(tables, [4] * 8, 4, num_hypotheses=4, length_penalty=0.0, beam_groups=2,
                 diversity_penalty=0.0, stopping="first_k")  # fmt: skip
     for row, table in enumerate(tables):
         want = sorted(itertools.chain(*diverse(table, 4, 2, 2, 0.9)), reverse=True)
         for k, (total, _) in enumerate(want):
-            assert float(found.log_probs[row, k]) == pytest.approx(total, abs=1e-4)
-            assert log_prob(table, tokens(found, row, k)) == pytest.approx(total, abs=1e-4)
+            assert float(result.log_probs[row, k]) == pytest.approx(total, abs=1e-4)
+            assert log_prob(table, tokens(result, row, k)) == pytest.approx(total, abs=1e-4)
         assert tokens(alike, row, 0) == tokens(alike, row, 1)
-    assert not np.array_equal(found.tokens, alike.tokens)
+    assert not np.array_equal(result.tokens, alike.tokens)
 
 
-def test_impossible_limits_find_nothing():
-    found = run(random_model(2, 3, seed=18), [3, 0], 2)
-    assert float(found.scores[0, 0]) > NEVER
-    assert float(found.scores[1, 0]) == NEVER
+def test_beam_search_without_a_possible_output_finds_nothing():
+    result = run(random_model(2, 3, seed=18), [3, 0], 2)
+    assert float(result.scores[0, 0]) > NEVER
+    assert float(result.scores[1, 0]) == NEVER

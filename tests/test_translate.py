@@ -14,7 +14,7 @@ from transformer_jax.evaluation import corpus_metrics, model_metrics
 from transformer_jax.model.transformer import Transformer
 
 
-def test_groups_hold_every_sentence_once_in_declared_shapes():
+def test_group_by_length_has_every_sentence_once_in_few_shapes():
     lengths = np.random.default_rng(0).integers(1, 41, 300)
     groups = batching.group_by_length(lengths, 40, 320)
     assert sorted(i for g in groups for i in g.indices) == list(range(300))
@@ -29,7 +29,7 @@ def test_groups_hold_every_sentence_once_in_declared_shapes():
     np.testing.assert_array_equal(sizes, [2, 1, 0])
 
 
-def test_declared_lengths_and_rows():
+def test_padded_lengths_and_row_options_by_hand():
     assert [batching.padded_length(n, 100) for n in (1, 8, 9, 17, 25, 33, 49, 65, 97, 100)] == [
         8, 8, 16, 24, 32, 48, 64, 96, 100, 100]  # fmt: skip
     assert batching.row_options(64) == [1, 8, 64]
@@ -38,7 +38,7 @@ def test_declared_lengths_and_rows():
 
 
 @pytest.mark.slow
-def test_a_thousand_sentences_alone_and_in_any_batch(translator):
+def test_translate_a_thousand_sentences_alone_and_in_any_batch(translator):
     pairs = digit_pairs(1500, seed=6, longest=9)
     texts = list(dict.fromkeys(source for source, _ in pairs))[:1000]
     assert len(texts) == 1000
@@ -67,7 +67,7 @@ ODD = [
 ]
 
 
-def test_any_input_gives_one_output_each_in_order(translator, capsys):
+def test_translate_gives_one_output_for_any_input_in_order(translator, capsys):
     outputs = translator.translate(ODD, beam_size=2)
     assert len(outputs) == len(ODD)
     assert outputs[0].text == outputs[1].text == ""
@@ -80,7 +80,7 @@ def test_any_input_gives_one_output_each_in_order(translator, capsys):
 
 
 @pytest.mark.slow
-def test_alone_or_in_any_batch_the_same_text_and_score(translator):
+def test_translate_does_not_depend_on_the_batch(translator):
     texts = list(dict.fromkeys(source for source, _ in digit_pairs(60, seed=5, longest=9)))
     together = translator.translate(texts, beam_size=3)
     backwards = translator.translate(texts[::-1], beam_size=3)[::-1]
@@ -94,7 +94,7 @@ def test_alone_or_in_any_batch_the_same_text_and_score(translator):
 
 
 @pytest.mark.slow
-def test_n_best_is_sorted_distinct_and_scores_are_those_of_force_decoding(translator):
+def test_n_best_is_sorted_distinct_and_scored_as_by_force_decoding(translator):
     sources = ["one two three", "nine"]
     for source, hypotheses in zip(
         sources,
@@ -115,7 +115,7 @@ def test_n_best_is_sorted_distinct_and_scores_are_those_of_force_decoding(transl
                 )
 
 
-def test_duplicates_are_searched_once(translator, monkeypatch):
+def test_translate_searches_duplicates_once(translator, monkeypatch):
     counted = []
     original = BatchTranslator.translate_batch
 
@@ -145,7 +145,7 @@ def test_duplicates_are_searched_once(translator, monkeypatch):
         (lambda t: Request("one", phrases=None), "phrases=None must be a list"),
     ],
 )
-def test_impossible_calls_are_told(translator, call, word):
+def test_translate_refuses_impossible_calls(translator, call, word):
     with pytest.raises(UserError, match=word):
         call(translator)
 
@@ -154,34 +154,34 @@ BAD = [("a\ud800", "character 1 is U.D800"), (None, "NoneType"), (b"one", "bytes
 
 
 @pytest.mark.parametrize(("bad", "word"), BAD)
-def test_a_bad_text_is_named_before_anything_runs(translator, monkeypatch, bad, word):
+def test_translate_names_a_bad_text_before_anything_runs(translator, monkeypatch, bad, word):
     ran = []
     monkeypatch.setattr(BatchTranslator, "translate_batch", lambda *_: ran.append(1))
     texts = [*["one"] * 5, bad]
     with pytest.raises(UserError, match=rf"texts\[5\] \(line 6\): .*{word}"):
         translator.translate_n_best(texts, 1, window=2)
     assert not ran
-    found = translator.translate_n_best(iter([*[""] * 5, bad]), 1, window=2)
-    assert [next(found)[0].text for _ in range(4)] == [""] * 4
+    result = translator.translate_n_best(iter([*[""] * 5, bad]), 1, window=2)
+    assert [next(result)[0].text for _ in range(4)] == [""] * 4
     with pytest.raises(UserError, match=rf"texts\[5\] .*{word}"):  # known by its window only
-        next(found)
+        next(result)
 
 
-def test_bad_texts_are_skipped_with_their_error(translator):
+def test_translate_skips_bad_texts_with_their_error(translator):
     too_long = Request("one " * 90, phrases=("eins",))
     texts = ["one", *(bad for bad, _ in BAD), too_long, Request("two", prefix="\udfff"), "", "one"]
-    found = translator.translate(texts, on_error="skip", beam_size=2)
-    assert [bool(one.error) for one in found] == [False, *[True] * 5, False, False]
-    assert [one.text for one in found[1:6]] == [""] * 5
-    assert max(one.score for one in found[1:6]) == -np.inf
-    assert "bytes, not a string" in found[3].error
-    assert "in parts, in which phrases" in found[4].error
-    assert found[0] == found[7] == translator.translate(["one"], beam_size=2)[0]
+    result = translator.translate(texts, on_error="skip", beam_size=2)
+    assert [bool(one.error) for one in result] == [False, *[True] * 5, False, False]
+    assert [one.text for one in result[1:6]] == [""] * 5
+    assert max(one.score for one in result[1:6]) == -np.inf
+    assert "bytes, not a string" in result[3].error
+    assert "in parts, in which phrases" in result[4].error
+    assert result[0] == result[7] == translator.translate(["one"], beam_size=2)[0]
     with pytest.raises(UserError, match=r"texts\[1\] .* in parts, in which phrases"):
         translator.translate(["one", too_long])
 
 
-def test_lists_serve_where_tuples_do_and_one_string_is_one_phrase(translator):
+def test_request_takes_lists_and_a_string_is_one_phrase(translator):
     assert Request("a", phrases="abc") == Request("a", phrases=["abc"])
     assert Request("a", phrases=["b", "c"]).phrases == ("b", "c")
     phrases = [Request("one two", phrases=p) for p in ("sechs", ["sechs"], ("sechs",))]
@@ -193,7 +193,7 @@ def test_lists_serve_where_tuples_do_and_one_string_is_one_phrase(translator):
     assert len({translator.translate(["one"], **one)[0].text for one in settings}) == 1
 
 
-def test_scores_of_a_pair_equal_the_full_forward_pass(translator):
+def test_score_equals_the_full_forward_pass(translator):
     import jax
 
     engine = translator.engine
@@ -212,7 +212,7 @@ def test_scores_of_a_pair_equal_the_full_forward_pass(translator):
     assert padded[0].num_tokens == len(target_ids)
 
 
-def test_evaluation_counts_every_sentence(translator):
+def test_score_counts_every_sentence(translator):
     pairs = [*digit_pairs(10, seed=9), ("", "nichts"), ("one", ""), ("one " * 100, "eins " * 100)]
     decode = dataclasses.replace(translator.config.decode, beam_size=1)
     scores, outputs = model_metrics.evaluate(translator.engine, translator.params, pairs, decode)
@@ -224,7 +224,7 @@ def test_evaluation_counts_every_sentence(translator):
     assert scores.token_accuracy == pytest.approx(100 * sum(p.num_correct for p in parts) / tokens)
 
 
-def test_corpus_scores_are_sacrebleus_with_signatures():
+def test_corpus_scores_equal_sacrebleu_with_signatures():
     references = ["The cat sat on the mat today.", "A dog runs."]
     scores = corpus_metrics.corpus_scores(references, references)
     assert scores["bleu"] == pytest.approx(100)

@@ -26,7 +26,7 @@ def fresh(translator):
     return Translator(translator.config, translator.tokenizers, translator.params)
 
 
-def test_eight_threads_share_two_workers_and_give_the_same(translator, monkeypatch):
+def test_translator_threads_share_two_workers_and_give_the_same(translator, monkeypatch):
     want = [translator.translate([text], beam_size=2)[0] for text in TEXTS]
     scores = translator.score(TEXTS[:1], ["zwei eins"])
     running, most, seen = [], [], set()
@@ -48,12 +48,12 @@ def test_eight_threads_share_two_workers_and_give_the_same(translator, monkeypat
     def call(number):
         t = translators[number % 2]
         barrier.wait()
-        found = t.translate([TEXTS[number]], beam_size=2)[0]
-        return found, t.score(TEXTS[:1], ["zwei eins"])
+        result = t.translate([TEXTS[number]], beam_size=2)[0]
+        return result, t.score(TEXTS[:1], ["zwei eins"])
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(call, range(8)))
-    for (one, score), alone in zip(found, want, strict=True):
+        result = list(pool.map(call, range(8)))
+    for (one, score), alone in zip(result, want, strict=True):
         assert one.ids == alone.ids
         assert one.score == pytest.approx(alone.score, abs=1e-5)
         assert score == pytest.approx(scores)
@@ -64,7 +64,7 @@ def test_eight_threads_share_two_workers_and_give_the_same(translator, monkeypat
     assert sum(name.startswith("transformer_jax_batch") for name in names) <= workers.NUM_WORKERS
 
 
-def test_after_warming_up_nothing_is_compiled(translator, monkeypatch):
+def test_warmup_leaves_nothing_to_compile(translator, monkeypatch):
     t = fresh(translator)
     settings = {"beam_size": 2, "batch_tokens": 64, "num_hypotheses": 2}
     attention = AttentionChoice()
@@ -93,7 +93,7 @@ def test_after_warming_up_nothing_is_compiled(translator, monkeypatch):
 
 
 @pytest.mark.parametrize("num_devices", [1, 4])
-def test_the_shapes_of_a_warm_up_are_all_that_calls_can_form(num_devices):
+def test_warmup_shapes_are_all_that_calls_can_form(num_devices):
     rng = np.random.default_rng(0)
     for _ in range(300):
         most, longest = int(rng.integers(1, 40)), int(rng.integers(1, 41))
@@ -108,15 +108,15 @@ def test_the_shapes_of_a_warm_up_are_all_that_calls_can_form(num_devices):
 # --- Devices -------------------------------------------------------------------------------------
 
 
-def test_a_translator_computes_on_the_default_device(translator):
+def test_translator_computes_on_the_default_device(translator):
     device = jax.devices()[3]
     with jax.default_device(device):
         t = fresh(translator)
     assert t.engine.programs.num_devices == 1
     (best,) = t.translate([Request("one two")], beam_size=2)  # outside, where another is default
     assert best.ids == translator.translate(["one two"], beam_size=2)[0].ids
-    placed = t.engine.programs.put_on_devices(t.params)
-    assert {d for leaf in jax.tree.leaves(placed) for d in leaf.devices()} == {device}
+    device_params = t.engine.programs.put_on_devices(t.params)
+    assert {d for leaf in jax.tree.leaves(device_params) for d in leaf.devices()} == {device}
 
 
 class Device:
@@ -138,9 +138,7 @@ class Device:
         (Device("gpu"), "cpu", "gpu", "bfloat16"),
     ],
 )
-def test_the_type_is_that_of_the_platform_that_computes(
-    monkeypatch, default_device, backend, platform, dtype
-):
+def test_compute_dtype_follows_the_platform(monkeypatch, default_device, backend, platform, dtype):
     monkeypatch.setattr(platforms, "_default_device", lambda: default_device)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     assert platforms.current() == platform
@@ -148,7 +146,7 @@ def test_the_type_is_that_of_the_platform_that_computes(
     assert compute_dtype(ModelConfig(dtype="bfloat16")) == "bfloat16"
 
 
-def test_gpus_of_amd_and_nvidia_are_distinguished(monkeypatch):
+def test_platforms_distinguish_amd_and_nvidia_gpus(monkeypatch):
     class Client:
         platform_version = "PJRT C API\nrocm 60300"
 
@@ -161,7 +159,7 @@ def test_gpus_of_amd_and_nvidia_are_distinguished(monkeypatch):
     assert platforms.of(Gpu("gpu")) == "gpu"
 
 
-def test_the_default_device_is_the_one_of_engines_and_the_platform_of_runs():
+def test_platforms_default_device_is_for_engines_only():
     assert platforms.local_devices() == platforms.all_devices() == jax.devices()
     with jax.default_device(jax.devices()[2]):
         assert platforms.local_devices() == [jax.devices()[2]]

@@ -82,7 +82,7 @@ def outputs(ours, beam_size, **settings):
         ({"suppressed_ids": "frequent"}, {}, (1, 4)),
     ],
 )
-def test_options_are_those_of_generate(ours, hugging_face, settings, theirs, beams):
+def test_search_options_equal_hugging_face_generate(ours, hugging_face, settings, theirs, beams):
     changed = False
     settings, theirs = dict(settings), dict(theirs)
     if "suppressed_ids" in settings:
@@ -103,7 +103,7 @@ def test_options_are_those_of_generate(ours, hugging_face, settings, theirs, bea
 
 
 @pytest.mark.peers
-def test_truncations_are_those_of_generate():
+def test_sampling_truncation_equals_hugging_face_generate():
     import jax.numpy as jnp
     import torch
     from transformers.generation import logits_process as theirs
@@ -140,7 +140,7 @@ def test_truncations_are_those_of_generate():
 
 
 @pytest.mark.peers
-def test_attention_is_that_of_hugging_face(ours, hugging_face):
+def test_attention_equals_hugging_face(ours, hugging_face):
     import torch
 
     source, eos = ours.tokenizers.source, ours.tokenizers.target.eos_id
@@ -182,7 +182,7 @@ def translator_there(ours, tmp_path_factory):
     ],
 )
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_options_are_those_of_ctranslate2(ours, translator_there, settings, theirs, beam_size):
+def test_search_options_equal_ctranslate2(ours, translator_there, settings, theirs, beam_size):
     tokens = [
         ours.tokenizers.source.tokens(i) for i in ours.tokenizers.source.encode_batch(SENTENCES)
     ]
@@ -197,7 +197,7 @@ def test_options_are_those_of_ctranslate2(ours, translator_there, settings, thei
 
 
 @pytest.mark.peers
-def test_prefixes_are_those_of_ctranslate2(ours, translator_there):
+def test_prefixes_equal_ctranslate2(ours, translator_there):
     source, target = ours.tokenizers.source, ours.tokenizers.target
     prefixes = ["eins", "neun acht", "", "drei"]
     results = translator_there.translate_batch(
@@ -214,7 +214,7 @@ def test_prefixes_are_those_of_ctranslate2(ours, translator_there):
 
 
 @pytest.mark.peers
-def test_scores_of_pairs_are_those_of_ctranslate2(ours, translator_there):
+def test_scores_of_pairs_equal_ctranslate2(ours, translator_there):
     source, target = ours.tokenizers.source, ours.tokenizers.target
     texts = [one.text for one in ours.translate(SENTENCES[:6], beam_size=2, **BASE)]
     scored = translator_there.score_batch(
@@ -227,7 +227,7 @@ def test_scores_of_pairs_are_those_of_ctranslate2(ours, translator_there):
 
 
 @pytest.mark.peers
-def test_the_benchmark_runs(tmp_path):
+def test_decode_benchmark_runs(tmp_path):
     root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "benchmarks/decode.py", "--size=tiny", "--vocab_size=64", "--batches=3,1",
