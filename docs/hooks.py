@@ -61,13 +61,15 @@ def run(path: Path) -> Iterator[tuple[str, str | bytes]]:
     """Yields the names and contents of a page's Markdown and of its pictures, after running it."""
     log.info(f"running {path.name}")
     notebook = jupytext.read(path)
+    # Pages import modules of their folder, such as `similarities`.
+    modules = filter(None, [str(path.parent), os.environ.get("PYTHONPATH")])
     nbclient.NotebookClient(
         notebook,
         timeout=None,
         coalesce_streams=True,
         resources={"metadata": {"path": str(ROOT)}},
         config=traitlets.config.Config(KernelManager={"transport": "ipc"}),
-    ).execute(env={**os.environ, "PYTHONPATH": str(path.parent)})  # for `similarities.py`
+    ).execute(env=os.environ | {"PYTHONPATH": os.pathsep.join(modules)})
     # Progress bars and warnings are not part of the page.
     for cell in notebook.cells:
         outputs = cell.get("outputs", [])
