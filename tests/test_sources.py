@@ -73,7 +73,7 @@ def damaged(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("missing", ["data.de", "no file"]),
+        ("missing", ["config.data.train: no file", "data.de", "without the language suffix"]),
         ("longer", ["data.de ends after line 4", "data.en has 6 lines"]),
         ("utf8", ["data.de, line 2", "invalid UTF-8", "iconv"]),
         ("nul", ["data.en, line 2", "NUL"]),

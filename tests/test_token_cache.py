@@ -123,3 +123,15 @@ def test_language_tags_precede_the_text(tmp_path, tokenizers, monkeypatch):
     assert list(corpus.source[0]) == [7, *tokenizers.source.encode("one")]
     assert list(corpus.target[0]) == [8, *tokenizers.target.encode("eins")]
     assert len(corpus.source[1]) == 0
+
+
+def test_token_cache_of_empty_sentences(tmp_path, tokenizers):
+    config = DataConfig(
+        source="files",
+        train=write_pairs(tmp_path, "a", [("one", ""), ("two", "")]),
+        cache_dir=str(tmp_path / "cache"),
+    )
+    corpus = token_cache.tokenize_corpora(sources.open_corpora(config, "train"), tokenizers, config)
+    assert corpus.target.lengths.tolist() == [0, 0]
+    assert corpus.target.tokens.dtype == corpus.source.tokens.dtype == np.uint16
+    assert list(corpus.source[1]) == tokenizers.source.encode("two")

@@ -137,7 +137,7 @@ def prepare_epochs(
         if sampled and type(tokenizer) is not Tokenizer:
             raise UserError(
                 f"config.data.subword_sampling={data.subword_sampling:g} needs a plain "
-                "SentencePiece tokenizer; the one of the imported model cannot sample."
+                "SentencePiece tokenizer; the one of the imported model cannot sample. Set it to 0."
             )
     corpus, selection = tokenize(epoch_seed(0) if sampled else None)
     plan = batch_plan.make_plan(selection, config)

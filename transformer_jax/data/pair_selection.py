@@ -66,7 +66,8 @@ def select_pairs(
         raise UserError(
             f"No sentence pair is left to train on: of {lengths.shape[1]}, {empty.sum()} have an "
             f"empty side, {too_long.sum()} exceed config.data.max_len={max_len} tokens and "
-            f"{uneven.sum()} config.data.max_ratio={max_ratio:g}."
+            f"{uneven.sum()} config.data.max_ratio={max_ratio:g}. "
+            "Check the files, or raise these limits."
         )
     if weights:
         pairs = _repeat_corpora(pairs, corpus_sizes, weights)
@@ -92,7 +93,8 @@ def _repeat_corpora(
     counts = np.bincount(corpus, minlength=len(corpus_sizes))
     if not counts.all():
         raise UserError(
-            f"Corpus {int(np.argmin(counts)) + 1} of config.data.train has no usable pair."
+            f"Corpus {int(np.argmin(counts)) + 1} of config.data.train has no usable pair. "
+            "Check its files, or remove it and its weight."
         )
     factors = np.asarray(weights) / counts
     factors = factors / factors.min()

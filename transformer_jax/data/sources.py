@@ -69,7 +69,7 @@ def open_corpora(config: DataConfig, split: str) -> list[Corpus]:
     pairs = [tuple(pair.split("-")) for pair in languages]
     pairs = pairs or [(config.source_lang, config.target_lang)] * len(prefixes)
     return [
-        open_text(prefix, source, target)
+        open_text(prefix, source, target, f"config.data.{split}")
         for prefix, (source, target) in zip(prefixes, pairs, strict=True)
     ]
 
@@ -77,14 +77,23 @@ def open_corpora(config: DataConfig, split: str) -> list[Corpus]:
 # --- Text files ---------------------------------------------------------------------------------
 
 
-def open_text(prefix: str, source_lang: str, target_lang: str) -> Corpus:
-    """`PREFIX.source_lang` and `PREFIX.target_lang` (`.gz` too), or one `.tsv` with two columns."""
+def open_text(prefix: str, source_lang: str, target_lang: str, setting: str) -> Corpus:
+    """Opens `PREFIX.source_lang` and `PREFIX.target_lang` (`.gz` too), or one `.tsv`.
+
+    Args:
+      prefix: path without the language suffix, or of a file with two columns.
+      source_lang, target_lang: the direction.
+      setting: the one that names the prefix, for messages.
+
+    Raises:
+      UserError: a file is missing.
+    """
     if prefix.endswith((".tsv", ".tsv.gz")):
-        path = _existing(prefix)
+        path = _existing(prefix, setting)
         return Corpus(
             prefix, source_lang, target_lang, lambda: _read_tsv(path), _digest_files([path])
         )
-    source, target = (_existing(f"{prefix}.{lang}") for lang in (source_lang, target_lang))
+    source, target = (_existing(f"{prefix}.{lang}", setting) for lang in (source_lang, target_lang))
     return Corpus(
         prefix,
         source_lang,
@@ -94,13 +103,16 @@ def open_text(prefix: str, source_lang: str, target_lang: str) -> Corpus:
     )
 
 
-def _existing(name: str) -> epath.Path:
+def _existing(name: str, setting: str) -> epath.Path:
     paths.require(name, "a text file")
     for candidate in (name, f"{name}.gz"):
         path = epath.Path(candidate)
         if path.exists() and not path.is_dir():
             return path
-    raise UserError(f"There is no file {name} (nor {name}.gz).")
+    raise UserError(
+        f"{setting}: no file {name} or {name}.gz. Set --{setting} to the path without the language "
+        "suffix, or to a .tsv file."
+    )
 
 
 def read_lines(path: epath.Path, allow_nul: bool = False) -> Iterator[str]:

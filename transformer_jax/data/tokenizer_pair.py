@@ -138,7 +138,9 @@ class TokenizerPair:
             tags = LanguageTags(**state.get("tags", {}))
             tokenizers = [_from_state(m, dict(s)) for m, s in zip(models, states, strict=True)]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{folder} holds no usable tokenizer ({error}).") from error
+            raise UserError(
+                f"{folder} has no usable tokenizer ({error}). Copy it again from the original."
+            ) from error
         return cls(tokenizers[0], tokenizers[-1], tags)
 
 
