@@ -251,7 +251,7 @@ def test_decode_output_resumes_after_an_interruption(tmp_path):
     with pytest.raises(UserError, match=r"differs in decode\.beam_size, checkpoint; use"):
         write(make_output(path, decode={"beam_size": 3, "seed": 1}, checkpoint="60"), requests)
     assert path.read_text().endswith("half a li")
-    with pytest.raises(UserError, match="first 2 lines of input were others"):
+    with pytest.raises(UserError, match="other input in its first 2 lines"):
         write(make_output(path), ["ä", "x", "c", "d"])
     resumed = make_output(path)
     write(resumed, requests)
