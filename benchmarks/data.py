@@ -76,7 +76,7 @@ def main(argv: list[str]) -> None:
         "plan_pairs": _PAIRS.value,
         "plan_seconds": seconds,
         "plan_peak_megabytes": megabytes,
-        "plan_padding": batch_plan.padding_report(plan, selection),
+        "plan_padding": batch_plan.padding_share(plan, selection),
         "pack_target_tokens_per_second": loading_rate("pack"),
         "bucket_target_tokens_per_second": loading_rate("bucket"),
     }

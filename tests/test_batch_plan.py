@@ -159,7 +159,7 @@ def test_padding_is_low_and_reported_correctly(batching, limit):
     plan, selection = make(
         batching, selection=select_pairs(*lengths(30_000), 64), max_len=64, batch_tokens=4096
     )
-    reported = batch_plan.padding_report(plan, selection)
+    reported = batch_plan.padding_share(plan, selection)
     real = (selection.source_lengths + selection.target_lengths).sum()
     batches = int(np.ceil(plan.batches_per_epoch))
     shapes = [plan.layout(t).shape for t in range(batches)]

@@ -121,7 +121,7 @@ def test_plan_version_1_keeps_the_batches_of_0_1_0(batching, sentences):
 
 @pytest.mark.parametrize("batching", ["pack", "bucket"])
 @pytest.mark.parametrize(("version", "row_multiple"), [(1, 32), (2, 32), (2, 24)])
-def test_padding_report_counts_empty_rows(batching, version, row_multiple):
+def test_padding_share_counts_empty_rows(batching, version, row_multiple):
     """Against the arrays themselves."""
     source, target = lengths(4000)
     corpus = token_cache.TokenizedCorpus(
@@ -144,11 +144,11 @@ def test_padding_report_counts_empty_rows(batching, version, row_multiple):
         (b[f"{side}_segment_ids"] > 0).sum() for b in batches for side in ("inputs", "targets")
     )
     positions = sum(b["inputs"].size + b["targets"].size for b in batches)
-    reported = batch_plan.padding_report(plan, selection, row_multiple)
+    reported = batch_plan.padding_share(plan, selection, row_multiple)
     # A packed stream's last batch holds the first rows of the next epoch too.
     assert reported == pytest.approx(
         1 - filled / positions, abs=1e-9 if batching == "bucket" else 0.01
     )
     if (version, row_multiple, batching) == (2, 32, "pack"):
         assert plan.shapes[0].rows == 96
-        assert reported == batch_plan.padding_report(plan, selection)
+        assert reported == batch_plan.padding_share(plan, selection)

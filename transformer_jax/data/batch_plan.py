@@ -45,7 +45,7 @@ def make_plan(
     return PackPlan(selection, rows, target_len, config.seed, source_len)
 
 
-def padding_report(plan: BatchPlan, selection: CorpusSelection, row_multiple: int = 1) -> float:
+def padding_share(plan: BatchPlan, selection: CorpusSelection, row_multiple: int = 1) -> float:
     """Share of padding among all source and target positions of an epoch, in 0 .. 1.
 
     Args:

@@ -31,7 +31,7 @@ KEPT_EPOCHS = 3  # sampled epochs in the token cache: the previous, the current 
 
 @dataclasses.dataclass(frozen=True)
 class EpochData:
-    """A tokenized corpus and the plan of its batches."""
+    """A tokenised corpus and the plan of its batches."""
 
     corpus: TokenizedCorpus
     plan: BatchPlan
@@ -107,7 +107,7 @@ class Epochs:
 def prepare_epochs(
     corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: Config
 ) -> tuple[Epochs, CorpusSelection]:
-    """Tokenizes the corpora, selects pairs and plans batches.
+    """Tokenises the corpora, selects pairs and plans batches.
 
     Returns:
       The epochs of the run, and the pairs that the first epoch trains on.

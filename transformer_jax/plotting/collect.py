@@ -210,7 +210,7 @@ def corpus_lengths(
     for name, changes in kinds.items():
         data = dataclasses.replace(config.data, batch_tokens=tokens, **changes)
         plan = batch_plan.make_plan(selection, dataclasses.replace(config, data=data))
-        padding[name] = batch_plan.padding_report(plan, selection)
+        padding[name] = batch_plan.padding_share(plan, selection)
     source, target = selection.source_lengths, selection.target_lengths
     longest = len(source) * (source.max() + target.max())
     padding["all as the longest"] = 1.0 - float((source.sum() + target.sum()) / longest)

@@ -89,7 +89,7 @@ def prepare(
 
     epochs, selection = prepare_epochs(corpora, tokenizers, config)
     row_multiple = partition.num_batch_shards(config) * config.train.accumulate_steps
-    padding = batch_plan.padding_report(epochs.first.plan, selection, row_multiple)
+    padding = batch_plan.padding_share(epochs.first.plan, selection, row_multiple)
 
     fingerprints = {"corpus": _fingerprint(corpora), "tokenizer": tokenizers.fingerprint}
     workdir_lib.check_same_data(workdir, fingerprints)
