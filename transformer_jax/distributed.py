@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import jax
 import numpy as np
@@ -222,7 +222,7 @@ def run_on_primary(function: Callable[[], T], name: str) -> T:
     result, problem = all_gather((result, problem))[0]
     if problem is not None:
         raise UserError(problem)
-    return result  # type: ignore[return-value]  # None where T is
+    return cast(T, result)
 
 
 def run_on_all(function: Callable[[], T], name: str) -> T:
@@ -238,7 +238,7 @@ def run_on_all(function: Callable[[], T], name: str) -> T:
     for number, other in enumerate(all_gather(problem)):
         if other is not None:
             raise UserError(f"process {number}: {other}")
-    return result  # type: ignore[return-value]  # None where T is
+    return cast(T, result)
 
 
 def run_primary_first(function: Callable[[], T], name: str) -> T:
@@ -254,7 +254,7 @@ def run_primary_first(function: Callable[[], T], name: str) -> T:
     problem = all_gather(problem)[0]
     if problem is not None:
         raise UserError(problem)
-    return run_on_all(lambda: result if is_primary() else function(), name)  # type: ignore[return-value]
+    return run_on_all(lambda: cast(T, result) if is_primary() else function(), name)
 
 
 def _call(function: Callable[[], T]) -> tuple[T | None, str | None]:

@@ -25,7 +25,7 @@ from transformer_jax import paths
 from transformer_jax.errors import UserError
 
 PERIOD, EXPIRES = 15.0, 60.0  # seconds
-OLD = 600.0  # seconds since the renewal, by clocks that may differ, after which nobody waits
+OLD = 600.0  # seconds since the renewal, by clocks that may differ; older locks are removed
 
 Lock = dict[str, Any]  # the JSON object in `.lock`
 

@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +12,8 @@ from transformer_jax.config import CheckpointConfig
 from transformer_jax.errors import UserError
 from transformer_jax.ops import platforms
 from transformer_jax.runs import checkpoint, digests
+from transformer_jax.runs.checkpoint import PyTree
 from transformer_jax.runs.retention import quality
-
-PyTree = Any  # of arrays, or of what describes arrays
 
 
 def load_params(

@@ -132,7 +132,7 @@ class Trainer:
 
         In pseudo-code:
           compile the step for every batch shape
-          while the run has not ended and nobody asks it to stop:
+          while the run has not ended and was not asked to stop:
             take a step
             read the metrics of the step before, so that the device never waits
             evaluate and save, if either is due

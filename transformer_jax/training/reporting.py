@@ -16,6 +16,8 @@ from transformer_jax.paths import write_atomically
 from transformer_jax.runs.appended_file import AppendedFile
 from transformer_jax.training.step import Metrics
 
+Numbers = dict[str, float | str]  # metrics by name, and signatures
+
 MAX_REMOTE_EVENTS = 1 << 20  # bytes of a remote event file, after which another is begun
 NUM_SHOWN = 2  # translations on the terminal after an evaluation; samples.jsonl has more
 
@@ -64,7 +66,7 @@ class Reporter:
         if self._bar:
             self._bar.update(step - self._bar.n)
 
-    def training(self, step: int, metrics: dict[str, Any]) -> None:
+    def training(self, step: int, metrics: Numbers) -> None:
         """Metrics of the steps since the last call."""
         if not self._is_primary:
             return
@@ -84,7 +86,7 @@ class Reporter:
                 flush=True,
             )
 
-    def evaluation(self, step: int, metrics: dict[str, Any], samples: list[dict]) -> None:
+    def evaluation(self, step: int, metrics: Numbers, samples: list[dict[str, str]]) -> None:
         """Scores on the validation set, and some of its sentences with their translations.
 
         Args:
@@ -136,7 +138,7 @@ class Reporter:
         hours, minutes = divmod(int(seconds) // 60, 60)
         return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{int(seconds) % 60:02d}s"
 
-    def _add(self, step: int, metrics: dict[str, Any]) -> None:
+    def _add(self, step: int, metrics: Numbers) -> None:
         self._metrics.add({"step": step, **metrics})
         self._board.add(step, metrics)
         self.flush()
@@ -151,7 +153,7 @@ class _JsonLines:
         _drop_after(path, first_step)
         self._file = AppendedFile(path)
 
-    def add(self, line: dict[str, Any]) -> None:
+    def add(self, line: Numbers) -> None:
         self._waiting += json.dumps(line, ensure_ascii=False) + "\n"
 
     def flush(self) -> None:
@@ -168,8 +170,8 @@ class _EventFile:
 
     def __init__(self, path: epath.Path, first_step: int):
         self.path = path
-        self._waiting: list[Any] = []
-        self._file: Any = None
+        self._waiting: list[Any] = []  # protocol buffers of events
+        self._file: Any = None  # tensorboardX's EventsWriter
         self._number = 0  # of files; after a failed write a new one is started
         self._size = 0  # bytes in the newest file
         with _without_torch():
@@ -184,7 +186,7 @@ class _EventFile:
             self._event(wall_time=time.time(), step=first_step + 1, session_log=session)
         )
 
-    def add(self, step: int, metrics: dict[str, Any]) -> None:
+    def add(self, step: int, metrics: Numbers) -> None:
         values = [
             self._summary.Value(tag=name, simple_value=value)
             for name, value in metrics.items()
