@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import tqdm
 from absl import flags
@@ -26,8 +26,13 @@ from transformer_jax.decoding.engine import ON_ERROR, WINDOW
 from transformer_jax.decoding.programs import matmul_precision
 from transformer_jax.decoding.requests import Request, windows
 from transformer_jax.decoding.scoring import PairScores
+from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError
 from transformer_jax.runs import digests
+
+T = TypeVar("T")
+R = TypeVar("R")
+Ready = Callable[[], bool] | None  # whether the next item can be read without waiting
 
 FLAGS = flags.FLAGS
 LESS_MEMORY = "lower --batch_tokens, --beam_size or --mbr_samples"
@@ -145,36 +150,80 @@ def run() -> None:
         raise UserError("Several processes need --input=FILE; a stream is read by one process.")
     translator = model_flags.load_translator(ensemble())
     is_primary = distributed.is_primary()
-    output_format = OutputFormat(
-        FLAGS.format == "jsonl", FLAGS.n_best, FLAGS.alignment, FLAGS.attention, FLAGS.per_token
-    )
     output = ResumableOutput(
         FLAGS.output if is_primary else os.devnull, functools.partial(_description, translator)
     )
     columns = {name: Lines(FLAGS[name].value, FLAGS.window) for name in INPUTS if FLAGS[name].value}
-
-    def ready() -> bool:
-        return all(lines.ready() for lines in columns.values())
-
     with contextlib.ExitStack() as stack:
         distributed.run_on_all(lambda: bool(stack.enter_context(output)), "output")
         output.skip, output.expected = distributed.all_gather((output.skip, output.expected))[0]
-        results = _results(translator, output.remaining(_requests(columns)), ready)
-        for result in _with_progress(results, output.done):
-            if FLAGS.score:
-                output.write(output_format.score(*result))
-                continue
-            if result[0].error and is_primary:
-                print(f"line {output.done + 1}: {result[0].error}", file=sys.stderr)
-            output.write(output_format.translation(output.done, result))
+        lines = _score_lines if FLAGS.score else _translation_lines
+        for line in _with_progress(lines(translator, columns, output), output):
+            output.write(line)
         output.finish()
     if is_primary:
         num_programs = translator.engine.programs.num_compiled
         print(f"{output.done:,} lines; compiled programs: {num_programs}", file=sys.stderr)
 
 
-def _requests(columns: dict[str, Lines]) -> Iterator[Any]:
-    """Requests of the input's lines; with --score, pairs of them and the given translations."""
+def _translation_lines(
+    translator: Translator, columns: dict[str, Lines], output: ResumableOutput
+) -> Iterator[str]:
+    """What is written for each line of the input that is not done yet."""
+    attention = None
+    if FLAGS.alignment or FLAGS.attention:
+        head = None if FLAGS.attention_head < 0 else FLAGS.attention_head
+        attention = AttentionChoice(FLAGS.attention_layer, head)
+
+    def translate(requests: Iterator[Request], ready: Ready) -> Iterator[list[Translation]]:
+        return translator.translate_n_best(
+            requests,
+            FLAGS.n_best,
+            target_lang=FLAGS.target_lang,
+            source_lang=FLAGS.source_lang,
+            attention=attention,
+            window=FLAGS.window,
+            on_error=FLAGS.on_error,
+            ready=ready,
+            **_settings(),
+        )
+
+    output_format = _output_format()
+    requests = output.remaining(request for request, _ in _rows(columns))
+    results = _shared(requests, translate, functools.partial(_ready, columns))
+    for number, hypotheses in enumerate(results, start=output.skip):
+        if hypotheses[0].error and distributed.is_primary():
+            print(f"line {number + 1}: {hypotheses[0].error}", file=sys.stderr)
+        yield output_format.translation(number, hypotheses)
+
+
+def _score_lines(
+    translator: Translator, columns: dict[str, Lines], output: ResumableOutput
+) -> Iterator[str]:
+    """With --score: what is written for each given translation that is not done yet."""
+
+    def score(
+        pairs: Iterator[tuple[Request, str]], ready: Ready
+    ) -> Iterator[tuple[str, PairScores]]:
+        for window in windows(pairs, FLAGS.window, ready):
+            sources = [request.text for request, _ in window]
+            targets = [target for _, target in window]
+            scores = translator.score_tokens(sources, targets, FLAGS.target_lang, FLAGS.source_lang)
+            yield from zip(targets, scores, strict=True)
+
+    output_format = _output_format()
+    rows = _rows(columns)
+    pairs = output.remaining((request, target or "") for request, target in rows)
+    for target, scores in _shared(pairs, score, functools.partial(_ready, columns)):
+        yield output_format.score(target, scores)
+
+
+def _rows(columns: dict[str, Lines]) -> Iterator[tuple[Request, str | None]]:
+    """For each line of the input, its request and, with --score, the given translation.
+
+    Raises:
+      UserError: a file has fewer lines than another.
+    """
     for number, values in enumerate(itertools.zip_longest(*columns.values()), start=1):
         row = dict(zip(columns, values, strict=True))
         ended = next((name for name, value in row.items() if value is None), None)
@@ -184,52 +233,30 @@ def _requests(columns: dict[str, Lines]) -> Iterator[Any]:
         request = Request(
             row["input"], row.get("prefixes", ""), tuple(filter(None, phrases)), number
         )
-        yield (request, row["score"]) if "score" in row else request
+        yield request, row.get("score")
 
 
-def _results(
-    translator: Translator, requests: Iterator[Any], ready: Callable[[], bool]
-) -> Iterator[Any]:
-    """Results of all requests, in order. Of several processes each computes its share."""
+def _ready(columns: dict[str, Lines]) -> bool:
+    """Whether the next line of every file can be read without waiting."""
+    return all(lines.ready() for lines in columns.values())
+
+
+def _shared(
+    items: Iterator[T], compute: Callable[[Iterator[T], Ready], Iterator[R]], ready: Ready
+) -> Iterator[R]:
+    """Results of `compute` for all items, in order. Each of several processes computes a share."""
     if distributed.process_count() == 1:
-        yield from _local_results(translator, requests, ready)
+        yield from compute(items, ready)
         return
-    for window in windows(requests, FLAGS.window * distributed.process_count()):
+    for window in windows(items, FLAGS.window * distributed.process_count()):
         share = iter(distributed.local_share(window))
-        yield from distributed.gather_shares(list(_local_results(translator, share)))
+        yield from distributed.gather_shares(list(compute(share, None)))
 
 
-def _local_results(
-    translator: Translator, requests: Iterator[Any], ready: Callable[[], bool] | None = None
-) -> Iterator[Any]:
-    """Hypotheses of each request; with --score, each given translation and its scores."""
-    if FLAGS.score:
-        return _scores(translator, requests, ready)
-    attention = None
-    if FLAGS.alignment or FLAGS.attention:
-        head = None if FLAGS.attention_head < 0 else FLAGS.attention_head
-        attention = AttentionChoice(FLAGS.attention_layer, head)
-    return translator.translate_n_best(
-        requests,
-        FLAGS.n_best,
-        target_lang=FLAGS.target_lang,
-        source_lang=FLAGS.source_lang,
-        attention=attention,
-        window=FLAGS.window,
-        on_error=FLAGS.on_error,
-        ready=ready,
-        **_settings(),
+def _output_format() -> OutputFormat:
+    return OutputFormat(
+        FLAGS.format == "jsonl", FLAGS.n_best, FLAGS.alignment, FLAGS.attention, FLAGS.per_token
     )
-
-
-def _scores(
-    translator: Translator, pairs: Iterator[tuple[Request, str]], ready: Callable[[], bool] | None
-) -> Iterator[tuple[str, PairScores]]:
-    for window in windows(pairs, FLAGS.window, ready):
-        sources = [request.text for request, _ in window]
-        targets = [target for _, target in window]
-        scores = translator.score_tokens(sources, targets, FLAGS.target_lang, FLAGS.source_lang)
-        yield from zip(targets, scores, strict=True)
 
 
 def _settings() -> dict[str, Any]:
@@ -248,11 +275,12 @@ def _settings() -> dict[str, Any]:
     return settings
 
 
-def _with_progress(results: Iterator[Any], num_done: int) -> Iterator[Any]:
-    """The results, with a progress bar where a user looks at a terminal."""
+def _with_progress(lines: Iterator[str], output: ResumableOutput) -> Iterator[str]:
+    """The lines, with a progress bar if standard error is a terminal."""
     hidden = not (distributed.is_primary() and sys.stderr.isatty())
     total = None if hidden else count_lines(FLAGS.input)
-    return iter(tqdm.tqdm(results, initial=num_done, unit="line", disable=hidden, total=total))
+    bar = tqdm.tqdm(lines, initial=output.skip, unit="line", disable=hidden, total=total)
+    return iter(bar)
 
 
 def _description(translator: Translator) -> dict[str, Any]:

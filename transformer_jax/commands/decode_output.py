@@ -7,15 +7,18 @@ import itertools
 import json
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from etils import epath
 
 from transformer_jax import distributed, paths
 from transformer_jax.commands.text_output import check_writable, writing
 from transformer_jax.errors import UserError
+
+T = TypeVar("T")
 
 
 class ResumableOutput:
@@ -50,7 +53,7 @@ class ResumableOutput:
         # Only if it is needed: it takes a pass over the parameters.
         self._description = _flat(json.loads(json.dumps(describe()))) if self._resumable else {}
         self._digest = hashlib.sha256()  # of the input that is done
-        self._pending: collections.deque[Any] = collections.deque()
+        self._pending: collections.deque[object] = collections.deque()
         self._saved = time.monotonic()
         self._written = 0  # bytes
         self.done = 0
@@ -71,12 +74,17 @@ class ResumableOutput:
             self._out = self._files.enter_context(writing(self._name))
         return self
 
-    def __exit__(self, *exception: Any) -> None:
-        if self._resumable and exception[0] is not None and self.done > self.skip:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+    ) -> None:
+        if self._resumable and error is not None and self.done > self.skip:
             self._save()
-        self._files.__exit__(*exception)
+        self._files.__exit__(kind, error, traceback)
 
-    def remaining(self, requests: Iterator[Any]) -> Iterator[Any]:
+    def remaining(self, requests: Iterator[T]) -> Iterator[T]:
         """Skips the requests that are done and returns the others.
 
         Raises:
@@ -94,7 +102,7 @@ class ResumableOutput:
             print(f"continuing {self._name} after line {self.skip:,}", file=sys.stderr)
         return self._pending_requests(requests)
 
-    def _pending_requests(self, requests: Iterator[Any]) -> Iterator[Any]:
+    def _pending_requests(self, requests: Iterator[T]) -> Iterator[T]:
         for request in requests:
             self._pending.append(request)
             yield request
