@@ -14,7 +14,7 @@ Every setting of a run. A recipe sets them in Python, the command line by
 "On resume" says whether a run may resume with another value; a dot means that it may not. This page
 is written by `python -m transformer_jax.config > docs/settings.md`.
 """
-COLUMNS = ("setting", "default", "may be", "on resume", "meaning")
+COLUMNS = ("setting", "default", "choices or range", "on resume", "meaning")
 
 
 def page() -> str:

@@ -201,7 +201,7 @@ class TrainConfig:
         50, "Steps between lines of training metrics.", at_least=1, resumable=True
     )
     accumulate_steps: int = setting(
-        1, "Parts that a batch is computed in, to save memory.", at_least=1, resumable=True
+        1, "Parts that a batch is split into, to save memory.", at_least=1, resumable=True
     )
     early_stopping_patience: int = setting(
         0, "Evaluations without a new best before the run ends; 0: off.", at_least=0, resumable=True
@@ -249,7 +249,7 @@ class OptimizerConfig:
 class ParallelConfig:
     """Runner of the training step, and the devices it uses: data * fsdp * tensor."""
 
-    runner: Literal["jit", "pmap"] = setting("jit", "How the step is run on several devices.")
+    runner: Literal["jit", "pmap"] = setting("jit", "How the step runs on several devices.")
     data: int = setting(-1, "Devices that share the rows of a batch; -1: all that are left.")
     fsdp: int = setting(
         1, "Devices that share rows too, and shard parameters and optimizer state; -1: the rest."
@@ -264,9 +264,9 @@ class DecodeConfig:
     """Search and sampling."""
 
     method: Literal["beam", "sample", "mbr"] = setting(
-        "beam", "Beam search, sampling, or mbr: of several samples, the one most like the others."
+        "beam", "Beam search, sampling, or mbr: of several samples, the most similar to the others."
     )
-    beam_size: int = setting(4, "Hypotheses that are kept; 1 is greedy search.", at_least=1)
+    beam_size: int = setting(4, "Live hypotheses; 1 is greedy search.", at_least=1)
     length_penalty: float = setting(
         0.6, "Exponent of the length by which scores are divided.", at_least=0
     )
@@ -333,7 +333,7 @@ class CheckpointConfig:
 class Config:
     """All settings of a run."""
 
-    seed: int = setting(0, "Of the whole run.", at_least=-(2**63), below=2**63)
+    seed: int = setting(0, "Random seed of the run.", at_least=-(2**63), below=2**63)
     model: ModelConfig = section(ModelConfig, "Shape of the model.")
     data: DataConfig = section(DataConfig, "Sentence pairs, tokenizer and batches.")
     train: TrainConfig = section(TrainConfig, "Length of the run, evaluations and checkpoints.")
