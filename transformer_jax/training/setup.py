@@ -84,7 +84,7 @@ def prepare(
     corpora = sources.open_corpora(config.data, "train")
     validation = _read_validation(config)
     config, tokenizers, initial_params = _starting_point(config, workdir, corpora, say)
-    config = resolve(config, tokenizers)
+    config = _fill_in_tokenizers(config, tokenizers)
     workdir_lib.check_resumable(workdir, config)
 
     epochs, selection = prepare_epochs(corpora, tokenizers, config)
@@ -133,7 +133,7 @@ def _starting_point(
             f"starting from {config.train.init_from}: its model, tokenizer and suppressed tokens; "
             "of config.model, dropout rates, dtype and attention are the recipe's"
         )
-        return adopt(config, start.config), start.tokenizers, start.params
+        return _adopt_model(config, start.config), start.tokenizers, start.params
     tokenizers = _earlier_tokenizers(workdir, config, corpora) or make_tokenizers(
         config.data, corpora
     )
@@ -187,20 +187,20 @@ def _resume_config(config: Config, stored: Config, say: Say) -> Config:
       UserError: where the run was started from another model.
     """
     config = keep_former_defaults(config, stored, say)
-    before = stored.train.init_from
-    if config.train.init_from not in ("", before):
+    init_from = stored.train.init_from
+    if config.train.init_from not in ("", init_from):
         raise UserError(
             f"config.train.init_from={config.train.init_from}, but the run in this work directory "
-            f"was started from {before or 'fresh parameters'}; use another --workdir."
+            f"was started from {init_from or 'fresh parameters'}; use another --workdir."
         )
-    if not before:
+    if not init_from:
         return config
-    train = dataclasses.replace(config.train, init_from=before)
-    return adopt(dataclasses.replace(config, train=train), stored)
+    train = dataclasses.replace(config.train, init_from=init_from)
+    return _adopt_model(dataclasses.replace(config, train=train), stored)
 
 
-def adopt(config: Config, start: Config) -> Config:
-    """`config` for the model of `start`: what its parameters and tokenizer determine.
+def _adopt_model(config: Config, start: Config) -> Config:
+    """`config` with what the parameters and tokenizers of a model, `start`, determine.
 
     Raises:
       UserError: where the two contradict each other.
@@ -213,26 +213,19 @@ def adopt(config: Config, start: Config) -> Config:
         dtype=config.model.dtype,
         attention=config.model.attention,
     )
-    return validate(
-        dataclasses.replace(
-            config,
-            model=model,
-            data=dataclasses.replace(
-                config.data,
-                shared_vocab=start.data.shared_vocab,
-                lowercase=start.data.lowercase,
-                normalization=start.data.normalization,
-                # Tags on both sides are the model's; those on the source may or may not be used.
-                target_language_tags=(
-                    config.data.target_language_tags or start.data.target_language_tags
-                ),
-            ),
-            decode=dataclasses.replace(config.decode, suppressed_ids=start.decode.suppressed_ids),
-        )
+    data = dataclasses.replace(
+        config.data,
+        shared_vocab=start.data.shared_vocab,
+        lowercase=start.data.lowercase,
+        normalization=start.data.normalization,
+        # A model that was trained with tags needs them; another one may learn them.
+        target_language_tags=config.data.target_language_tags or start.data.target_language_tags,
     )
+    decode = dataclasses.replace(config.decode, suppressed_ids=start.decode.suppressed_ids)
+    return validate(dataclasses.replace(config, model=model, data=data, decode=decode))
 
 
-def resolve(config: Config, tokenizers: TokenizerPair) -> Config:
+def _fill_in_tokenizers(config: Config, tokenizers: TokenizerPair) -> Config:
     """The config with the vocabulary sizes and the start id that the tokenizers determine."""
     model = dataclasses.replace(
         config.model,
