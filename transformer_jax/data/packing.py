@@ -71,10 +71,10 @@ class PackPlan:
         segments = np.arange(len(rows)) - first_pairs[rows]
         slots = self._row_starts[template_row][rows] + segments
         # The sentence of each slot: another one of the same class in each epoch.
-        cls = self._slot_class[slots]
-        key = make_key(self._seed, epoch[rows], _SENTENCES, cls)
-        rank = permute(self._slot_rank[slots], self._classes.sizes[cls], key)
-        chosen = self._classes.order[self._classes.starts[cls] + rank]
+        class_ids = self._slot_class[slots]
+        key = make_key(self._seed, epoch[rows], _SENTENCES, class_ids)
+        rank = permute(self._slot_rank[slots], self._classes.sizes[class_ids], key)
+        chosen = self._classes.order[self._classes.starts[class_ids] + rank]
         return BatchLayout(
             shape=self._shape,
             pairs=self._selection.pairs[chosen],
