@@ -20,7 +20,7 @@ files = [folder / f"{name}.jax" for name in ("encode", "init_cache", "decode_ste
 functions = [jax.export.deserialize(bytearray(file.read_bytes())) for file in files]
 encode, init_cache, decode_step = (jax.jit(function.call) for function in functions)
 source, target = (SentencePieceProcessor(str(folder / f"{s}.model")) for s in ("source", "target"))
-source_ids, target_ids = (  # Marian numbers tokens by a vocabulary of its own
+source_ids, target_ids = (  # Marian has a vocabulary besides the SentencePiece model
     m[f"{side}_vocabulary"] or {spm.id_to_piece(i): i for i in range(spm.get_piece_size())}
     for side, spm in (("source", source), ("target", target))
 )

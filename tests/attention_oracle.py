@@ -112,7 +112,7 @@ def attend(
     def by_group(x: np.ndarray) -> np.ndarray:
         return x.reshape(*x.shape[:2], -1, repeats, x.shape[3]).sum(axis=3)
 
-    found = {
+    results = {
         "out": np.einsum("bhts,bshd->bthd", weights * factor, value),
         "query": np.einsum("bhts,bshd->bthd", d_scores, key) * scale,
         "key": by_group(np.einsum("bhts,bthd->bshd", d_scores, query) * scale),
@@ -121,5 +121,5 @@ def attend(
     if bias is not None:
         broadcast = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
         axes = tuple(i for i in range(4) if broadcast.shape[i] == 1)
-        found["bias"] = d_scores.sum(axis=axes, keepdims=True).reshape(bias.shape)
-    return found
+        results["bias"] = d_scores.sum(axis=axes, keepdims=True).reshape(bias.shape)
+    return results

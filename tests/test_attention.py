@@ -35,7 +35,7 @@ def small_blocks(monkeypatch):
 
 @pytest.fixture
 def stand_in_for_cudnn(monkeypatch):
-    """JAX's own formula in the place of the kernel: what is tested is what we ask it for."""
+    """Replaces the kernel by JAX's formula: the arguments of the kernel are tested."""
     real = jax.nn.dot_product_attention
 
     def stand_in(query, key, value, bias, mask, *, implementation, **options):
@@ -76,8 +76,8 @@ def run(implementation, problem, dtype="float32", dropout_rate=0.0, rng=None):
     bias = None if bias is None else jnp.asarray(bias, jnp.float32)
     out, grads = compute(*arrays, bias, jnp.asarray(problem.d_out, dtype))
     assert out.dtype == dtype
-    found = {"out": out, **dict(zip(("query", "key", "value", "bias"), grads, strict=True))}
-    return {k: np.asarray(v, np.float32) for k, v in found.items() if v is not None}
+    results = {"out": out, **dict(zip(("query", "key", "value", "bias"), grads, strict=True))}
+    return {k: np.asarray(v, np.float32) for k, v in results.items() if v is not None}
 
 
 def check(implementation, problem, dtype="float32"):
@@ -105,14 +105,14 @@ name = "+".join
     "implementation",
     [pytest.param("reference", marks=pytest.mark.slow), "xla", "blockwise"],
 )
-def test_value_and_gradients_equal_the_formula(implementation, kinds, small_blocks):
+def test_attention_values_and_gradients_equal_the_formula(implementation, kinds, small_blocks):
     check(implementation, make_problem(kinds))
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids=name)
-def test_what_cudnn_is_asked_for_equals_the_formula(kinds, stand_in_for_cudnn):
+def test_cudnn_arguments_equal_the_formula(kinds, stand_in_for_cudnn):
     if "infinite_bias" in kinds:
-        pytest.skip("the stand-in, unlike the kernel, knows no infinite bias")
+        pytest.skip("the stand-in has no infinite bias, unlike the kernel")
     check("cudnn", make_problem(kinds))
 
 
@@ -127,7 +127,7 @@ def test_what_cudnn_is_asked_for_equals_the_formula(kinds, stand_in_for_cudnn):
     ],
     ids=name,
 )
-def test_interpreted_pallas_kernel_equals_the_formula(kinds):
+def test_pallas_kernel_interpreted_equals_the_formula(kinds):
     check("pallas_tpu", make_problem(kinds, length=131, size=140))
 
 
@@ -150,7 +150,7 @@ def problems(draw):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("implementation", ["xla", "blockwise"])
-def test_random_problems_equal_the_formula(implementation, dtype, monkeypatch):
+def test_attention_of_random_problems_equals_the_formula(implementation, dtype, monkeypatch):
     targets = {"full": (16, 600), "causal": (8, 128), "segments": (8, 64)}
     monkeypatch.setattr(blocks, "_TARGETS", targets)
 
@@ -163,12 +163,12 @@ def test_random_problems_equal_the_formula(implementation, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("implementation", ["reference", "xla", "blockwise"])
-def test_bfloat16_equals_the_formula(implementation, small_blocks):
+def test_attention_in_bfloat16_equals_the_formula(implementation, small_blocks):
     check(implementation, make_problem(("causal", "bias")), "bfloat16")
 
 
 @pytest.mark.parametrize("implementation", ["reference", "xla", "blockwise"])
-def test_dropout_drops_the_same_weights_everywhere(implementation, small_blocks):
+def test_attention_dropout_is_the_same_in_all_implementations(implementation, small_blocks):
     problem, rng, rate = make_problem(("causal",)), jax.random.key(3), 0.4
     index = element_index((None, 4, 5, 7), np.indices((2, 4, 5, 7), np.uint32))
     kept = np.asarray(keep(seed_words(rng), rate, index))
@@ -178,11 +178,15 @@ def test_dropout_drops_the_same_weights_everywhere(implementation, small_blocks)
         np.testing.assert_allclose(got[key], array, rtol=1e-4, atol=1e-5)
 
 
-def test_the_oracles_gradients_equal_finite_differences():
+def test_oracle_gradients_equal_finite_differences():
     problem = make_problem(("mask", "bias"), batch=1, length=2, size=3, heads=2, groups=1, dim=2)
-    found = attention_oracle.attend(problem)
-    arrays = {"query": problem.query, "key": problem.key, "value": problem.value,
-              "bias": problem.masking["bias"]}  # fmt: skip
+    gradients = attention_oracle.attend(problem)
+    arrays = {
+        "query": problem.query,
+        "key": problem.key,
+        "value": problem.value,
+        "bias": problem.masking["bias"],
+    }
     for key, array in arrays.items():
         for index in np.ndindex(array.shape):
             sums, before = [], array[index]
@@ -190,10 +194,10 @@ def test_the_oracles_gradients_equal_finite_differences():
                 array[index] = moved
                 sums.append(np.sum(attention_oracle.attend(problem)["out"] * problem.d_out))
             array[index] = before
-            np.testing.assert_allclose(found[key][index], (sums[0] - sums[1]) / 2e-5, atol=1e-8)
+            np.testing.assert_allclose(gradients[key][index], (sums[0] - sums[1]) / 2e-5, atol=1e-8)
 
 
-def test_a_row_without_keys_is_zero_in_value_and_gradient(small_blocks):
+def test_attention_without_keys_is_zero_in_value_and_gradient(small_blocks):
     problem = make_problem(("mask",))
     for implementation in ("reference", "xla", "blockwise"):
         got = run(implementation, problem)
@@ -202,14 +206,14 @@ def test_a_row_without_keys_is_zero_in_value_and_gradient(small_blocks):
         assert np.any(got["query"][0, 1])
 
 
-def test_weights_sum_to_one():
+def test_attention_weights_sum_to_one():
     problem = make_problem()
     weights = attention.attention_weights(jnp.asarray(problem.query), jnp.asarray(problem.key))
     assert weights.shape == (2, 4, 5, 7)
     np.testing.assert_allclose(jnp.sum(weights, axis=-1), 1.0, rtol=1e-5)
 
 
-def test_masks_by_hand():
+def test_masks_equal_handmade_ones():
     np.testing.assert_array_equal(
         masks.make_causal_mask(2, 4, offset=1)[0, 0], [[1, 1, 0, 0], [1, 1, 1, 0]]
     )

@@ -23,14 +23,14 @@ from transformer_jax.ops.attention.call import Extras, Settings
         ((6, 3, 1, 1, 100), "full", Blocks(6, 3, 1, 100)),
     ],
 )
-def test_block_sizes(shape, skipping, want):
+def test_block_sizes_divide_or_cover_the_lengths(shape, skipping, want):
     assert choose_blocks(*shape, skipping) == want
 
 
 @pytest.mark.parametrize(
     "kinds", [("causal",), ("lengths",), ("segments",), ("causal", "lengths", "segments")]
 )
-def test_blocks_that_matter_are_visited_and_others_skipped(kinds):
+def test_blocks_needed_are_computed_and_others_skipped(kinds):
     length, size, sizes = 24, 36, Blocks(2, 1, 4, 6)
     problem = make_problem(kinds, batch=4, length=length, size=size, heads=1, groups=1, dim=2)
     counts = Blocks(2, 1, length // sizes.t, size // sizes.s)
@@ -49,7 +49,7 @@ def test_blocks_that_matter_are_visited_and_others_skipped(kinds):
     assert needed <= visited < counts.t * counts.s * 2 * 0.8
 
 
-def test_blocks_visited_by_hand():
+def test_blocks_computed_equal_handmade_ranges():
     query_ids = jnp.array([[1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3, 0, 0, 0, 0]])
     key_ids = jnp.array([[1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 0, 0, 0, 0, 0, 0]])
     extras = Extras(query_segment_ids=query_ids, key_segment_ids=key_ids)
@@ -59,7 +59,7 @@ def test_blocks_visited_by_hand():
     )
 
 
-def test_nothing_is_skipped_without_a_mask():
+def test_blocks_are_all_computed_without_a_mask():
     grid = Grid(Settings(False, 1.0, 0.0, 1), Blocks(1, 1, 4, 4), Blocks(1, 1, 2, 2), 8, 8)
     assert blocks.key_ranges(Extras(), grid) is None
 
@@ -77,7 +77,7 @@ def temporary_bytes(implementation, length, causal=False):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_memory_grows_linearly(causal, monkeypatch):
+def test_blockwise_memory_grows_linearly(causal, monkeypatch):
     targets = {"full": (64, 64**2), "causal": (64, 64**2)}
     monkeypatch.setattr(blocks, "_TARGETS", targets)
     short, long = (temporary_bytes("blockwise", n, causal) for n in (1024, 4096))

@@ -33,12 +33,12 @@ def call(causal=False):
     return Settings(causal, 0.125, 0.0, 4)
 
 
-def test_the_config_offers_every_implementation():
+def test_config_offers_every_attention_implementation():
     (field,) = (s for s in all_settings(ModelConfig) if s.path == "attention")
     assert set(field.choices) == set(attention.IMPLEMENTATIONS)
 
 
-def test_wrong_arguments_are_refused():
+def test_attention_refuses_wrong_arguments():
     query, key, value = arrays(groups=3)
     with pytest.raises(ValueError, match="3 key heads do not divide 4"):
         attention.dot_product_attention(query, key, value)
@@ -56,7 +56,7 @@ def test_wrong_arguments_are_refused():
 @pytest.mark.parametrize(
     ("implementation", "reason"), [("cudnn", "needs an NVIDIA GPU"), ("pallas_tpu", "needs a TPU")]
 )
-def test_a_named_implementation_that_cannot_serve_says_why(implementation, reason):
+def test_attention_implementation_that_cannot_compute_a_call_says_why(implementation, reason):
     with pytest.raises(attention.UnsupportedAttentionError, match=reason):
         attention.dot_product_attention(*arrays(), implementation=implementation)
 
@@ -75,15 +75,17 @@ def test_a_named_implementation_that_cannot_serve_says_why(implementation, reaso
         ("pallas_tpu", {}, Extras(query_segment_ids=1, key_segment_ids=1), None),
     ],
 )
-def test_what_the_kernels_refuse(name, shape, extras, reason):
+def test_attention_kernels_refuse_unsupported_calls(name, shape, extras, reason):
     platform = {"cudnn": "gpu", "pallas_tpu": "tpu"}[name]
-    found = dispatch._REFUSES[name](*shaped(**shape), extras, call(), platform)
-    assert (found is None) if reason is None else (reason in found)
+    refusal = dispatch._REFUSES[name](*shaped(**shape), extras, call(), platform)
+    assert (refusal is None) if reason is None else (reason in refusal)
 
 
-def test_auto_takes_the_first_of_the_table_that_can_serve(monkeypatch):
-    rows = {"full": [[512, ["xla"]], [None, ["cudnn", "blockwise", "xla"]]],
-            "causal": [[None, ["blockwise"]]]}  # fmt: skip
+def test_auto_uses_the_first_implementation_in_the_table_that_can_compute_the_call(monkeypatch):
+    rows = {
+        "full": [[512, ["xla"]], [None, ["cudnn", "blockwise", "xla"]]],
+        "causal": [[None, ["blockwise"]]],
+    }
     monkeypatch.setattr(dispatch, "table", lambda: {"gpu": rows, "cpu": {}})
 
     def chosen(causal=False, **shape):
@@ -96,15 +98,15 @@ def test_auto_takes_the_first_of_the_table_that_can_serve(monkeypatch):
 
 
 @pytest.mark.parametrize("platform", ["rocm", "metal", "neuron"])
-def test_a_platform_without_rows_takes_a_portable_implementation(platform):
+def test_auto_uses_a_portable_implementation_on_other_platforms(platform):
     for size in (64, 4096):
         for causal in (False, True):
             dtype = shaped(size=size, dtype=jnp.bfloat16)
-            found = dispatch.choose(*dtype, Extras(), call(causal), platform)
-            assert found == ("xla" if size == 64 else "blockwise")
+            chosen = dispatch.choose(*dtype, Extras(), call(causal), platform)
+            assert chosen == ("xla" if size == 64 else "blockwise")
 
 
-def test_the_committed_table_covers_every_call():
+def test_attention_table_covers_every_call():
     for rows_by_kind in dispatch.table().values():
         assert rows_by_kind.keys() == {"full", "causal", "packed", "step"}
         for rows in rows_by_kind.values():
@@ -114,7 +116,7 @@ def test_the_committed_table_covers_every_call():
             assert {name for _, names in rows for name in names} <= set(attention.IMPLEMENTATIONS)
 
 
-def test_the_choice_is_logged_once_a_shape(caplog):
+def test_auto_logs_its_choice_once_for_each_shape(caplog):
     query, key, value = arrays(length=9)
     with caplog.at_level(logging.INFO, logger=dispatch.__name__):
         for _ in range(2):
@@ -138,12 +140,16 @@ def value_and_grads(implementation, **masking):
     "kind", [AxisType.Auto, pytest.param(AxisType.Explicit, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("implementation", ["xla", "blockwise"])
-def test_over_a_mesh_rows_and_heads_part_and_nothing_is_exchanged(implementation, kind):
+def test_attention_over_a_mesh_shards_batch_and_heads_without_communication(implementation, kind):
     inputs = arrays(batch=8, length=13, heads=4, groups=2)
-    masking = {"causal": True, "key_lengths": jnp.array([0, 5, 9, 13, 3, 13, 13, 8]),
-               "mask": jax.random.bernoulli(jax.random.key(3), 0.8, (13, 13)),
-               "bias": jax.random.normal(jax.random.key(1), (4, 13, 13)),
-               "dropout_rate": 0.3, "rng": jax.random.key(2)}  # fmt: skip
+    masking = {
+        "causal": True,
+        "key_lengths": jnp.array([0, 5, 9, 13, 3, 13, 13, 8]),
+        "mask": jax.random.bernoulli(jax.random.key(3), 0.8, (13, 13)),
+        "bias": jax.random.normal(jax.random.key(1), (4, 13, 13)),
+        "dropout_rate": 0.3,
+        "rng": jax.random.key(2),
+    }
     want = value_and_grads("reference", **masking)(*inputs)
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(kind,) * 3)
     spec = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), None, "tensor"))
@@ -159,7 +165,7 @@ def test_over_a_mesh_rows_and_heads_part_and_nothing_is_exchanged(implementation
 
 
 @pytest.mark.parametrize(("batch", "heads"), [(8, 3), (3, 4)])
-def test_sizes_that_do_not_divide_are_replicated(batch, heads):
+def test_attention_over_a_mesh_replicates_axes_that_do_not_divide(batch, heads):
     inputs = arrays(batch=batch, length=5, heads=heads, groups=heads)
     bias = jax.random.normal(jax.random.key(1), (heads, 5, 5))
 
@@ -179,7 +185,7 @@ def test_sizes_that_do_not_divide_are_replicated(batch, heads):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
 
 
-def test_under_pmap_each_device_works_on_its_rows():
+def test_attention_under_pmap_computes_each_devices_shard():
     inputs = arrays(batch=8, length=11)
     want = attention.dot_product_attention(*inputs, causal=True, implementation="reference")
     attend = jax.pmap(

@@ -27,7 +27,7 @@ def numpys(x, kernel, bias, d_out):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_output_and_gradients_equal_numpys(case):
+def test_dense_output_and_gradients_equal_numpy(case):
     rng = np.random.default_rng(0)
     arguments = [rng.normal(size=shape) for shape in CASES[case]]
     x_shape, kernel_shape, bias_shape = CASES[case]
@@ -40,7 +40,7 @@ def test_output_and_gradients_equal_numpys(case):
         np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_bfloat16_activations_do_not_round_the_gradients_of_parameters():
+def test_dense_gradients_of_parameters_are_float32_sums():
     """Sums over 6,000 positions, which bfloat16 could not hold: it has 8 bits."""
     rng = np.random.default_rng(0)
     x, kernel, bias, d_out = (rng.normal(size=s) for s in ((3, 2000, 5), (5, 7), 7, (3, 2000, 7)))
@@ -55,8 +55,8 @@ def test_bfloat16_activations_do_not_round_the_gradients_of_parameters():
         np.testing.assert_allclose(gradient, expected, rtol=1e-3)
 
 
-def test_the_kernels_gradient_needs_no_transposed_copy():
-    """What the layer is for: XLA reads the activations as they lie."""
+def test_dense_kernel_gradient_needs_no_transposed_copy():
+    """XLA reads the activations without transposing them first."""
     x, kernel, bias = jnp.ones((8, 16, 32)), jnp.ones((32, 64)), jnp.ones(64)
 
     def loss(multiply):

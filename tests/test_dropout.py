@@ -10,7 +10,7 @@ from transformer_jax.ops.dropout import dropout, element_index, keep, keep_mask,
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.9])
-def test_rate_and_scale(rate):
+def test_dropout_rate_and_scale(rate):
     x = jnp.ones((400, 500))
     out = np.asarray(dropout(x, rate, jax.random.key(1)))
     # Five standard deviations of a binomial.
@@ -19,21 +19,21 @@ def test_rate_and_scale(rate):
     np.testing.assert_allclose(out[out != 0], 1 / (1 - rate), rtol=1e-6)
 
 
-def test_no_key_or_no_rate_changes_nothing():
+def test_dropout_without_key_or_rate_changes_nothing():
     x = jnp.arange(6.0)
     np.testing.assert_array_equal(dropout(x, 0.5, None), x)
     np.testing.assert_array_equal(dropout(x, 0.0, jax.random.key(0)), x)
     assert dropout(x.astype(jnp.bfloat16), 0.5, jax.random.key(0)).dtype == jnp.bfloat16
 
 
-def test_gradient_passes_where_the_value_did():
+def test_dropout_gradient_has_the_mask_of_the_value():
     x = jnp.linspace(1.0, 2.0, 64)
     out, grad = jax.value_and_grad(lambda x: jnp.sum(dropout(x, 0.5, jax.random.key(3))))(x)
     np.testing.assert_array_equal(grad, np.where(dropout(x, 0.5, jax.random.key(3)) != 0, 2.0, 0.0))
     assert np.isfinite(out)
 
 
-def test_bits_are_uncorrelated_with_neighbours_and_other_keys():
+def test_dropout_bits_are_uncorrelated_with_neighbours_and_other_keys():
     shape = (256, 512)
     draw = lambda seed: np.asarray(keep_mask(jax.random.key(seed), 0.5, shape)) * 2.0 - 1  # noqa: E731
     a = draw(0)
@@ -50,7 +50,7 @@ def test_bits_are_uncorrelated_with_neighbours_and_other_keys():
         assert 0.7 < spread < 1.3
 
 
-def test_same_key_same_bits_under_jit():
+def test_dropout_bits_are_the_same_under_jit():
     eager = keep_mask(jax.random.key(5), 0.3, (7, 9))
     jitted = jax.jit(lambda k: keep_mask(k, 0.3, (7, 9)))(jax.random.key(5))
     np.testing.assert_array_equal(eager, jitted)
@@ -59,7 +59,7 @@ def test_same_key_same_bits_under_jit():
 @pytest.mark.parametrize(
     ("heads", "length"), [(16, 2**14), (8, 2**15), (1, 2**16)], ids=lambda size: str(size)
 )
-def test_rows_of_attention_that_are_2_to_the_32_weights_apart_differ(heads, length):
+def test_dropout_bits_differ_beyond_2_to_the_32_attention_weights(heads, length):
     """A row of the batch has 2^32 weights here, so that one 32-bit number would repeat."""
     settings = Settings(causal=False, scale=1.0, dropout_rate=0.5, num_heads=heads)
     rows, queries, keys = np.arange(16), np.arange(30), np.arange(40)
@@ -74,7 +74,7 @@ def test_rows_of_attention_that_are_2_to_the_32_weights_apart_differ(heads, leng
 @pytest.mark.parametrize(
     "shape", [(3, 4, 5), (None, 4, 5), (2, 2**16, 2**16), (None, 2, 2**31), (7, 2**16, 2**16 + 1)]
 )
-def test_no_two_elements_have_the_same_number(shape):
+def test_element_index_is_unique(shape):
     sizes = [6 if size is None else size for size in shape]
     corners = [sorted({0, 1, size // 2, size - 2, size - 1}) for size in sizes]
     axes = np.meshgrid(*corners, indexing="ij")

@@ -27,7 +27,7 @@ def lookups(dtype, count=1500, size=50, width=3):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_sums_in_float32(form, dtype):
+def test_embedding_gradient_sums_in_float32_in_every_form(form, dtype):
     ids, values, want = lookups(dtype)
     got = jax.jit(FORMS[form], static_argnums=2)(ids, values, len(want))
     assert got.dtype == jnp.float32
@@ -38,7 +38,7 @@ def test_every_form_sums_in_float32(form, dtype):
     assert np.count_nonzero(alone) == values.shape[1]
 
 
-def test_the_gradient_of_a_look_up():
+def test_embedding_gradient_equals_that_of_a_lookup():
     ids, values, want = lookups("float32")
     table = jax.random.normal(jax.random.key(0), want.shape)
     got, pull = jax.vjp(lambda t: embedding.embed(t, ids.reshape(30, 50), jnp.float32), table)

@@ -44,7 +44,7 @@ def put(cache, marian, commit="c0ffee"):
     return snapshot
 
 
-def test_a_name_is_found_in_the_local_cache(cache, marian):
+def test_hub_name_is_located_in_the_local_cache(cache, marian):
     snapshot = put(cache, marian)
     assert str(hub.locate(NAME)) == str(snapshot)
     assert pretrained.read_config(NAME) == pretrained.read_config(marian)
@@ -53,7 +53,7 @@ def test_a_name_is_found_in_the_local_cache(cache, marian):
     assert Translator.load(NAME).score(texts, ["zwei eins"]) == want
 
 
-def test_weights_of_which_a_part_is_missing_are_not_taken(cache, marian):
+def test_hub_ignores_incomplete_weights_in_the_cache(cache, marian):
     snapshot = put(cache, marian)
     (weights,) = snapshot.glob("model*.safetensors")
     parts = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
@@ -79,7 +79,7 @@ def test_weights_of_which_a_part_is_missing_are_not_taken(cache, marian):
         ({"HF_HUB_CACHE": "new", "HF_HOME": "home"}, "new"),
     ],
 )
-def test_the_cache_is_where_hugging_face_keeps_it(cache, monkeypatch, tmp_path, variables, place):
+def test_hub_cache_folder_is_hugging_faces(cache, monkeypatch, tmp_path, variables, place):
     monkeypatch.delenv("HF_HUB_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     for name, value in variables.items():
@@ -87,7 +87,7 @@ def test_the_cache_is_where_hugging_face_keeps_it(cache, monkeypatch, tmp_path, 
     assert str(hub.cache_folder()) == str(tmp_path / place)
 
 
-def test_without_cache_and_package_one_sentence_says_what_to_do(cache, marian):
+def test_hub_without_cache_and_package_says_what_to_do(cache, marian):
     with pytest.raises(UserError, match=f"no folder {NAME}.*{cache}; install huggingface_hub"):
         Translator.load(NAME)
     (put(cache, marian) / "model.safetensors").unlink()  # another tool asked for single files
@@ -95,7 +95,7 @@ def test_without_cache_and_package_one_sentence_says_what_to_do(cache, marian):
         Translator.load(NAME)
 
 
-def test_what_is_not_in_the_cache_is_downloaded_without_a_second_copy(cache, marian, monkeypatch):
+def test_hub_downloads_missing_models_without_a_second_copy(cache, marian, monkeypatch):
     asked = []
 
     def snapshot_download(name, allow_patterns, cache_dir):
@@ -115,7 +115,7 @@ def test_what_is_not_in_the_cache_is_downloaded_without_a_second_copy(cache, mar
         hub.locate(NAME)
 
 
-def test_paths_are_no_names(cache, tmp_path, monkeypatch):
+def test_hub_does_not_treat_paths_as_names(cache, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     for path in ("runs/typo", "nowhere", "/a/b", "a/b/c", "../x", "./x", "gs://b/x", "~/x"):

@@ -30,11 +30,20 @@ from transformer_jax.training.runners import make_runner
 
 def small_model(tokenizers, **fields):
     size = tokenizers.source.vocab_size
-    model = ModelConfig(**{
-        "num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 16, "num_heads": 2, "d_ff": 24,
-        "max_len": 32, "source_vocab_size": size, "target_vocab_size": size,
-        "decoder_start_id": tokenizers.target.bos_id, **fields,
-    })  # fmt: skip
+    model = ModelConfig(
+        **{
+            "num_encoder_layers": 1,
+            "num_decoder_layers": 1,
+            "d_model": 16,
+            "num_heads": 2,
+            "d_ff": 24,
+            "max_len": 32,
+            "source_vocab_size": size,
+            "target_vocab_size": size,
+            "decoder_start_id": tokenizers.target.bos_id,
+            **fields,
+        }
+    )
     shared = model.tie_embeddings == "all"
     data = DataConfig(source="files", max_len=32, shared_vocab=shared)
     config = Config(model=model, data=data)
@@ -147,7 +156,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_what_is_wrong_is_named_in_one_sentence(name, marian, tmp_path):
+def test_import_names_what_is_damaged_or_not_supported(name, marian, tmp_path):
     change, words = DAMAGE[name]
     shutil.copytree(marian, tmp_path / "m")
     reading.read_directory(tmp_path / "m")
@@ -159,7 +168,7 @@ def test_what_is_wrong_is_named_in_one_sentence(name, marian, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_pickle_is_never_read_unasked(marian, tmp_path):
+def test_import_reads_a_pickle_only_if_allowed(marian, tmp_path):
     shutil.copytree(marian, tmp_path / "m")
     (tmp_path / "m/model.safetensors").unlink()
     (tmp_path / "m/pytorch_model.bin").write_bytes(b"anything")
@@ -167,29 +176,43 @@ def test_a_pickle_is_never_read_unasked(marian, tmp_path):
         Translator.load(tmp_path / "m")
 
 
-def test_weights_may_lie_in_parts(marian, tmp_path):
+def test_import_reads_weights_in_several_files(marian, tmp_path):
     shutil.copytree(marian, tmp_path / "m")
     tensors = safetensors.numpy.load_file(tmp_path / "m/model.safetensors")
     (tmp_path / "m/model.safetensors").unlink()
-    parts = {"a.safetensors": dict(list(tensors.items())[:9]),
-             "b.safetensors": dict(list(tensors.items())[9:])}  # fmt: skip
+    parts = {
+        "a.safetensors": dict(list(tensors.items())[:9]),
+        "b.safetensors": dict(list(tensors.items())[9:]),
+    }
     for name, part in parts.items():
         safetensors.numpy.save_file(part, tmp_path / "m" / name)
     index = {"weight_map": {t: name for name, part in parts.items() for t in part}}
     (tmp_path / "m/model.safetensors.index.json").write_text(json.dumps(index))
-    jax.tree.map(np.testing.assert_array_equal, reading.read_directory(tmp_path / "m")[2],
-                 reading.read_directory(marian)[2])  # fmt: skip
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        reading.read_directory(tmp_path / "m")[2],
+        reading.read_directory(marian)[2],
+    )
     (tmp_path / "m/b.safetensors").unlink()
     with pytest.raises(UserError, match=r"has no b\.safetensors"):
         reading.read_directory(tmp_path / "m")
 
 
-def test_generation_settings_become_ours(marian, tmp_path):
+def test_import_converts_generation_settings(marian, tmp_path):
     shutil.copytree(marian, tmp_path / "m")
-    edit("generation_config.json", num_beams=6, max_length=21, length_penalty=0.8,
-         early_stopping=True, bad_words_ids=[[0], [7], [2]], suppress_tokens=[9],
-         min_length=4, no_repeat_ngram_size=3,
-         renormalize_logits=True, forced_eos_token_id=2)(tmp_path / "m")  # fmt: skip
+    edit(
+        "generation_config.json",
+        num_beams=6,
+        max_length=21,
+        length_penalty=0.8,
+        early_stopping=True,
+        bad_words_ids=[[0], [7], [2]],
+        suppress_tokens=[9],
+        min_length=4,
+        no_repeat_ngram_size=3,
+        renormalize_logits=True,
+        forced_eos_token_id=2,
+    )(tmp_path / "m")
     decode = reading.read_config(tmp_path / "m").decode
     assert (decode.beam_size, decode.max_decode_len, decode.length_penalty) == (6, 20, 0.8)
     assert (decode.length_penalty_kind, decode.stopping) == ("power", "first_k")
@@ -217,7 +240,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_expressed_is_refused_by_name(name, tokenizers, tmp_path):
+def test_export_to_marian_refuses_by_name_what_it_cannot_express(name, tokenizers, tmp_path):
     fields, words = REFUSED[name]
     model = small_model(tokenizers, **fields)
     with pytest.raises(UserError) as error:
@@ -226,7 +249,7 @@ def test_what_cannot_be_expressed_is_refused_by_name(name, tokenizers, tmp_path)
         assert word in str(error.value)
 
 
-def test_a_lower_casing_tokenizer_is_refused(tokenizers):
+def test_export_to_marian_refuses_a_lower_casing_tokenizer(tokenizers):
     from transformer_jax.data.tokenizer import Tokenizer
 
     lower = Tokenizer(tokenizers.source.model, lowercase=True)
@@ -235,7 +258,7 @@ def test_a_lower_casing_tokenizer_is_refused(tokenizers):
         writing.plan_export(model.config, model.tokenizers, model.params)
 
 
-def test_a_permuted_model_is_the_same_model(tokenizers):
+def test_permute_model_keeps_the_logits(tokenizers):
     model = small_model(tokenizers, positional="none")
     order = np.random.default_rng(0).permutation(16)
     rng = np.random.default_rng(1)
@@ -250,15 +273,17 @@ def test_a_permuted_model_is_the_same_model(tokenizers):
     }
     from transformer_jax.model.transformer import Transformer
 
-    batch = {name: np.ones((2, 4), np.int32) for name in
-             ("decoder_inputs", "inputs", "inputs_segment_ids", "targets_segment_ids")}  # fmt: skip
+    batch = {
+        name: np.ones((2, 4), np.int32)
+        for name in ("decoder_inputs", "inputs", "inputs_segment_ids", "targets_segment_ids")
+    }
     batch |= {f"{side}_positions": np.tile(np.arange(4), (2, 1)) for side in ("inputs", "targets")}
     batch["inputs"] = batch["decoder_inputs"] = np.array([[5, 9, 11, 7], [8, 30, 6, 6]])
     logits = jax.jit(lambda p: Transformer(model.config.model).apply({"params": p}, batch))
     np.testing.assert_allclose(logits(turned), logits(params), atol=1e-4)
 
 
-def test_vocabulary_tokenizers_use_their_own_ids(tokenizers, tmp_path):
+def test_vocabulary_tokenizer_uses_the_ids_of_its_vocabulary(tokenizers, tmp_path):
     """By hand: tokens 0 .. in another order than the model's, and a language code."""
     spm = tokenizers.source
     tokens = spm.tokens(range(spm.vocab_size))[::-1]
@@ -285,14 +310,14 @@ def test_vocabulary_tokenizers_use_their_own_ids(tokenizers, tmp_path):
         both.language_tags("de", "")
 
 
-def test_our_language_tags_go_out_as_marians(tokenizers):
+def test_export_to_marian_writes_language_tags_as_marians(tokenizers):
     vocabulary = hf_tokenizers._marian_vocabulary(tokenizers.source, tokenizers.tags)
     assert vocabulary == {p: i for i, p in enumerate(tokenizers.source.tokens(range(295)))}
     renamed = hf_tokenizers._marian_vocabulary(tokenizers.source, LanguageTags("▁{}e"))
     assert ">>on<<" in renamed
 
 
-def test_exports_refuse_what_they_cannot_do(translator, tmp_path):
+def test_export_refuses_wrong_arguments(translator, tmp_path):
     model = pretrained.Pretrained(translator.config, translator.tokenizers, translator.params, 0)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
@@ -307,7 +332,7 @@ def test_exports_refuse_what_they_cannot_do(translator, tmp_path):
     assert (tmp_path / "full/file").exists()
 
 
-def test_sentences_to_check_with(tiny_run, tmp_path, translator):
+def test_find_sentences_reads_a_file_the_validation_set_or_samples(tiny_run, tmp_path, translator):
     config = translator.config
     assert len(export.find_sentences(tiny_run[1], config)) == 12
     moved = dataclasses.replace(config, data=dataclasses.replace(config.data, validation="gone"))
@@ -327,13 +352,20 @@ def losses_of(workdir):
 
 
 @pytest.mark.slow
-def test_fine_tuning_goes_on_where_the_imported_model_stands(tiny_run, translator, tmp_path):
-    model = pretrained.Pretrained(translator.config, translator.tokenizers,
-                                  jax.device_get(translator.params), 0)  # fmt: skip
+def test_fine_tuning_starts_from_the_imported_model(tiny_run, translator, tmp_path):
+    model = pretrained.Pretrained(
+        translator.config, translator.tokenizers, jax.device_get(translator.params), 0
+    )
     folder = write(tmp_path / "m", model)
     data, workdir = tiny_run
-    config = tiny_config(data, num_steps=6, eval_every_steps=0, checkpoint_every_steps=6,
-                         log_every_steps=1, init_from=str(folder))  # fmt: skip
+    config = tiny_config(
+        data,
+        num_steps=6,
+        eval_every_steps=0,
+        checkpoint_every_steps=6,
+        log_every_steps=1,
+        init_from=str(folder),
+    )
     config = dataclasses.replace(
         config,
         # Another shape, on purpose: the imported one counts.
@@ -353,9 +385,9 @@ def test_fine_tuning_goes_on_where_the_imported_model_stands(tiny_run, translato
         state, metrics = runner.step(state, batch)
         falling.append(float(metrics["loss_sum"]))
     assert all(later < earlier for earlier, later in itertools.pairwise(falling))
-    written = pretrained.read_config(tmp_path / "run")
-    assert written.model.d_model == translator.config.model.d_model
-    assert written.model.dropout_rate == 0.0
+    config_of_run = pretrained.read_config(tmp_path / "run")
+    assert config_of_run.model.d_model == translator.config.model.d_model
+    assert config_of_run.model.dropout_rate == 0.0
     # It goes on without the directory, which may be gone.
     shutil.rmtree(folder)
     longer = dataclasses.replace(config.train, num_steps=10)
@@ -366,8 +398,8 @@ def test_fine_tuning_goes_on_where_the_imported_model_stands(tiny_run, translato
         train(dataclasses.replace(config, train=elsewhere), tmp_path / "run")
 
 
-def test_fine_tuning_keeps_marians_start_and_language_tags(tokenizers, tmp_path):
-    """The first batch as the model wants it: the padding id starts, the tag stands first."""
+def test_fine_tuning_keeps_marians_start_id_and_language_tags(tokenizers, tmp_path):
+    """The first batch: the padding id starts the decoder, the tag starts the source."""
     spm = tokenizers.source
     tokens = ["</s>", "<unk>", ">>de<<", ">>fr<<", *spm.tokens(range(4, 295)), "<pad>"]
     vocabulary = {token: i for i, token in enumerate(tokens)}
@@ -375,13 +407,21 @@ def test_fine_tuning_keeps_marians_start_and_language_tags(tokenizers, tmp_path)
     one = VocabularyTokenizer(spm.model, vocabulary, special, len(vocabulary))
     pair = TokenizerPair(one, one, LanguageTags(">>{}<<"))
     pad = vocabulary["<pad>"]
-    folder = write(tmp_path / "m", small_model(
-        pair, decoder_start_id=pad, source_vocab_size=len(tokens), target_vocab_size=len(tokens),
-        max_len=48))  # fmt: skip
+    folder = write(
+        tmp_path / "m",
+        small_model(
+            pair,
+            decoder_start_id=pad,
+            source_vocab_size=len(tokens),
+            target_vocab_size=len(tokens),
+            max_len=48,
+        ),
+    )
     config = tiny_config(tmp_path, init_from=str(folder))
     data = dataclasses.replace(config.data, target_language_tags=True)
-    config, prepared = setup.prepare(dataclasses.replace(config, data=data),
-                                     epath.Path(tmp_path / "run"), lambda text: None)  # fmt: skip
+    config, prepared = setup.prepare(
+        dataclasses.replace(config, data=data), epath.Path(tmp_path / "run"), lambda text: None
+    )
     batch = prepared.batches(config, 1)[0]
     first = batch["targets_positions"] == 0
     begins = first & (batch["targets_segment_ids"] > 0)
@@ -397,7 +437,7 @@ def test_fine_tuning_keeps_marians_start_and_language_tags(tokenizers, tmp_path)
     assert again.engine.language_tags() == ([vocabulary[">>de<<"]], [])
 
 
-def test_parts_of_a_long_text_keep_the_tag_that_stood_in_it(tokenizers):
+def test_long_text_parts_keep_the_language_tag_of_the_text(tokenizers):
     spm = tokenizers.source
     vocabulary = {p: i for i, p in enumerate([">>de<<", *spm.tokens(range(295))])}
     special = {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
@@ -412,13 +452,13 @@ def test_parts_of_a_long_text_keep_the_tag_that_stood_in_it(tokenizers):
 
 
 @pytest.mark.parametrize("runner", ["jit", "pmap"])
-def test_runners_start_from_given_parameters(runner, translator):
+def test_runner_starts_from_given_parameters(runner, translator):
     config = dataclasses.replace(
         translator.config, parallel=dataclasses.replace(translator.config.parallel, runner=runner)
     )
     params = jax.tree.map(lambda x: x + 1.0, translator.params)
-    made = make_runner(config, jax.devices()[:2])
-    state = made.to_checkpoint_layout(made.init(0, params))
+    fine_tuner = make_runner(config, jax.devices()[:2])
+    state = fine_tuner.to_checkpoint_layout(fine_tuner.init(0, params))
     jax.tree.map(np.testing.assert_array_equal, state.params, params)
     assert int(state.step) == 0
 
@@ -426,7 +466,7 @@ def test_runners_start_from_given_parameters(runner, translator):
 # --- Memory, and parts ---------------------------------------------------------------------------
 
 
-def test_tensors_are_read_one_at_a_time(tokenizers, tmp_path):
+def test_import_reads_one_tensor_at_a_time(tokenizers, tmp_path):
     folder = write(tmp_path / "m", small_model(tokenizers, d_model=192, d_ff=768))
     reading.read_directory(folder)  # loads what is loaded once
     tracemalloc.start()
@@ -441,7 +481,7 @@ def test_tensors_are_read_one_at_a_time(tokenizers, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../other/{}.safetensors", "/{}/x.safetensors", "a/{}", "..", ""])
-def test_parts_outside_the_folder_are_refused(marian, tmp_path, name):
+def test_import_refuses_weight_files_outside_the_folder(marian, tmp_path, name):
     shutil.copytree(marian, tmp_path / "m")
     names = {"x": name.format(str(tmp_path)[1:] if name.startswith("/") else 0)}
     if name.startswith(".."):

@@ -34,7 +34,7 @@ def example(size=11, width=6, classes=9):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_sums_equal_the_formula(smoothing):
+def test_loss_sums_equal_the_formula(smoothing):
     hidden, table, targets, weights = example()
     want = oracle(hidden @ table.T, targets, weights, smoothing)
     plain = losses.cross_entropy(hidden @ table.T, targets, weights, smoothing)
@@ -46,7 +46,7 @@ def test_sums_equal_the_formula(smoothing):
         np.testing.assert_allclose(fused, want, rtol=1e-5)
 
 
-def test_smoothing_is_optaxs():
+def test_label_smoothing_equals_optax():
     hidden, table, targets, _ = example()
     labels = optax.smooth_labels(jax.nn.one_hot(targets, 9), 0.1)
     want = optax.softmax_cross_entropy(hidden @ table.T, labels).sum()
@@ -55,7 +55,7 @@ def test_smoothing_is_optaxs():
 
 
 @pytest.mark.parametrize("chunk_size", [4, 100])
-def test_fused_gradients_equal_those_of_the_plain_form(chunk_size):
+def test_loss_fused_gradients_equal_those_of_the_plain_form(chunk_size):
     hidden, table, targets, weights = example()
     bias = np.linspace(-2.0, 1.0, 9, dtype=np.float32)
 
@@ -69,13 +69,13 @@ def test_fused_gradients_equal_those_of_the_plain_form(chunk_size):
     np.testing.assert_allclose(fused(hidden, table, bias), plain(hidden, table, bias), rtol=1e-5)
 
     def sums(h, t, b):
-        found = losses.projected_cross_entropy(h, t, targets, weights, 0.1, chunk_size, b)
-        return found.loss, found
+        result = losses.projected_cross_entropy(h, t, targets, weights, 0.1, chunk_size, b)
+        return result.loss, result
 
-    # Beside a gradient the sums are formed in another way.
-    beside, _ = jax.grad(sums, has_aux=True)(hidden, table, bias)[::-1]
+    # With a gradient, another function computes the sums.
+    aux, _ = jax.grad(sums, has_aux=True)(hidden, table, bias)[::-1]
     np.testing.assert_allclose(
-        beside, oracle(hidden @ table.T + bias, targets, weights, 0.1), rtol=1e-5
+        aux, oracle(hidden @ table.T + bias, targets, weights, 0.1), rtol=1e-5
     )
     want = jax.grad(plain, argnums=(0, 1, 2))(hidden, table, bias)
     got = jax.grad(fused, argnums=(0, 1, 2))(hidden, table, bias)
@@ -83,7 +83,7 @@ def test_fused_gradients_equal_those_of_the_plain_form(chunk_size):
         np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-6)
 
 
-def test_no_array_of_tokens_by_classes_is_held():
+def test_loss_holds_no_array_of_all_logits():
     hidden, table = jnp.ones((512, 4)), jnp.ones((64, 4))
     targets, weights = jnp.zeros(512, jnp.int32), jnp.ones(512)
 
@@ -96,7 +96,7 @@ def test_no_array_of_tokens_by_classes_is_held():
     assert "16x32x64xf32" not in text
 
 
-def test_bfloat16_gradients_are_the_plain_forms_in_bfloat16():
+def test_loss_gradients_in_bfloat16_equal_those_of_the_plain_form():
     hidden, table, targets, weights = example()
     hidden = jnp.asarray(hidden, jnp.bfloat16)
 
@@ -115,7 +115,7 @@ def test_bfloat16_gradients_are_the_plain_forms_in_bfloat16():
         np.testing.assert_allclose(np.asarray(g, np.float32), w, rtol=0, atol=0.01 * largest)
 
 
-def test_bfloat16_hidden_gives_float32_sums():
+def test_loss_sums_are_float32_for_bfloat16_activations():
     hidden, table, targets, weights = example()
     got = losses.projected_cross_entropy(
         jnp.asarray(hidden, jnp.bfloat16), table, targets, weights, 0.1, 4

@@ -180,18 +180,18 @@ def full_logits(model, params, source, target):
     return apply(apply(apply(source, method="encode"), target, method="decode"), method="logits")
 
 
-# Variants of one function that has tests of its own.
-SEEN_ELSEWHERE = {"gelu", "gelu_tanh", "silu", "halves", "tensor2tensor", "no_positions"}
+# Variants of a function that other files test.
+TESTED_ELSEWHERE = {"gelu", "gelu_tanh", "silu", "halves", "tensor2tensor", "no_positions"}
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in SEEN_ELSEWHERE else ())
+        pytest.param(name, marks=pytest.mark.slow if name in TESTED_ELSEWHERE else ())
         for name in VARIANTS
     ],
 )
-def test_logits_equal_numpy_and_cached_steps_equal_both(name):
+def test_model_and_incremental_decoder_logits_equal_numpy(name):
     config = variant(name)
     beams, independent = {"paper": (3, False), "rotary": (3, True)}.get(name, (1, True))
     model, params = Transformer(config), random_params(config)
@@ -208,9 +208,14 @@ def test_logits_equal_numpy_and_cached_steps_equal_both(name):
         encoded = apply(source, method="encode")
         weights = incremental.prepare(config, params)
         cache = incremental.init_cache(
-            config, weights, encoded, jnp.ones(source.shape, bool), beams, target.shape[1] // 2,
+            config,
+            weights,
+            encoded,
+            jnp.ones(source.shape, bool),
+            beams,
+            target.shape[1] // 2,
             independent=independent,
-        )  # fmt: skip
+        )
         steps = []
         for t in range(target.shape[1]):
             if t == target.shape[1] // 2:
@@ -221,8 +226,9 @@ def test_logits_equal_numpy_and_cached_steps_equal_both(name):
             if independent:
                 continue
             # Beams that are alike may be mixed.
-            cache = incremental.reorder_cache(cache, jnp.roll(jnp.tile(
-                jnp.arange(beams), (len(source), 1)), t, axis=1))  # fmt: skip
+            cache = incremental.reorder_cache(
+                cache, jnp.roll(jnp.tile(jnp.arange(beams), (len(source), 1)), t, axis=1)
+            )
         return jnp.stack(steps, axis=1)
 
     np.testing.assert_allclose(decode(params), want, rtol=2e-4, atol=2e-4)
@@ -230,10 +236,13 @@ def test_logits_equal_numpy_and_cached_steps_equal_both(name):
 
 def batch_of(source, target, source_segments, target_segments, source_positions, target_positions):
     return {
-        "inputs": source, "decoder_inputs": target,
-        "inputs_segment_ids": source_segments, "targets_segment_ids": target_segments,
-        "inputs_positions": source_positions, "targets_positions": target_positions,
-    }  # fmt: skip
+        "inputs": source,
+        "decoder_inputs": target,
+        "inputs_segment_ids": source_segments,
+        "targets_segment_ids": target_segments,
+        "inputs_positions": source_positions,
+        "targets_positions": target_positions,
+    }
 
 
 @pytest.mark.parametrize(
@@ -245,7 +254,7 @@ def batch_of(source, target, source_segments, target_segments, source_positions,
         pytest.param("rotary", marks=pytest.mark.slow),
     ],
 )
-def test_packed_sentences_do_not_see_each_other_or_padding(name):
+def test_packed_sentences_do_not_attend_to_each_other_or_padding(name):
     config = variant(name)
     model, params = Transformer(config), random_params(config)
     (source,), (target,) = tokens(config, batch=1)
@@ -265,13 +274,13 @@ def test_packed_sentences_do_not_see_each_other_or_padding(name):
     assert np.all(np.isfinite(got))
 
 
-def test_no_gradient_flows_from_a_later_token():
+def test_causality_no_gradient_flows_from_a_later_token():
     config = variant("pre")
     model, params = Transformer(config), random_params(config)
     source, target = tokens(config, batch=1)
     encoded = model.apply({"params": params}, source, method="encode")
     width, length = config.d_model, target.shape[1]
-    # One row of the embedding for each position, so that each has a gradient of its own.
+    # Each position reads another row of the embedding, so that the gradient is by position.
     grown_model = Transformer(
         dataclasses.replace(config, source_vocab_size=13 + length, target_vocab_size=13 + length)
     )
@@ -296,7 +305,7 @@ def test_no_gradient_flows_from_a_later_token():
     ("recipe", "tokens", "parameters"),
     [("wmt14_en_de_base", 37_000, 63_082_496), ("wmt14_en_de_big", 37_000, 214_245_376)],
 )
-def test_parameter_counts_of_the_paper(recipe, tokens, parameters):
+def test_parameter_counts_are_those_of_the_paper(recipe, tokens, parameters):
     """Table 3 says 65 and 213 million, rounded; these are its sizes with biases and norms."""
     config = importlib.import_module(f"configs.{recipe}").get_config().model
     config = dataclasses.replace(config, source_vocab_size=tokens, target_vocab_size=tokens)
@@ -306,7 +315,7 @@ def test_parameter_counts_of_the_paper(recipe, tokens, parameters):
 
 @pytest.mark.parametrize("field", ["dropout_rate", "attention_dropout_rate",
                                    "activation_dropout_rate"])  # fmt: skip
-def test_each_dropout_acts_only_while_training(field):
+def test_dropout_of_each_kind_acts_only_in_training(field):
     config = dataclasses.replace(TINY, **{field: 0.5})
     model, params = Transformer(config), random_params(config)
     source, target = tokens(config)
@@ -323,7 +332,7 @@ def test_each_dropout_acts_only_while_training(field):
     assert np.abs(run(0) - quiet).max() > 1e-3
 
 
-def test_remat_computes_layers_again_and_changes_nothing():
+def test_remat_recomputes_layers_without_changing_gradients():
     config = dataclasses.replace(TINY, dropout_rate=0.2, num_encoder_layers=1)
     params = random_params(config)
     source, target = tokens(config)
@@ -334,8 +343,9 @@ def test_remat_computes_layers_again_and_changes_nothing():
     def compiled(remat):
         def loss(params):
             rngs = {"dropout": jax.random.key(7)}
-            logits = Transformer(config, remat=remat).apply({"params": params}, batch, False,
-                                                            rngs=rngs)  # fmt: skip
+            logits = Transformer(config, remat=remat).apply(
+                {"params": params}, batch, False, rngs=rngs
+            )
             return jnp.sum(logits**2)
 
         return jax.jit(jax.grad(loss)).lower(params).compile()

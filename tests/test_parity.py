@@ -1,4 +1,4 @@
-"""The comparison itself, on peers made up for it."""
+"""The comparison of an export with our model, with peers written for these tests."""
 
 import dataclasses
 
@@ -36,7 +36,7 @@ def ours(translator):
     return reference, reference.examples([*SENTENCES, ""])
 
 
-def test_examples_are_greedy_translations(ours, translator):
+def test_parity_examples_are_greedy_translations(ours, translator):
     _, examples = ours
     assert examples.sentences == SENTENCES
     want = translator.translate(SENTENCES, beam_size=1, max_decode_ratio=48.0)
@@ -45,19 +45,19 @@ def test_examples_are_greedy_translations(ours, translator):
         ours[0].examples([""])
 
 
-def test_a_peer_that_agrees_holds(ours):
+def test_parity_holds_for_a_peer_that_agrees(ours):
     result = compare(*ours, Echo(ours[1], 0.05))
     assert (result.identical, result.total, result.differing) == (5, 5, ())
     assert result.holds
     assert "identical outputs 5 of 5" in result.describe()
 
 
-def test_numbers_beyond_the_tolerance_fail(ours):
+def test_parity_fails_for_numbers_beyond_the_tolerance(ours):
     assert not compare(*ours, Echo(ours[1], 0.2)).holds
 
 
 @pytest.mark.parametrize(("place", "token"), [(0, 9), (1, None)])
-def test_an_output_that_parts_is_found_where_it_parts(place, token, ours):
+def test_parity_compares_tokens_at_the_first_difference(place, token, ours):
     """Another token, or an early end, in the third sentence."""
     reference, examples = ours
 
@@ -78,13 +78,13 @@ def test_an_output_that_parts_is_found_where_it_parts(place, token, ours):
     assert "sentence 3" in result.describe()
 
 
-def test_near_ties_are_no_failure():
+def test_parity_accepts_differences_at_near_ties():
     result = Parity("p", "logit", 0.01, 0.1, 3, 4, ((1, 0.15),))
     assert result.holds
     assert not dataclasses.replace(result, differing=((1, 0.15), (2, 0.25))).holds
 
 
-def test_batches_show_the_model_what_search_wrote(ours):
+def test_parity_batches_contain_the_outputs_of_the_search(ours):
     """Each token of a greedy output has the largest logit at its place."""
     reference, examples = ours
     (batch,) = reference.batches(examples)

@@ -16,21 +16,21 @@ LAST_COLUMNS_BASE_100 = [
 ]  # fmt: skip
 
 
-def test_the_papers_table():
+def test_sinusoids_interleaved_are_the_papers_table():
     np.testing.assert_allclose(positional.sinusoids(4, 4), TABLE, atol=5e-8)
     np.testing.assert_allclose(
         positional.sinusoids(4, 4, base=100)[:, 2:], LAST_COLUMNS_BASE_100, atol=5e-8
     )
 
 
-def test_halves_hold_the_same_values_in_another_order():
+def test_sinusoids_halves_are_interleaved_in_another_order():
     interleaved = positional.sinusoids(50, 12)
     halves = positional.sinusoids(50, 12, "halves")
     np.testing.assert_array_equal(halves[:, :6], interleaved[:, 0::2])
     np.testing.assert_array_equal(halves[:, 6:], interleaved[:, 1::2])
 
 
-def test_tensor2tensor_reaches_the_base_itself():
+def test_sinusoids_tensor2tensor_reach_the_base():
     table = positional.sinusoids(30, 8, "tensor2tensor")
     for p in (0, 1, 17, 29):
         for i in range(4):
@@ -40,7 +40,7 @@ def test_tensor2tensor_reaches_the_base_itself():
     assert np.all(np.isfinite(positional.sinusoids(3, 2, "tensor2tensor")))
 
 
-def test_odd_width_and_unknown_layout_are_errors():
+def test_sinusoids_refuse_odd_width_and_unknown_layout():
     with pytest.raises(ValueError, match="even d_model, got 5"):
         positional.sinusoids(4, 5)
     with pytest.raises(ValueError, match="layout"):
@@ -49,7 +49,7 @@ def test_odd_width_and_unknown_layout_are_errors():
         positional.apply_rotary(np.zeros((1, 2, 1, 3)), np.arange(2)[None])
 
 
-def test_rotary_rotates_pairs_and_depends_on_distance_alone():
+def test_rotary_rotates_pairs_and_depends_only_on_distance():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(2, 1, 1, 1, 6)).astype(np.float32)
     at = lambda v, p: np.asarray(positional.apply_rotary(v, np.array([[p]])))[0, 0, 0]  # noqa: E731

@@ -1,1 +1,1 @@
-"""Tests beside other tools (torch, transformers, CTranslate2); run by `make test-peers`."""
+"""Comparisons with torch, transformers and CTranslate2; run by `make test-peers`."""

@@ -30,22 +30,27 @@ def train_spm_models() -> dict[str, bytes]:
     for language, sentences in SENTENCES.items():
         model = io.BytesIO()
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences), model_writer=model, vocab_size=90, minloglevel=2,
-            character_coverage=1.0, hard_vocab_limit=False,
-        )  # fmt: skip
+            sentence_iterator=iter(sentences),
+            model_writer=model,
+            vocab_size=90,
+            minloglevel=2,
+            character_coverage=1.0,
+            hard_vocab_limit=False,
+        )
         models[language] = model.getvalue()
     return models
 
 
 def pieces_of(*models: bytes) -> list[str]:
     """Ordinary tokens of the models, in an order unlike that of their ids."""
-    found = set()
+    letters = set()
     for model in models:
         spm = sentencepiece.SentencePieceProcessor(model_proto=model)
         size = spm.get_piece_size()
-        found |= {spm.id_to_piece(i) for i in range(size)
-                  if not (spm.is_control(i) or spm.is_unknown(i))}  # fmt: skip
-    tokens = sorted(found)
+        letters |= {
+            spm.id_to_piece(i) for i in range(size) if not (spm.is_control(i) or spm.is_unknown(i))
+        }
+    tokens = sorted(letters)
     random.Random(2).shuffle(tokens)
     return tokens
 
@@ -99,27 +104,47 @@ def make_marian(
     for name, vocabulary in zip(("vocab.json", "target_vocab.json"), vocabularies, strict=False):
         (raw / name).write_text(json.dumps(vocabulary), encoding="utf-8")
     tokenizer = transformers.MarianTokenizer(
-        str(raw / "source.spm"), str(raw / "target.spm"), str(raw / "vocab.json"),
+        str(raw / "source.spm"),
+        str(raw / "target.spm"),
+        str(raw / "vocab.json"),
         target_vocab_file=None if shared else str(raw / "target_vocab.json"),
-        separate_vocabs=not shared, source_lang="en", target_lang="de",
-    )  # fmt: skip
+        separate_vocabs=not shared,
+        source_lang="en",
+        target_lang="de",
+    )
     settings = {
-        "vocab_size": len(vocabularies[0]), "decoder_vocab_size": len(vocabularies[-1]),
-        "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
-        "max_position_embeddings": 64, "pad_token_id": vocabularies[0]["<pad>"],
-        "decoder_start_token_id": vocabularies[-1]["<pad>"], "eos_token_id": 0,
-        "forced_eos_token_id": 0, "activation_function": "swish", "scale_embedding": True,
-        "dropout": 0.1, **config,
-    }  # fmt: skip
+        "vocab_size": len(vocabularies[0]),
+        "decoder_vocab_size": len(vocabularies[-1]),
+        "d_model": 32,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48,
+        "max_position_embeddings": 64,
+        "pad_token_id": vocabularies[0]["<pad>"],
+        "decoder_start_token_id": vocabularies[-1]["<pad>"],
+        "eos_token_id": 0,
+        "forced_eos_token_id": 0,
+        "activation_function": "swish",
+        "scale_embedding": True,
+        "dropout": 0.1,
+        **config,
+    }
     model = transformers.MarianMTModel(transformers.MarianConfig(**settings)).eval()
     randomise(model, seed)
     model.generation_config = transformers.GenerationConfig(
-        num_beams=4, max_length=40, pad_token_id=settings["pad_token_id"], eos_token_id=0,
-        decoder_start_token_id=settings["decoder_start_token_id"], forced_eos_token_id=0,
-        bad_words_ids=[[vocabularies[-1]["<pad>"]]], renormalize_logits=True,
+        num_beams=4,
+        max_length=40,
+        pad_token_id=settings["pad_token_id"],
+        eos_token_id=0,
+        decoder_start_token_id=settings["decoder_start_token_id"],
+        forced_eos_token_id=0,
+        bad_words_ids=[[vocabularies[-1]["<pad>"]]],
+        renormalize_logits=True,
         **(generation or {}),
-    )  # fmt: skip
+    )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return model
@@ -130,11 +155,20 @@ def make_pre_norm(
 ) -> transformers.PreTrainedModel:
     """An M2M-100 or Pegasus model's directory, without tokenizer files."""
     settings = {
-        "vocab_size": 140, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
-        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,
-        "decoder_ffn_dim": 48, "max_position_embeddings": 64, "pad_token_id": 1,
-        "eos_token_id": 2, "decoder_start_token_id": 2, **config,
-    }  # fmt: skip
+        "vocab_size": 140,
+        "d_model": 32,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48,
+        "max_position_embeddings": 64,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+        **config,
+    }
     model_class = getattr(transformers, architecture)
     model = model_class(model_class.config_class(**settings)).eval()
     randomise(model, seed)
@@ -154,8 +188,9 @@ def make_m2m_100(folder: Path, models: dict[str, bytes], **config: Any) -> Any:
         str(raw / "vocab.json"), str(raw / "spm.model"), src_lang="en", tgt_lang="de"
     )
     size = len(vocabulary) + len(tokenizer.lang_code_to_id) + 8
-    model = make_pre_norm(folder, models, "M2M100ForConditionalGeneration", vocab_size=size,
-                          **config)  # fmt: skip
+    model = make_pre_norm(
+        folder, models, "M2M100ForConditionalGeneration", vocab_size=size, **config
+    )
     tokenizer.save_pretrained(folder)
     return model
 
@@ -165,10 +200,13 @@ def make_nllb(folder: Path, models: dict[str, bytes], **config: Any) -> Any:
     tokens = ["<s>", "<pad>", "</s>", "<unk>", "▁", *"abcdefghijklmnopqrstuvwxyz-,", "▁t", "en"]
     merges = [("▁", "t"), ("e", "n")]
     tokenizer = transformers.NllbTokenizer(
-        vocab={p: i for i, p in enumerate(tokens)}, merges=merges, src_lang="eng_Latn",
+        vocab={p: i for i, p in enumerate(tokens)},
+        merges=merges,
+        src_lang="eng_Latn",
         tgt_lang="deu_Latn",
-    )  # fmt: skip
-    model = make_pre_norm(folder, models, "M2M100ForConditionalGeneration",
-                          vocab_size=len(tokenizer), **config)  # fmt: skip
+    )
+    model = make_pre_norm(
+        folder, models, "M2M100ForConditionalGeneration", vocab_size=len(tokenizer), **config
+    )
     tokenizer.save_pretrained(folder)
     return model

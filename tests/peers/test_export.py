@@ -1,4 +1,4 @@
-"""Our models as the peers load them."""
+"""Exported models, loaded by the other tools."""
 
 import dataclasses
 
@@ -22,13 +22,26 @@ SENTENCES = [source for source, _ in digit_pairs(20, seed=9)]
 def random_model(tokenizers, tie="all", **fields) -> Pretrained:
     """A model whose every parameter matters."""
     size = tokenizers.source.vocab_size
-    model = ModelConfig(**{
-        "num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 24, "num_heads": 4, "d_ff": 40,
-        "max_len": 48, "source_vocab_size": size, "target_vocab_size": size,
-        "decoder_start_id": tokenizers.target.bos_id, "tie_embeddings": tie, **fields,
-    })  # fmt: skip
-    config = Config(model=model, data=DataConfig(source="files", shared_vocab=tie == "all"),
-                    decode=DecodeConfig(max_decode_len=20))  # fmt: skip
+    model = ModelConfig(
+        **{
+            "num_encoder_layers": 2,
+            "num_decoder_layers": 2,
+            "d_model": 24,
+            "num_heads": 4,
+            "d_ff": 40,
+            "max_len": 48,
+            "source_vocab_size": size,
+            "target_vocab_size": size,
+            "decoder_start_id": tokenizers.target.bos_id,
+            "tie_embeddings": tie,
+            **fields,
+        }
+    )
+    config = Config(
+        model=model,
+        data=DataConfig(source="files", shared_vocab=tie == "all"),
+        decode=DecodeConfig(max_decode_len=20),
+    )
     rng = np.random.default_rng(4)
     params = jax.tree.map(
         lambda x: np.asarray(x + rng.normal(0, 0.15, x.shape), np.float32),
@@ -61,7 +74,7 @@ MARIAN = {
 
 
 @pytest.mark.parametrize("name", MARIAN)
-def test_hugging_face_loads_what_we_write_and_we_read_it_back(name, tokenizers, tmp_path):
+def test_export_to_marian_is_loaded_by_hugging_face_and_read_back(name, tokenizers, tmp_path):
     fields, architecture = MARIAN[name]
     model = random_model(tokenizers, **{"norm_epsilon": 1e-5, **fields})
     plan = writing.plan_export(model.config, tokenizers, model.params)
@@ -82,8 +95,8 @@ def test_hugging_face_loads_what_we_write_and_we_read_it_back(name, tokenizers, 
     assert pair.source.encode(SENTENCES[0]) == tokenizers.source.encode(SENTENCES[0])
 
 
-def test_marian_drops_stored_positions_when_it_saves_again(tokenizers, tmp_path):
-    """What the export says is so; if this fails, transformers has changed: mend the sentence."""
+def test_export_note_marian_drops_stored_positions_when_saving_again(tokenizers, tmp_path):
+    """The note of the export is true. If this fails, transformers has changed: fix the note."""
     import transformers
 
     model = random_model(tokenizers, positional="learned")
@@ -118,7 +131,7 @@ CTRANSLATE2 = {
 
 
 @pytest.mark.parametrize("name", CTRANSLATE2)
-def test_ctranslate2_scores_as_we_do(name, tokenizers, tmp_path):
+def test_export_to_ctranslate2_scores_as_our_model(name, tokenizers, tmp_path):
     model = random_model(tokenizers, **CTRANSLATE2[name])
     folder = epath.Path(tmp_path / "out")
     ctranslate2.write_directory(folder, model.config, tokenizers, model.params)
@@ -135,7 +148,7 @@ ARGUMENTS = [("marian",), ("stablehlo",), ("ctranslate2",), ("ctranslate2", "flo
 
 
 @pytest.mark.parametrize("arguments", ARGUMENTS)
-def test_a_trained_run_goes_out_in_every_format(arguments, tiny_run, translator, tmp_path):
+def test_export_of_a_trained_run_in_every_format(arguments, tiny_run, translator, tmp_path):
     format_name, *quantization = arguments
     said: list[str] = []
     model = Pretrained(translator.config, translator.tokenizers, translator.params, 0)
@@ -149,12 +162,12 @@ def test_a_trained_run_goes_out_in_every_format(arguments, tiny_run, translator,
 
 
 @pytest.mark.parametrize("quantization", ["float32", "int8"])
-def test_an_export_that_differs_is_not_made(quantization, translator, tmp_path, monkeypatch):
+def test_export_that_differs_is_not_written(quantization, translator, tmp_path, monkeypatch):
     model = Pretrained(translator.config, translator.tokenizers, translator.params, 0)
-    written = ctranslate2._fill_norm
+    original = ctranslate2._fill_norm
 
     def wrong(spec, params):
-        written(spec, params)
+        original(spec, params)
         spec.beta = spec.beta + 0.05
 
     monkeypatch.setattr(ctranslate2, "_fill_norm", wrong)
@@ -163,29 +176,36 @@ def test_an_export_that_differs_is_not_made(quantization, translator, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("epsilon", "made"), [(1e-3, True), (0.3, False)])
-def test_an_epsilon_of_our_own_may_move_logits_a_little(epsilon, made, tokenizers, tmp_path):
+@pytest.mark.parametrize(("epsilon", "accepted"), [(1e-3, True), (0.3, False)])
+def test_export_to_marian_with_another_epsilon_tolerates_small_differences(
+    epsilon, accepted, tokenizers, tmp_path
+):
     said: list[str] = []
 
-    def carry_out():
-        export.export_model(random_model(tokenizers, norm_epsilon=epsilon), "marian",
-                            tmp_path / "out", SENTENCES, say=said.append)  # fmt: skip
+    def run_export():
+        export.export_model(
+            random_model(tokenizers, norm_epsilon=epsilon),
+            "marian",
+            tmp_path / "out",
+            SENTENCES,
+            say=said.append,
+        )
 
-    if made:
-        carry_out()
+    if accepted:
+        run_export()
     else:
         with pytest.raises(UserError, match="beyond the tolerance"):
-            carry_out()
-    same, own = [
+            run_export()
+    same_epsilon, our_epsilon = [
         float(line.split("logit difference ")[1].split()[0]) for line in said if "parity" in line
     ]
-    assert same < 1e-4
-    assert own > 1e-3  # what the epsilon itself makes
-    assert (tmp_path / "out").exists() == made
+    assert same_epsilon < 1e-4
+    assert our_epsilon > 1e-3  # the effect of the epsilon
+    assert (tmp_path / "out").exists() == accepted
 
 
-def test_a_tokenizer_that_decodes_otherwise_is_found(translator, tmp_path):
-    """Two tokens exchanged in the vocabulary: the same ids come out, and mean something else."""
+def test_export_check_detects_a_tokenizer_that_decodes_differently(translator, tmp_path):
+    """Two tokens are exchanged in the vocabulary: the same ids mean something else."""
     import json
 
     from tests.test_huggingface import write
@@ -206,19 +226,19 @@ def test_a_tokenizer_that_decodes_otherwise_is_found(translator, tmp_path):
         checking.HuggingFacePeer(folder, reference, examples)
 
 
-def test_ctranslate2_needs_pieces_alone(translator, tmp_path):
-    """`Translator(DIR).translate_batch(tokens)`: the end symbol is its business."""
+def test_export_to_ctranslate2_adds_the_end_symbol_itself(translator, tmp_path):
+    """`Translator(DIR).translate_batch(tokens)` adds the end symbol to sources."""
     import ctranslate2 as library
 
     model = Pretrained(translator.config, translator.tokenizers, translator.params, 0)
     export.export_model(model, "ctranslate2", tmp_path / "out", SENTENCES)
     tokens = translator.tokenizers.source.tokens(translator.tokenizers.source.encode("one two"))
-    found = library.Translator(str(tmp_path / "out")).translate_batch([tokens], beam_size=1)
+    results = library.Translator(str(tmp_path / "out")).translate_batch([tokens], beam_size=1)
     want = translator.translate(["one two"], beam_size=1)[0]
-    assert tuple(found[0].hypotheses[0]) == want.tokens
+    assert tuple(results[0].hypotheses[0]) == want.tokens
 
 
-def test_an_imported_directory_goes_out_again(spm_models, tmp_path):
+def test_export_of_an_imported_directory_is_the_same_model(spm_models, tmp_path):
     from tests.peers import builders
 
     builders.make_marian(tmp_path / "in", spm_models, generation={"early_stopping": True})
@@ -233,7 +253,7 @@ def test_an_imported_directory_goes_out_again(spm_models, tmp_path):
 
 
 @pytest.mark.parametrize("make", ["make_m2m_100", "make_nllb"])
-def test_models_with_language_tags_go_out_again(make, spm_models, tmp_path):
+def test_export_of_imported_models_with_language_tags(make, spm_models, tmp_path):
     from tests.peers import builders
 
     getattr(builders, make)(tmp_path / "in", spm_models)
@@ -247,7 +267,7 @@ def test_models_with_language_tags_go_out_again(make, spm_models, tmp_path):
     assert again.engine.language_tags() == t.engine.language_tags()
 
 
-def test_the_example_decodes_without_this_package(translator, tmp_path):
+def test_stablehlo_example_decodes_without_this_package(translator, tmp_path):
     import subprocess
     import sys
     from pathlib import Path
@@ -261,17 +281,21 @@ def test_the_example_decodes_without_this_package(translator, tmp_path):
         "assert not any(m.startswith(('transformer_jax', 'flax', 'torch')) for m in sys.modules)"
     )
     outputs = translator.translate(SENTENCES, beam_size=1)
-    # Where nothing is cut: the example knows no limit of its own for each sentence.
+    # Only outputs that were not cut: the example has no limit for each sentence.
     want = {s: o.text for s, o in zip(SENTENCES, outputs, strict=True) if len(o.ids) < 10}
     assert len(want) > 3
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "out")], input="\n".join(want), text=True,
-        capture_output=True, check=True, cwd=tmp_path,
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(tmp_path / "out")],
+        input="\n".join(want),
+        text=True,
+        capture_output=True,
+        check=True,
+        cwd=tmp_path,
+    )
     assert done.stdout.splitlines() == list(want.values())
 
 
-def test_commands_carry_a_run_out_and_decode_what_came_out(tiny_run, tmp_path):
+def test_export_command_and_decode_of_its_output(tiny_run, tmp_path):
     import subprocess
     import sys
     from pathlib import Path
@@ -280,9 +304,12 @@ def test_commands_carry_a_run_out_and_decode_what_came_out(tiny_run, tmp_path):
 
     def run(command, *arguments, text=""):
         done = subprocess.run(
-            [sys.executable, root / f"{command}.py", *arguments], input=text, text=True,
-            capture_output=True, cwd=tmp_path,
-        )  # fmt: skip
+            [sys.executable, root / f"{command}.py", *arguments],
+            input=text,
+            text=True,
+            capture_output=True,
+            cwd=tmp_path,
+        )
         return done.returncode, done.stdout, done.stderr
 
     status, out, _ = run("export", f"--workdir={tiny_run[1]}", "--format=marian", "--output=m")
@@ -294,7 +321,7 @@ def test_commands_carry_a_run_out_and_decode_what_came_out(tiny_run, tmp_path):
     want = run("decode", f"--workdir={tiny_run[1]}", *settings, text=lines)
     assert want[0] == 0
     limits = ("--config.decode.max_decode_ratio=3.0", "--config.decode.at_limit=end")
-    found = run("decode", "--workdir=m", *settings, *limits, text=lines)
-    assert found[:2] == want[:2]
+    result = run("decode", "--workdir=m", *settings, *limits, text=lines)
+    assert result[:2] == want[:2]
     status, _, err = run("export", f"--workdir={tiny_run[1]}", "--format=marian", "--output=m")
     assert (status, err) == (2, "error: --output=m exists; name a new folder.\n")

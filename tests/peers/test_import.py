@@ -65,7 +65,7 @@ def functions(config):
         return model.apply({"params": params}, *args, method=method)
 
     @jax.jit
-    def whole(params, source, mask, inputs):
+    def run(params, source, mask, inputs):
         encoded = apply(params, source, None, mask, method="encode")
         hidden = apply(params, encoded, inputs, mask, method="decode")
         weights = incremental.prepare(config, params)
@@ -80,7 +80,7 @@ def functions(config):
         stepped = jax.lax.scan(step, cache, inputs.T)[1].swapaxes(0, 1)  # --> [B, T, V]
         return encoded, apply(params, hidden, method="logits"), stepped
 
-    return whole
+    return run
 
 
 def batch_of(config, seed=5):
@@ -108,9 +108,12 @@ def theirs(model, config, batch):
         past, stepped = None, []
         for t in range(inputs.shape[1]):
             step = model(
-                encoder_outputs=encoded, attention_mask=mask, past_key_values=past,
-                decoder_input_ids=inputs[:, t : t + 1], use_cache=True,
-            )  # fmt: skip
+                encoder_outputs=encoded,
+                attention_mask=mask,
+                past_key_values=past,
+                decoder_input_ids=inputs[:, t : t + 1],
+                use_cache=True,
+            )
             past = step.past_key_values
             stepped.append(step.logits)
     return encoded[0].numpy(), out.logits.numpy(), torch.cat(stepped, dim=1).numpy()
@@ -119,14 +122,18 @@ def theirs(model, config, batch):
 def assert_equal(model, config, params):
     batch = batch_of(config)
     mask = batch[1][..., None]
-    for name, a, b in zip(("encoder", "teacher-forced", "cached"), ours(config, params, batch),
-                          theirs(model, config, batch), strict=True):  # fmt: skip
+    for name, a, b in zip(
+        ("encoder", "teacher-forced", "cached"),
+        ours(config, params, batch),
+        theirs(model, config, batch),
+        strict=True,
+    ):
         factor = mask if name == "encoder" else 1
         np.testing.assert_allclose(a * factor, b * factor, atol=TOLERANCE, rtol=0, err_msg=name)
 
 
 @pytest.mark.parametrize("name", MARIAN)
-def test_marian_logits_are_equal(name, spm_models, tmp_path):
+def test_import_of_marian_has_equal_logits(name, spm_models, tmp_path):
     model = builders.make_marian(tmp_path / "m", spm_models, **MARIAN[name])
     config, params = read(tmp_path / "m")
     assert config.norm_position == "post"
@@ -135,7 +142,7 @@ def test_marian_logits_are_equal(name, spm_models, tmp_path):
 
 
 @pytest.mark.parametrize("name", PRE_NORM)
-def test_pre_norm_logits_are_equal(name, spm_models, tmp_path):
+def test_import_of_pre_norm_classes_has_equal_logits(name, spm_models, tmp_path):
     architecture, settings = PRE_NORM[name]
     model = builders.make_pre_norm(tmp_path / "m", spm_models, architecture, **settings)
     config, params = read(tmp_path / "m")
@@ -143,7 +150,7 @@ def test_pre_norm_logits_are_equal(name, spm_models, tmp_path):
     assert_equal(model, config, params)
 
 
-def test_stored_positions_are_used(spm_models, tmp_path):
+def test_import_uses_stored_positions(spm_models, tmp_path):
     from safetensors.numpy import load_file, save_file
 
     builders.make_marian(tmp_path / "m", spm_models)
@@ -159,7 +166,7 @@ def test_stored_positions_are_used(spm_models, tmp_path):
     assert_equal(model, config, params)
 
 
-def test_half_precision_files_and_tied_copies_are_read(spm_models, tmp_path):
+def test_import_reads_half_precision_and_copies_of_tied_tables(spm_models, tmp_path):
     """As version 4 wrote them: every use of a tied tensor, in float16 or bfloat16."""
     from safetensors.torch import save_file
 
@@ -176,7 +183,7 @@ def test_half_precision_files_and_tied_copies_are_read(spm_models, tmp_path):
         assert_equal(model, config, params)
 
 
-def test_a_pickle_is_read_only_when_allowed(spm_models, tmp_path):
+def test_import_reads_a_torch_pickle_only_if_allowed(spm_models, tmp_path):
     model = builders.make_marian(tmp_path / "m", spm_models)
     torch.save(model.state_dict(), tmp_path / "m/pytorch_model.bin")
     (tmp_path / "m/model.safetensors").unlink()
@@ -251,15 +258,15 @@ BREAKAGES = {
 
 
 @pytest.fixture(scope="module")
-def whole_model(spm_models, tmp_path_factory):
+def intact_model(spm_models, tmp_path_factory):
     folder = tmp_path_factory.mktemp("marian") / "m"
     model = builders.make_marian(folder, spm_models)
     return model, *read(folder)
 
 
 @pytest.mark.parametrize("name", BREAKAGES)
-def test_a_broken_import_shows(name, whole_model):
-    model, config, params = whole_model
+def test_import_mistakes_change_the_logits(name, intact_model):
+    model, config, params = intact_model
     batch = batch_of(config)
     want = theirs(model, config, batch)[1]
     assert np.max(np.abs(ours(config, params, batch)[1] - want)) < TOLERANCE
@@ -273,7 +280,7 @@ TEXTS = [*builders.SENTENCES["en"][:20], "Zwölf Boxkämpfer, 3 × ½ …", "x",
 
 
 @pytest.mark.parametrize("clean_up", [True, False])
-def test_spaces_before_punctuation_are_taken_out_as_there(clean_up, spm_models, tmp_path):
+def test_import_follows_clean_up_tokenization_spaces(clean_up, spm_models, tmp_path):
     builders.make_marian(tmp_path / "m", spm_models)
     path = tmp_path / "m/tokenizer_config.json"
     options = {**json.loads(path.read_text()), "clean_up_tokenization_spaces": clean_up}
@@ -281,8 +288,12 @@ def test_spaces_before_punctuation_are_taken_out_as_there(clean_up, spm_models, 
     their = transformers.MarianTokenizer.from_pretrained(tmp_path / "m")
     pair = Translator.load(tmp_path / "m").tokenizers
     comma = their.convert_tokens_to_ids(",")
-    row = [*their("one").input_ids[:-1], their.convert_tokens_to_ids("▁"), comma,
-           *their("two").input_ids[:-1]]  # fmt: skip
+    row = [
+        *their("one").input_ids[:-1],
+        their.convert_tokens_to_ids("▁"),
+        comma,
+        *their("two").input_ids[:-1],
+    ]
     assert comma != their.unk_token_id
     assert pair.target.decode(row) == their.decode(row, skip_special_tokens=True)
     assert (" ," in pair.target.decode(row)) == (not clean_up)
@@ -293,7 +304,7 @@ def damaged(folder, name, change):
     (folder / name).write_text(json.dumps(change(tree)))
 
 
-def test_m2m_100_and_nllb_vocabularies_of_another_size_are_refused(spm_models, tmp_path):
+def test_import_refuses_vocabularies_of_another_size(spm_models, tmp_path):
     builders.make_m2m_100(tmp_path / "m", spm_models)
     builders.make_nllb(tmp_path / "n", spm_models)
     damaged(tmp_path / "m", "vocab.json", lambda t: dict(list(t.items())[:-1]))
@@ -301,9 +312,17 @@ def test_m2m_100_and_nllb_vocabularies_of_another_size_are_refused(spm_models, t
         Translator.load(tmp_path / "m")
     with pytest.raises(UserError, match="does not know 'en'"):
         Translator.load(tmp_path / "n").engine.language_tags(target_lang="en")
-    damaged(tmp_path / "n", "tokenizer.json", lambda t: {
-        **t, "added_tokens": [*t["added_tokens"], {**t["added_tokens"][0], "content": "<x>",
-                                                   "id": 238}]})  # fmt: skip
+    damaged(
+        tmp_path / "n",
+        "tokenizer.json",
+        lambda t: {
+            **t,
+            "added_tokens": [
+                *t["added_tokens"],
+                {**t["added_tokens"][0], "content": "<x>", "id": 238},
+            ],
+        },
+    )
     with pytest.raises(UserError, match="a token of id 238"):
         Translator.load(tmp_path / "n")
     (tmp_path / "n/tokenizer.json").write_text("{")
@@ -311,17 +330,18 @@ def test_m2m_100_and_nllb_vocabularies_of_another_size_are_refused(spm_models, t
         Translator.load(tmp_path / "n")
 
 
-def test_a_padding_id_that_starts_m2m_100_is_refused(spm_models, tmp_path):
+def test_import_refuses_m2m_100_that_starts_with_padding(spm_models, tmp_path):
     builders.make_m2m_100(tmp_path / "m", spm_models, decoder_start_token_id=1)
     with pytest.raises(UserError, match="decoder_start_token_id=1 is the padding id"):
         Translator.load(tmp_path / "m")
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_marian_tokenisation_is_theirs(shared, spm_models, tmp_path):
+def test_import_of_marian_tokenizes_as_hugging_face(shared, spm_models, tmp_path):
     codes = (">>de<<", ">>fr<<") if shared else ()
-    builders.make_marian(tmp_path / "m", spm_models, codes=codes,
-                         share_encoder_decoder_embeddings=shared)  # fmt: skip
+    builders.make_marian(
+        tmp_path / "m", spm_models, codes=codes, share_encoder_decoder_embeddings=shared
+    )
     their = transformers.MarianTokenizer.from_pretrained(tmp_path / "m")
     pair = Translator.load(tmp_path / "m").tokenizers
     for text in [*TEXTS, ">>de<< two", ">>fr<<three", ">>xx<< four"]:
@@ -338,7 +358,7 @@ def test_marian_tokenisation_is_theirs(shared, spm_models, tmp_path):
 
 
 @pytest.mark.parametrize("make", [builders.make_m2m_100, builders.make_nllb])
-def test_the_name_of_a_special_piece_in_a_text_is_text(make, spm_models, tmp_path):
+def test_import_treats_names_of_special_tokens_as_text(make, spm_models, tmp_path):
     """Unlike in their tokenizers, where `</s>` in a text ends it."""
     make(tmp_path / "m", spm_models)
     translator = Translator.load(tmp_path / "m")
@@ -354,14 +374,15 @@ def test_the_name_of_a_special_piece_in_a_text_is_text(make, spm_models, tmp_pat
 
 
 @pytest.mark.parametrize("make", [builders.make_m2m_100, builders.make_nllb])
-def test_language_tags_and_tokenisation_of_m2m_100_and_nllb(make, spm_models, tmp_path):
+def test_import_of_m2m_100_and_nllb_tokenizes_as_hugging_face(make, spm_models, tmp_path):
     make(tmp_path / "m", spm_models)
     their = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
     translator = Translator.load(tmp_path / "m")
     source_prefix, target_prefix = translator.engine.language_tags()
     for text in TEXTS:
         assert [*source_prefix, *translator.tokenizers.source.encode(text)] == (
-            their(text).input_ids[:-1])  # fmt: skip
+            their(text).input_ids[:-1]
+        )
     other = {"__de__": ("fr", "__fr__"), "deu_Latn": ("fra_Latn", "fra_Latn")}
     (tag,) = translator.tokenizers.target.tokens(target_prefix)
     language, token = other[tag]
@@ -375,7 +396,7 @@ def test_language_tags_and_tokenisation_of_m2m_100_and_nllb(make, spm_models, tm
 
 
 GENERATION = {
-    "as made": {},
+    "unchanged": {},
     "greedy": {"num_beams": 1},
     "nothing forced at the end": {"forced_eos_token_id": None, "max_length": 12},
     "forced end, early": {"max_length": 12},
@@ -405,7 +426,7 @@ def trained_like(spm_models, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", GENERATION)
-def test_generation_settings_are_followed(name, trained_like, tmp_path):
+def test_import_searches_with_the_generation_settings(name, trained_like, tmp_path):
     shutil.copytree(trained_like, tmp_path / "m")
     write_generation(tmp_path / "m", **GENERATION[name])
     model = transformers.MarianMTModel.from_pretrained(tmp_path / "m").eval()
@@ -415,12 +436,12 @@ def test_generation_settings_are_followed(name, trained_like, tmp_path):
     want = [tuple(row[: row.index(0)] if 0 in row else row) for row in rows]
     pad = model.config.pad_token_id
     want = [tuple(i for i in row if i != pad) for row in want]
-    found = Translator.load(tmp_path / "m").translate(builders.SENTENCES["en"][:30])
+    outputs = Translator.load(tmp_path / "m").translate(builders.SENTENCES["en"][:30])
     assert len(set(want)) > 3
-    assert [output.ids for output in found] == want
+    assert [output.ids for output in outputs] == want
 
 
-def test_m2m_100_writes_the_language_tag_first(spm_models, tmp_path):
+def test_import_of_m2m_100_decodes_the_language_tag_first(spm_models, tmp_path):
     model = builders.make_m2m_100(tmp_path / "m", spm_models)
     their = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
     texts = builders.SENTENCES["en"][:10]
@@ -431,5 +452,5 @@ def test_m2m_100_writes_the_language_tag_first(spm_models, tmp_path):
         rows = model.generate(**batch, forced_bos_token_id=forced)[:, 1:].tolist()
         assert {row[0] for row in rows} == {forced}
         want = [tuple(row[1 : row.index(2)] if 2 in row else row[1:]) for row in rows]
-        found = translator.translate(texts, target_lang=language)
-        assert [output.ids for output in found] == want
+        outputs = translator.translate(texts, target_lang=language)
+        assert [output.ids for output in outputs] == want

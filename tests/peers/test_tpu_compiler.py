@@ -1,4 +1,4 @@
-"""Attention compiled by libtpu's own compiler for TPUs that are not attached."""
+"""Attention compiled by libtpu for TPUs that are not attached."""
 
 import json
 import os
@@ -17,16 +17,23 @@ NEEDS_LIBTPU = pytest.mark.skipif(not LIBTPU.exists(), reason="make test-peers i
 
 
 @NEEDS_LIBTPU
-def test_a_training_step_compiles_for_tpus_that_are_not_there(tmp_path):
-    found = tmp_path / "report.json"
+def test_training_step_compiles_for_tpus_without_a_tpu(tmp_path):
+    json_path = tmp_path / "report.json"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{LIBTPU}:{ROOT}"}
-    command = [sys.executable, "train.py", "--dry_run", "--config=tiny", "--topology=v5e:2x4",
-               "--config.model.d_model=128", "--config.train.accumulate_steps=2",
-               f"--json={found}"]  # fmt: skip
+    command = [
+        sys.executable,
+        "train.py",
+        "--dry_run",
+        "--config=tiny",
+        "--topology=v5e:2x4",
+        "--config.model.d_model=128",
+        "--config.train.accumulate_steps=2",
+        f"--json={json_path}",
+    ]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "8 x TPU v5 lite, mesh data 8 x fsdp 1 x tensor 1" in done.stdout
-    report = json.loads(found.read_text())
+    report = json.loads(json_path.read_text())
     assert report["fits"]
     assert report["memory_bytes"] == 16 * 2**30
     # Each gradient once a step, accumulation included, and three sums of the loss.
@@ -34,14 +41,16 @@ def test_a_training_step_compiles_for_tpus_that_are_not_there(tmp_path):
 
 
 @NEEDS_LIBTPU
-def test_the_kernel_compiles_for_two_tpus_with_rows_and_heads_parted(tmp_path):
-    found = tmp_path / "memory.json"
+def test_pallas_kernel_compiles_for_two_tpus_with_batch_and_heads_sharded(tmp_path):
+    json_path = tmp_path / "memory.json"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{LIBTPU}:{ROOT}"}
     subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "attention_tpu.py", f"--json={found}"],
-        check=True, env=environment, capture_output=True,
-    )  # fmt: skip
-    rows = json.loads(found.read_text())["rows"]
+        [sys.executable, ROOT / "benchmarks" / "attention_tpu.py", f"--json={json_path}"],
+        check=True,
+        env=environment,
+        capture_output=True,
+    )
+    rows = json.loads(json_path.read_text())["rows"]
     assert len(rows) == 8
     for row in rows:
         assert row["collectives"] == 0

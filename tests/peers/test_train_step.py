@@ -8,12 +8,18 @@ from train_step_workers import Ours, Task, Torch
 from transformer_jax.config import ModelConfig
 
 MODEL = ModelConfig(
-    num_encoder_layers=1, num_decoder_layers=1, d_model=16, d_ff=32, num_heads=2,
-    source_vocab_size=50, target_vocab_size=50, decoder_start_id=1,
-)  # fmt: skip
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    d_model=16,
+    d_ff=32,
+    num_heads=2,
+    source_vocab_size=50,
+    target_vocab_size=50,
+    decoder_start_id=1,
+)
 
 
-def test_torch_trains_a_model_of_the_same_size_on_the_same_task():
+def test_train_step_benchmark_torch_model_has_the_same_size_and_task():
     task = Task(MODEL, rows=8, source_len=6, target_len=5)
     ours, torch = Ours(task), Torch(task)
     trained = sum(p.numel() for p in torch._model.parameters() if p.requires_grad)
