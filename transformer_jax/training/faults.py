@@ -17,6 +17,7 @@ from transformer_jax.data.loader import Batch
 from transformer_jax.data.token_cache import TokenizedSide
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import UserError
+from transformer_jax.training.progress import Progress
 from transformer_jax.training.setup import TrainingData
 from transformer_jax.training.step import Metrics
 
@@ -59,6 +60,30 @@ class StopRequest:
         if distributed.process_count() == 1:
             return self._got_signal
         return multihost_utils.reached_preemption_sync_point(step)
+
+
+def record_skipped_step(
+    workdir: epath.Path, step: int, metrics: Metrics, data: TrainingData, config: Config
+) -> str:
+    """Writes the batch of a skipped step to a file, and returns a line about the step."""
+    loss = metrics["loss_sum"] / metrics["tokens"]
+    line = f"step {step}: skipped, loss {loss:.4g}, gradient norm {metrics['grad_norm']:.4g}"
+    if not distributed.is_primary():
+        return line
+    try:
+        path = write_bad_batch(workdir, step, metrics, data, config)
+    except OSError as error:
+        return f"{line}; its batch could not be written ({error.strerror})"
+    return f"{line}; its batch is in {path}"
+
+
+def check_skipped_in_a_row(progress: Progress, step: int, metrics: Metrics, config: Config) -> None:
+    """Raises a `UserError` with advice once `MAX_SKIPPED_IN_A_ROW` steps were all skipped."""
+    if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+        raise UserError(
+            f"The last {MAX_SKIPPED_IN_A_ROW} steps were all skipped, up to step {step}: "
+            f"{advice(config, step, metrics)}; --replay=FILE repeats one of these steps."
+        )
 
 
 def write_bad_batch(

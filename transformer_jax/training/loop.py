@@ -218,6 +218,7 @@ class Trainer:
         return bool(every_steps) and (self.step % every_steps == 0 or at_end)
 
     def _has_ended(self) -> bool:
+        """Whether the last step is done, or early stopping ends the run."""
         train = self.config.train
         stops_early = self.progress.stops_early(train.early_stopping_patience)
         return self.step >= train.num_steps or stops_early
@@ -241,7 +242,9 @@ class Trainer:
         skipped = bool(metrics["skipped"])
         self.progress = self.progress.after_step(skipped)
         if skipped:
-            self._report_skipped(step, metrics)
+            line = faults.record_skipped_step(self._workdir, step, metrics, self.data, self.config)
+            self._reporter.say(line)
+            faults.check_skipped_in_a_row(self.progress, step, metrics, self.config)
         else:
             self._window.add(metrics)
         self._reporter.advance(step)
@@ -254,27 +257,6 @@ class Trainer:
             self._window.resume()
             if distributed.process_count() == 1 and not self._checkpointer.is_saving():
                 self._report_failed_save(self._checkpointer.wait())
-
-    def _report_skipped(self, step: int, metrics: Metrics) -> None:
-        """Writes the batch of a skipped step to a file; ends a run that skips every step."""
-        where = ""
-        if distributed.is_primary():
-            try:
-                path = faults.write_bad_batch(self._workdir, step, metrics, self.data, self.config)
-                where = f"; its batch is in {path}"
-            except OSError as error:
-                where = f"; its batch could not be written ({error.strerror})"
-        loss = metrics["loss_sum"] / metrics["tokens"]
-        self._reporter.say(
-            f"step {step}: skipped, loss {loss:.4g}, gradient norm {metrics['grad_norm']:.4g}"
-            + where
-        )
-        if self.progress.skipped_in_a_row >= faults.MAX_SKIPPED_IN_A_ROW:
-            raise UserError(
-                f"The last {faults.MAX_SKIPPED_IN_A_ROW} steps were all skipped, up to step "
-                f"{step}: {faults.advice(self.config, step, metrics)}; --replay=FILE repeats one "
-                "of these steps."
-            )
 
     # --- Evaluation ----------------------------------------------------------------------------
 
