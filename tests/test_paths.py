@@ -25,9 +25,7 @@ def test_expand_replaces_home_folders_only(home):
     assert paths.expand("~/a/~b") == f"{home}/a/~b"
     for kept in ("a/~/b", "/a", "", "-", "gs://bucket/~x", "./~x"):
         assert paths.expand(kept) == kept
-    with pytest.raises(
-        UserError, match=r"--input=~no-user/x: ~no-user is no user.*\./~no"
-    ):
+    with pytest.raises(UserError, match=r"--input=~no-user/x: ~no-user is no user.*\./~no"):
         paths.expand("~no-user/x", "--input")
 
 

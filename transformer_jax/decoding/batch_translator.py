@@ -1,17 +1,15 @@
 """Translates one batch: token ids to arrays, a compiled search, hypotheses to text."""
 
-import concurrent.futures
 import dataclasses
 import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from transformer_jax.config import DecodeConfig
-from transformer_jax.decoding import batching, mbr, phrases, workers
+from transformer_jax.decoding import batching, mbr, phrases
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.batch_functions import DeviceParams
 from transformer_jax.decoding.batching import Batch, TokenRows
@@ -61,7 +59,7 @@ class TranslationSettings:
 
 @dataclasses.dataclass(frozen=True)
 class BatchTranslator:
-    """Translates batches with one set of settings, in a few threads of the process.
+    """Translates batches with one set of settings; safe to call from several threads.
 
     Args:
       programs: of the model.
@@ -69,8 +67,6 @@ class BatchTranslator:
       encoder: of the languages.
       settings: of the call.
       bleu_tokenizer: of `mbr` by BLEU.
-      device: JAX's default device while a batch is translated.
-      precision: of matrix products meanwhile; threads do not inherit it.
     """
 
     programs: Programs
@@ -78,14 +74,6 @@ class BatchTranslator:
     encoder: RequestEncoder
     settings: TranslationSettings
     bleu_tokenizer: str
-    device: jax.Device
-    precision: str | None
-
-    def submit(
-        self, batch: Batch, texts: Sequence[EncodedText]
-    ) -> concurrent.futures.Future[list[list[Translation]]]:
-        """Has a worker thread translate a batch."""
-        return workers.submit(self.device, self.precision, self.translate_batch, batch, texts)
 
     @property
     def batch_limits(self) -> tuple[int, int, int]:
@@ -98,8 +86,6 @@ class BatchTranslator:
     ) -> list[list[Translation]]:
         """Translations of each text, best first.
 
-        The first search asks for no phrases. Texts whose outputs lack one are searched again.
-
         Args:
           batch: the shape.
           texts: at most `batch.rows`, none longer than `batch.length`.
@@ -107,40 +93,31 @@ class BatchTranslator:
         sources = batching.pad_rows(
             [text.source for text in texts], batch.rows, batch.length, self.programs.ids.source_pad
         )
-        max_decode_len, results = self._search(batch, texts, sources, [()] * len(texts))
+        structure = structure_of(self.settings.search)
+        max_decode_len, constraints = self._constraints(batch, texts, [()] * len(texts))
+        hypotheses = self.programs.search(
+            self.params, sources, constraints, structure, max_decode_len
+        )
+        results = [self._translations(hypotheses, row, text) for row, text in enumerate(texts)]
+
+        # Texts whose outputs lack a phrase are searched again, with room for their phrases.
         wanted = [
-            self._possible_phrases(text) if any(h.unmet for h in hypotheses) else ()
-            for text, hypotheses in zip(texts, results, strict=True)
+            self._possible_phrases(text) if any(t.unmet for t in translations) else ()
+            for text, translations in zip(texts, results, strict=True)
         ]
         if self.settings.decode.method == "beam" and any(wanted):
-            longer, more_results = self._search(batch, texts, sources, wanted)
+            longer, constraints = self._constraints(batch, texts, wanted)
             max_decode_len = max(max_decode_len, longer)
-            for row, row_phrases in enumerate(wanted):
-                if row_phrases:
-                    best = fewest_unmet([*more_results[row], *results[row]])
+            hypotheses = self.programs.search(self.params, sources, constraints, structure, longer)
+            for row, (text, phrases_of_row) in enumerate(zip(texts, wanted, strict=True)):
+                if phrases_of_row:
+                    more = self._translations(hypotheses, row, text)
+                    best = fewest_unmet([*more, *results[row]])
                     results[row] = best[: self.settings.num_hypotheses]
+
         if self.settings.attention:
             self._add_attention(batch, texts, sources, results, max_decode_len)
         return results
-
-    def _search(
-        self,
-        batch: Batch,
-        texts: Sequence[EncodedText],
-        sources: TokenRows,
-        wanted: Sequence[Sequence[Phrase]],
-    ) -> tuple[int, list[list[Translation]]]:
-        """The room for an output in tokens, and the translations of each text.
-
-        Where phrases are wanted, texts without any are not searched.
-        """
-        max_decode_len, constraints = self._constraints(batch, texts, wanted)
-        hypotheses = self.programs.search(
-            self.params, sources, constraints, structure_of(self.settings.search), max_decode_len
-        )
-        return max_decode_len, [
-            self._translations(hypotheses, row, text) for row, text in enumerate(texts)
-        ]
 
     def _constraints(
         self, batch: Batch, texts: Sequence[EncodedText], wanted: Sequence[Sequence[Phrase]]

@@ -1,8 +1,7 @@
 """Text in, text out: a model, or an ensemble, with its tokenizers."""
 
-import collections
-import concurrent.futures
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -133,11 +132,12 @@ class Engine:
                 if isinstance(item, UserError) and on_error == "raise":
                     raise item_error(item, number)
             requests = iter(items)
-        translator = self._batch_translator(params, settings)
+        translator, precision = self._batch_translator(params, settings), matmul_precision()
+        run = functools.partial(workers.run, self.device, precision, translator.translate_batch)
         return (
             translations
             for items, numbers in _numbered(windows(requests, window, ready))
-            for translations in _translate_window(translator, items, numbers, on_error)
+            for translations in _translate_window(translator, run, items, numbers, on_error)
         )
 
     def warmup(
@@ -171,8 +171,9 @@ class Engine:
             shapes |= set(batching.shapes(length, num_texts, *translator.batch_limits))
         # An empty text ends the search soon; the shape alone decides what is compiled.
         text = translator.encoder.empty_text()
-        for rows, length in sorted(shapes):
-            translator.submit(Batch([0], rows, length), [text]).result()
+        calls = [(Batch([0], rows, length), [text]) for rows, length in sorted(shapes)]
+        for _ in workers.run(self.device, matmul_precision(), translator.translate_batch, calls):
+            pass
         return len(shapes)
 
     def _batch_translator(
@@ -190,8 +191,6 @@ class Engine:
             self.encoder(settings.target_lang, settings.source_lang),
             settings,
             tokenizer,
-            self.device,
-            matmul_precision(),
         )
 
     # --- Scoring -------------------------------------------------------------------------------
@@ -226,6 +225,9 @@ class Engine:
 
 
 Items = list[Request | UserError]  # an error instead of a request that could not be read
+RunBatches = Callable[
+    [Iterable[tuple[Batch, list[EncodedText]]]], Iterator[list[list[Translation]]]
+]
 
 
 def _numbered(read_windows: Iterable[Items]) -> Iterator[tuple[Items, list[int]]]:
@@ -238,6 +240,7 @@ def _numbered(read_windows: Iterable[Items]) -> Iterator[tuple[Items, list[int]]
 
 def _translate_window(
     translator: BatchTranslator,
+    run: RunBatches,
     items: Items,
     numbers: Sequence[int],
     on_error: str,
@@ -269,37 +272,20 @@ def _translate_window(
             texts += parts
 
     translated: dict[int, list[Translation]] = {}  # of each of `texts`
-    batches = _run_batches(translator, texts)
+    batches = batching.group_by_length(
+        [len(text.source) for text in texts], *translator.batch_limits
+    )
+    results = run((batch, [texts[i] for i in batch.indices]) for batch in batches)
+    finished = zip(batches, results, strict=True)
     for item, number in zip(items, numbers, strict=True):
         if item not in places:
             yield [no_translation(error=str(encoded[item]))]
             continue
         while not all(i in translated for i in places[item]):
-            translated.update(next(batches))
+            batch, batch_translations = next(finished)
+            translated |= zip(batch.indices, batch_translations, strict=True)
         hypotheses = [translated[i] for i in places[item]]
         best = hypotheses[0] if len(hypotheses) == 1 else [join_parts([h[0] for h in hypotheses])]
         if best[0].unmet:
             warn(f"line {number}: not met: {'; '.join(best[0].unmet)}.")
         yield best
-
-
-def _run_batches(
-    translator: BatchTranslator, texts: Sequence[EncodedText]
-) -> Iterator[dict[int, list[Translation]]]:
-    """Translations of each batch of `texts`, by their numbers; a few batches ahead."""
-    lengths = [len(text.source) for text in texts]
-    running: collections.deque[tuple[Batch, concurrent.futures.Future]] = collections.deque()
-    try:
-        for batch in batching.group_by_length(lengths, *translator.batch_limits):
-            running.append((batch, translator.submit(batch, [texts[i] for i in batch.indices])))
-            if len(running) > workers.NUM_WORKERS:
-                yield _results(*running.popleft())
-        while running:
-            yield _results(*running.popleft())
-    finally:
-        for _, future in running:
-            future.cancel()
-
-
-def _results(batch: Batch, future: concurrent.futures.Future) -> dict[int, list[Translation]]:
-    return dict(zip(batch.indices, future.result(), strict=True))

@@ -30,33 +30,26 @@ class ProgramCache:
     """The compiled programs that were used last; safe to use from several threads."""
 
     def __init__(self, max_programs: int):
+        self.compiling = threading.Lock()  # held by the thread that compiles; others wait for it
+        self.num_added = 0
         self._max_programs = max_programs
         self._programs: collections.OrderedDict[Hashable, Callable] = collections.OrderedDict()
         self._lock = threading.Lock()  # of `_programs`
-        self._compiling = threading.Lock()
-        self.num_compiled = 0
 
-    def get(self, key: Hashable, compile_fn: Callable[[], Callable]) -> Callable:
-        """The program of `key`; the first thread that asks compiles it, others wait for it."""
-        program = self._find(key)
-        if program is not None:
-            return program
-        with self._compiling:
-            program = self._find(key)
-            if program is None:
-                program = compile_fn()
-                with self._lock:
-                    self._programs[key] = program
-                    self.num_compiled += 1
-                    if len(self._programs) > self._max_programs:
-                        self._programs.popitem(last=False)
-        return program
-
-    def _find(self, key: Hashable) -> Callable | None:
+    def find(self, key: Hashable) -> Callable | None:
+        """The program of `key`, if it is here."""
         with self._lock:
             if key in self._programs:
                 self._programs.move_to_end(key)
             return self._programs.get(key)
+
+    def add(self, key: Hashable, program: Callable) -> None:
+        """Adds a program; drops the one that was not used for the longest time, if need be."""
+        with self._lock:
+            self._programs[key] = program
+            self.num_added += 1
+            if len(self._programs) > self._max_programs:
+                self._programs.popitem(last=False)
 
 
 class Programs:
@@ -95,7 +88,7 @@ class Programs:
     @property
     def num_compiled(self) -> int:
         """Programs that were compiled, or read from JAX's persistent cache."""
-        return self._cache.num_compiled
+        return self._cache.num_added
 
     def put_on_devices(self, params: Params | tuple[Params, ...]) -> DeviceParams:
         """Copies parameters to the devices. The last call's are kept, and shared by all threads.
@@ -161,7 +154,13 @@ class Programs:
             params = jax.tree.map(lambda x: x.addressable_data(0), params)
         shapes = tuple((x.shape, str(x.dtype)) for x in leaves)
         key = (name, *static.values(), shapes, structure, matmul_precision())
-        program = self._cache.get(key, lambda: self._compile(name, params, batch, static, sharded))
+        program = self._cache.find(key)
+        if program is None:
+            with self._cache.compiling:
+                program = self._cache.find(key)
+                if program is None:
+                    program = self._compile(name, params, batch, static, sharded)
+                    self._cache.add(key, program)
         return jax.device_get(program(params, *batch))
 
     def _compile(

@@ -34,7 +34,7 @@ class PairScorer:
       programs: of the model.
       params: of the model.
       encoder: of the languages.
-      device: JAX's default device meanwhile.
+      device: JAX's default device while a batch is scored.
     """
 
     programs: Programs
@@ -56,9 +56,16 @@ class PairScorer:
         lengths = [max(len(source), len(target)) for source, target in pairs]
         limits = self.encoder.max_len, batch_tokens, self.programs.num_devices
         results: dict[int, PairScores] = {}
-        for batch in batching.group_by_length(lengths, *limits):
-            rows = [pairs[i] for i in batch.indices]
-            results |= zip(batch.indices, self._score_batch(batch, rows), strict=True)
+        batches = batching.group_by_length(lengths, *limits)
+        # On the workers, so that batches of all users take turns.
+        scored = workers.run(
+            self.device,
+            matmul_precision(),
+            self._score_batch,
+            ((batch, [pairs[i] for i in batch.indices]) for batch in batches),
+        )
+        for batch, scores in zip(batches, scored, strict=True):
+            results |= zip(batch.indices, scores, strict=True)
         return [results[i] for i in range(len(pairs))]
 
     def _encode(self, sources: Sequence[str], targets: Sequence[str]) -> list[Pair]:
@@ -81,15 +88,11 @@ class PairScorer:
         """Scores of the pairs of one batch; language tags do not count."""
         ids = self.programs.ids
         sources, targets = zip(*pairs, strict=True)
-        # On a worker, of which there are few, so that it waits its turn among all batches.
-        scores = workers.submit(
-            self.device,
-            matmul_precision(),
-            self.programs.score,
+        scores = self.programs.score(
             self.params,
             batching.pad_rows(sources, batch.rows, batch.length, ids.source_pad),
             batching.pad_rows(targets, batch.rows, batch.length, ids.target_pad),
-        ).result()
+        )
         results = []
         for row, target in enumerate(targets):
             counted = slice(len(self.encoder.target_tags), len(target))

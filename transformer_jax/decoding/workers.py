@@ -1,14 +1,17 @@
 """The threads that run batches: one pool for the process, whoever translates."""
 
+import collections
 import concurrent.futures
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import jax
 
 # Programs that run at once: while one waits for its last product, another's runs.
 NUM_WORKERS = 2
+
+Result = TypeVar("Result")
 
 
 class _Pool:
@@ -26,20 +29,35 @@ class _Pool:
 _pool = _Pool()
 
 
-def submit(
-    device: jax.Device, precision: str | None, function: Callable[..., Any], *args: Any
-) -> concurrent.futures.Future:
-    """Has one of the threads run `function`, which must not submit itself.
+def run(
+    device: jax.Device,
+    precision: str | None,
+    function: Callable[..., Result],
+    calls: Iterable[tuple[Any, ...]],
+) -> Iterator[Result]:
+    """Results of `function` for each of `calls`, in order; the threads are a few calls ahead.
+
+    The calls of several users take turns. `function` may not call `run` itself.
 
     Args:
-      device: JAX's default device meanwhile, which threads do not inherit.
-      precision: of products, likewise.
+      device: JAX's default device for `function`; threads do not inherit the caller's.
+      precision: of matrix products, likewise.
       function: to run.
-      *args: its arguments.
+      calls: its arguments, of each call.
     """
 
-    def run() -> Any:
+    def call(arguments: tuple[Any, ...]) -> Result:
         with jax.default_device(device), jax.default_matmul_precision(precision):
-            return function(*args)
+            return function(*arguments)
 
-    return _pool.threads.submit(run)
+    running: collections.deque[concurrent.futures.Future[Result]] = collections.deque()
+    try:
+        for arguments in calls:
+            running.append(_pool.threads.submit(call, arguments))
+            if len(running) > NUM_WORKERS:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+    finally:
+        for future in running:
+            future.cancel()
