@@ -4,7 +4,6 @@ import collections
 import importlib.resources
 import json
 import math
-from typing import Any
 
 # Benchmark case -> the entry of the table that `auto` uses for such calls.
 KINDS = {
@@ -77,7 +76,7 @@ def rules(result: dict) -> dict[str, list]:
             cell.setdefault(name, []).append(math.log(milliseconds / min(ours.values())))
     out = {}
     for kind, by_length in costs.items():
-        rows: list[list[Any]] = []
+        rows: list[list] = []  # [largest S, implementations]
         for length in sorted(by_length):
             cell = by_length[length]
             order = sorted(cell, key=lambda name: (-len(cell[name]), sum(cell[name])))

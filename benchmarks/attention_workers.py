@@ -4,7 +4,6 @@ import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -93,7 +92,7 @@ class JaxEngine:
 
         self.jax = jax
         self.implementations = names
-        self.programs: dict[str, Any] = {}
+        self.programs: dict[str, Callable[..., object]] = {}
 
     def about(self) -> dict:
         device = self.jax.devices()[0]
@@ -330,7 +329,7 @@ def resident_memory(field: str) -> int:
     raise RuntimeError(f"no {field} in /proc/self/status")
 
 
-def added_memory(run: Callable[[], Any]) -> dict[str, int]:
+def added_memory(run: Callable[[], object]) -> dict[str, int]:
     """The peak memory that `run` adds to this process, and the peak of the process, in bytes."""
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before = resident_memory("VmRSS")

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 import sentencepiece
 from absl import app, flags, logging
-from decode_workers import Task
+from decode_workers import Setting, Task
 from etils import epath
 from processes import Worker
 
@@ -39,7 +39,7 @@ from transformer_jax.interop.huggingface import writing
 from transformer_jax.interop.pretrained import Pretrained
 from transformer_jax.model.transformer import init_params
 
-PEERS = {
+PEERS: dict[str, type[decode_workers.CTranslate2 | decode_workers.Transformers]] = {
     "ctranslate2": decode_workers.CTranslate2,
     "transformers": decode_workers.Transformers,
 }
@@ -169,10 +169,10 @@ def measure(workers: dict[str, Worker], task: Task, turns: int) -> list[dict]:
     ]
 
 
-def fastest_setting(name: str, worker: Worker, task: Task) -> Any:
+def fastest_setting(name: str, worker: Worker, task: Task) -> Setting:
     """The fastest of the engine's thread settings; each runs once before it is timed."""
-    engine: Any = decode_workers.Ours if name.startswith("ours") else PEERS[name]
-    times = {}
+    engine = decode_workers.Ours if name.startswith("ours") else PEERS[name]
+    times: dict[Setting, float] = {}
     for setting in engine.settings:
         worker.call("time", task, setting)
         times[setting] = min(worker.call("time", task, setting) for _ in range(2))

@@ -8,6 +8,8 @@ from typing import Any
 
 from processes import Worker
 
+Setting = int | tuple[int, int]  # of an engine's threads; each engine says what it means
+
 
 @dataclasses.dataclass(frozen=True)
 class Task:
@@ -85,14 +87,14 @@ class CTranslate2:
         import ctranslate2
 
         self._library, self._folder, self._type = ctranslate2, folder, compute_type
-        self._loaded: dict[Any, Any] = {}
+        self._translators: dict[tuple[int, int], Any] = {}  # by setting
 
     def describe(self) -> str:
         return f"ctranslate2 {self._library.__version__}, {self._type}"
 
     def translate(self, task: Task, setting: tuple[int, int] = (1, 2)) -> list[list[str]]:
-        if setting not in self._loaded:
-            self._loaded[setting] = self._library.Translator(
+        if setting not in self._translators:
+            self._translators[setting] = self._library.Translator(
                 self._folder,
                 device="auto",
                 compute_type=self._type,
@@ -102,7 +104,7 @@ class CTranslate2:
         limits: dict[str, int] = {"max_decoding_length": task.max_decode_len}
         if task.num_tokens:
             limits = dict.fromkeys(("min_decoding_length", "max_decoding_length"), task.num_tokens)
-        results = self._loaded[setting].translate_batch(
+        results = self._translators[setting].translate_batch(
             [list(s) for s in task.sentences],
             beam_size=task.beam_size,
             length_penalty=1.0,
@@ -178,7 +180,7 @@ def _time(run: Callable[[], object]) -> float:
 
 
 def latencies(
-    worker: Worker, sentences: Sequence[tuple[str, ...]], task: Task, setting: Any
+    worker: Worker, sentences: Sequence[tuple[str, ...]], task: Task, setting: Setting
 ) -> list[float]:
     """Seconds of each sentence, translated on its own."""
     return [

@@ -145,7 +145,7 @@ def remove(
 
 def _read_or_create(inputs: _Inputs) -> TokenizedCorpus:
     folder, damage = inputs.folder, ""
-    for attempts_left in reversed(range(ATTEMPTS + 1)):
+    for attempt in range(ATTEMPTS + 1):
         try:
             return _read(folder)
         except FileNotFoundError:
@@ -153,7 +153,7 @@ def _read_or_create(inputs: _Inputs) -> TokenizedCorpus:
         except cache_manifest.DamageError as error:
             damage = f" ({error})"
             logging.warning("the token cache %s is damaged%s; writing it again", folder, damage)
-        if attempts_left:
+        if attempt < ATTEMPTS:
             with _write_errors(folder.parent):
                 if damage:
                     _remove_folder(folder)
