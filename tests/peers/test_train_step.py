@@ -3,7 +3,8 @@
 import math
 
 import pytest
-from train_step_workers import Ours, Task, Torch
+from train_step_peers import Torch
+from train_step_workers import Ours, Task
 
 from transformer_jax.config import ModelConfig
 
