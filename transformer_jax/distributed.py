@@ -181,11 +181,8 @@ class _RollCall:
 
 
 def process_count() -> int:
+    """Number of processes of the run."""
     return jax.process_count()
-
-
-def process_index() -> int:
-    return jax.process_index()
 
 
 def is_primary() -> bool:
@@ -277,7 +274,7 @@ def _wait_for_all(name: str) -> None:
 
 def local_share(items: Sequence[T]) -> list[T]:
     """This process's share of `items`: every n-th, n being the number of processes."""
-    return list(items[process_index() :: process_count()])
+    return list(items[jax.process_index() :: process_count()])
 
 
 def gather_shares(local: Sequence[T]) -> list[T]:
