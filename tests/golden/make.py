@@ -31,8 +31,18 @@ from transformer_jax.training.loop import train  # noqa: E402
 
 NUM_STEPS, MORE_STEPS = 1500, 40
 # Of one to three digits, written in reverse order.
-SOURCES = ["nine eight seven", "four four", "zero one two", "six", "five three", "two nine one",
-           "eight zero", "three three three", "seven", "one five nine"]  # fmt: skip
+SOURCES = [
+    "nine eight seven",
+    "four four",
+    "zero one two",
+    "six",
+    "five three",
+    "two nine one",
+    "eight zero",
+    "three three three",
+    "seven",
+    "one five nine",
+]
 
 
 def write_tokenizer(path: str) -> None:
@@ -40,10 +50,17 @@ def write_tokenizer(path: str) -> None:
     text = Path("train.en").read_text() + Path("train.de").read_text()
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(text.splitlines()), model_writer=model, vocab_size=46,
-        character_coverage=1.0, normalization_rule_name="identity", pad_id=0, bos_id=1, eos_id=2,
-        unk_id=3, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(text.splitlines()),
+        model_writer=model,
+        vocab_size=46,
+        character_coverage=1.0,
+        normalization_rule_name="identity",
+        pad_id=0,
+        bos_id=1,
+        eos_id=2,
+        unk_id=3,
+        minloglevel=2,
+    )
     Path(path).write_bytes(model.getvalue())
 
 
@@ -53,18 +70,28 @@ def make_config():
         config,
         model=replace(config.model, dropout_rate=0.1, max_len=16),
         data=replace(
-            config.data, source="files", train="train", validation="validation", test="validation",
-            tokenizer_model="words.model", max_len=16, cache_dir="cache",
+            config.data,
+            source="files",
+            train="train",
+            validation="validation",
+            test="validation",
+            tokenizer_model="words.model",
+            max_len=16,
+            cache_dir="cache",
         ),
         train=replace(
-            config.train, num_steps=NUM_STEPS, eval_every_steps=NUM_STEPS, log_every_steps=100,
-            checkpoint_every_steps=NUM_STEPS, ema_decay=0.99,
+            config.train,
+            num_steps=NUM_STEPS,
+            eval_every_steps=NUM_STEPS,
+            log_every_steps=100,
+            checkpoint_every_steps=NUM_STEPS,
+            ema_decay=0.99,
         ),
         optimizer=replace(config.optimizer, warmup_steps=20, clip_norm=1.0),
         decode=replace(config.decode, max_decode_len=16),
         parallel=replace(config.parallel, data=1),
         checkpoint=replace(config.checkpoint, max_to_keep=1),
-    )  # fmt: skip
+    )
 
 
 def translations(workdir: str) -> dict:
@@ -97,10 +124,18 @@ def main() -> None:
         write_tokenizer("words.model")
         train(make_config(), "run")
         subprocess.run(
-            [sys.executable, ROOT / "export.py", "--workdir=run", "--format=stablehlo",
-             "--output=exported", "--checkpoint=latest", "--sentences=validation.en"],
-            check=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+            [
+                sys.executable,
+                ROOT / "export.py",
+                "--workdir=run",
+                "--format=stablehlo",
+                "--output=exported",
+                "--checkpoint=latest",
+                "--sentences=validation.en",
+            ],
+            check=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
         as_written = translations("run")
         texts = [f"{name}.{lang}" for name in ("train", "validation") for lang in ("en", "de")]
         with tarfile.open(archive, "w:gz") as tar:
@@ -108,9 +143,11 @@ def main() -> None:
                 tar.add(name, filter=lambda entry: None if ".lock" in entry.name else entry)
             loss = resume("run")
             expected = {
-                "sources": SOURCES, "num_steps": NUM_STEPS + MORE_STEPS, "as_written": as_written,
+                "sources": SOURCES,
+                "num_steps": NUM_STEPS + MORE_STEPS,
+                "as_written": as_written,
                 "resumed": {**translations("run"), "train_loss": loss},
-            }  # fmt: skip
+            }
             Path("expected.json").write_text(json.dumps(expected, ensure_ascii=False, indent=1))
             tar.add("expected.json")
         os.chdir(ROOT)
