@@ -44,11 +44,7 @@ def get_config() -> Config:
             max_len=64,
             batch_tokens=4096,
         ),
-        train=TrainConfig(
-            num_steps=10_500,
-            eval_every_steps=1000,
-            checkpoint_every_steps=100,
-        ),
+        train=TrainConfig(num_steps=10_500, eval_every_steps=1000, checkpoint_every_steps=100),
         optimizer=OptimizerConfig(
             # 0.005 at its peak: 0.005 * sqrt(128 * 2000)
             schedule="rsqrt",

@@ -22,9 +22,6 @@ def get_config() -> Config:
         german,
         model=dataclasses.replace(german.model, dropout_rate=0.1),
         data=dataclasses.replace(
-            german.data,
-            tfds_name="wmt14_translate/fr-en",
-            target_lang="fr",
-            vocab_size=32_000,
+            german.data, tfds_name="wmt14_translate/fr-en", target_lang="fr", vocab_size=32_000
         ),
     )

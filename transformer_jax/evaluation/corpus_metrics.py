@@ -54,9 +54,7 @@ class Comparison:
 
 
 def corpus_scores(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    tokenizer: str = bleu_tokenizers.DEFAULT,
+    hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = bleu_tokenizers.DEFAULT
 ) -> dict[str, float | str]:
     """BLEU and chrF on untouched references, cased, and exact match.
 

@@ -9,15 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator
 
-from transformer_jax.plotting.style import (
-    BLUE,
-    LINES,
-    SIGNED,
-    Figure,
-    make_axes,
-    plain_text,
-    style,
-)
+from transformer_jax.plotting.style import BLUE, LINES, SIGNED, Figure, make_axes, plain_text, style
 
 Metrics = Mapping[str, Any]  # a line of metrics.jsonl
 
