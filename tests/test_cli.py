@@ -92,6 +92,15 @@ def test_out_of_memory_advice_names_settings_of_the_command(name, capsys, monkey
     assert ("--batch_tokens" in said) == (name == "decode")
 
 
+def test_help_of_a_command_lists_its_flags_and_settings():
+    done = command("decode.py", "--help")
+    assert done.returncode == 0
+    text = " ".join(done.stdout.split())
+    assert "--input Text, one sentence a line; - is standard input. (default: '-')" in text
+    assert "--length_penalty_kind Length of a hypothesis" in text
+    assert "allowed: gnmt, power." in text
+
+
 def test_page_of_flags_is_current():
     page = (ROOT / "docs" / "commands.md").read_text()
     done = command("-m", "transformer_jax.commands")

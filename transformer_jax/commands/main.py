@@ -83,10 +83,28 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
                 distributed.disconnect()
                 _exit(0, immediately=True)
 
+    others = set(FLAGS)
     with _errors_as_sentences(module.LESS_MEMORY):
         config_flags.check_overrides(argv)
         arguments = module.define_flags(list(argv))
+        if {"--help", "-help", "-h"} & set(arguments):
+            defined = [FLAGS[name] for name in FLAGS if name not in others]
+            print(_help(module.__doc__ or "", defined), flush=True)
+            sys.exit(0)
     app.run(call, argv=arguments)
+
+
+def _help(about: str, command_flags: Sequence[flags.Flag]) -> str:
+    """The flags of a command, with their defaults."""
+    lines = [about]
+    for flag in command_flags:
+        name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}"
+        has_default = flag.default not in (None, "", [])
+        default = f" (default: {flag.default_as_str})" if has_default else ""
+        meaning = " ".join(f"{flag.help}{default}".split())
+        lines += [f"  {name}", flags.text_wrap(meaning, length=100, indent=" " * 6)]
+    lines.append("\n  --helpfull lists the flags of libraries too.")
+    return "\n".join(lines)
 
 
 def _expand_paths() -> None:
