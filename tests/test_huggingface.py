@@ -121,7 +121,7 @@ DAMAGE = {
     "vocabulary too small": (
         edit("vocab.json", **{"▁one": None}), ["vocab.json has 294 tokens", "says 295"]),
     "vocabulary too large": (edit("vocab.json", **{"▁ten": 295}), ["vocab.json has 296 tokens"]),
-    "one id twice": (edit("vocab.json", **{"▁one": 5}), ["to another id"]),
+    "one id twice": (edit("vocab.json", **{"▁one": 5}), ["to a different id"]),
     "another padding id": (edit("config.json", pad_token_id=7), ["pad_token_id=7", "is 0"]),
     "unknown class": (edit("config.json", model_type="t5"), ["'t5'", "marian, m2m_100, pegasus"]),
     "unknown activation": (edit("config.json", activation_function="tanh"), ["'tanh'", "swish"]),
@@ -144,7 +144,7 @@ DAMAGE = {
         edit("generation_config.json", length_penalty=-1.0), ["length_penalty=-1.0"]),
     "another tokenizer": (
         edit("tokenizer_config.json", tokenizer_class="BertTokenizer"), ["BertTokenizer"]),
-    "no tokens": (lambda folder: (folder / "vocab.json").write_text("{}"), ["to another id"]),
+    "no tokens": (lambda folder: (folder / "vocab.json").write_text("{}"), ["to a different id"]),
     "no heads": (edit("config.json", encoder_attention_heads=0), ["num_heads=0"]),
     "lengths of text": (edit("generation_config.json", max_length="x"), ["TypeError"]),
     "ids of text": (edit("generation_config.json", bad_words_ids=[5]), ["TypeError"]),

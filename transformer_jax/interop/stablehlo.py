@@ -6,6 +6,7 @@ They run with JAX and flatbuffers, without this package.
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -77,7 +78,7 @@ def export_functions(
     # Each function has its own symbols: a constraint may only name symbols of its arguments.
     limit = f"s <= {model.max_len}", f"t <= {model.max_len}"
     b, s = jax.export.symbolic_shape("b, s", constraints=limit[:1])
-    arguments: dict[Any, tuple] = {encode: (params, integers(b, s), integers(b, s))}
+    arguments: dict[Callable, tuple] = {encode: (params, integers(b, s), integers(b, s))}
     # A step's keys fit into the cache, which JAX cannot derive.
     b, s, k, t = jax.export.symbolic_shape("b, s, k, t", constraints=(*limit, "k*t >= k"))
     encoded = jax.ShapeDtypeStruct((b, s, model.d_model), jnp.float32)

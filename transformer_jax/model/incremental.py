@@ -4,10 +4,10 @@ It computes the same function as `Transformer.decode`, with its products arrange
 large weights. Weights are the left operands of their products, `[out, in]`, and activations are
 `[M, N]`, features first, so no weight is ever copied or transposed.
 
-Beams are not moved in memory. Each beam of a sentence writes its key and value into a slot of its
-own at each position, and all beams are queries over all slots. `ancestors` says which slots are a
-beam's past, so reordering beams reorders only those few integers. Independent hypotheses (samples,
-greedy search) are never reordered: each has a cache row that no other hypothesis reads.
+Beams are not moved in memory. At each position, each beam of a sentence writes its key and value
+into a separate slot, and all beams are queries over all slots. `ancestors` says which slots are the
+past of a beam, so reordering beams reorders only those few integers. Independent hypotheses, as in
+sampling and greedy search, are never reordered: no other hypothesis reads the cache row of one.
 
 Letters of shapes: B sentences, K beams (hypotheses of a sentence), N = B·K, T positions of the
 cache, S source positions, and H, D, M, F, V as in `layers`.

@@ -5,6 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+Residuals = tuple[jax.Array, jax.Array, jax.Array]  # x, kernel, bias
+
 
 @jax.custom_vjp
 def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
@@ -29,12 +31,12 @@ def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     return jnp.tensordot(x, kernel.astype(x.dtype), num_inner) + bias.astype(x.dtype)
 
 
-def _forward(x, kernel, bias):
+def _forward(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> tuple[jax.Array, Residuals]:
     # Only the shape and type of the bias are needed.
     return dense(x, kernel, bias), (x, kernel, bias)
 
 
-def _backward(residuals, d_out):
+def _backward(residuals: Residuals, d_out: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     x, kernel, bias = residuals
     inner = math.prod(kernel.shape[: kernel.ndim - bias.ndim])
     # Three products read it; without the barrier XLA would recompute it for each.

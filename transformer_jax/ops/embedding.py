@@ -56,12 +56,16 @@ def embed(table: jax.Array, ids: jax.Array, dtype: DTypeLike) -> jax.Array:
     return table[ids].astype(dtype)
 
 
-def _forward(table, ids, dtype):
+def _forward(
+    table: jax.Array, ids: jax.Array, dtype: DTypeLike
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     # Only the shape and type of the table are needed.
     return embed(table, ids, dtype), (table, ids)
 
 
-def _backward(dtype, residuals, d_out):
+def _backward(
+    dtype: DTypeLike, residuals: tuple[jax.Array, jax.Array], d_out: jax.Array
+) -> tuple[jax.Array, None]:
     del dtype
     table, ids = residuals
     flat_ids, flat_d_out = ids.reshape(-1), d_out.reshape(-1, table.shape[1])

@@ -95,7 +95,7 @@ def projected_cross_entropy(
     chunk_size = min(chunk_size, size)
     padding = -size % chunk_size
 
-    def chunked(x):
+    def chunked(x: jax.Array) -> jax.Array:
         x = jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1))
         return x.reshape(-1, chunk_size, *x.shape[1:])  # --> [N / chunk, chunk, ...]
 

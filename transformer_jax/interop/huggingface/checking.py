@@ -1,5 +1,6 @@
 """An exported directory as transformers loads it, for comparisons."""
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,9 @@ class HuggingFacePeer:
         self._check_tokenizer(transformers, folder, reference)
         self._model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(str(folder)).eval()
 
-    def _check_tokenizer(self, transformers: Any, folder: epath.Path, reference: Reference) -> None:
+    def _check_tokenizer(
+        self, transformers: ModuleType, folder: epath.Path, reference: Reference
+    ) -> None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
         prefix, _ = reference.engine.language_tags()
         tag, pair = "", reference.engine.tokenizers

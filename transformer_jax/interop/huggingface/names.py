@@ -1,7 +1,6 @@
 """Names and layouts of our parameters in BART's family of classes, in both directions."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -40,7 +39,7 @@ OUTPUT_BIAS = "final_logits_bias"
 
 def shapes(config: ModelConfig) -> dict[Path, tuple[int, ...]]:
     """Shape of every parameter of a model."""
-    tree: Any = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    tree = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     return {path: leaf.shape for path, leaf in flatten(tree).items()}
 
 

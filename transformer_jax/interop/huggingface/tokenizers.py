@@ -91,7 +91,7 @@ def _read_vocabulary(path: epath.Path) -> dict[str, int]:
         or len(set(ids)) != len(ids)
         or min(ids, default=0) < 0
     ):
-        raise UserError(f"{path} must map each token to another id.")
+        raise UserError(f"{path} must map each token to a different id.")
     return tokens
 
 

@@ -21,6 +21,8 @@ from transformer_jax.ops.attention.softmax import HIDDEN
 
 _matmul = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 Carry = TypeVar("Carry")
+# query, key, value, extras, output, log-sum-exp of each row
+Residuals = tuple[jax.Array, jax.Array, jax.Array, Extras, jax.Array, jax.Array]
 
 
 def attend(
@@ -62,7 +64,9 @@ def attend(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attend(query, key, value, extras: Extras, grid: Grid) -> jax.Array:
+def _attend(
+    query: jax.Array, key: jax.Array, value: jax.Array, extras: Extras, grid: Grid
+) -> jax.Array:
     return _forward(query, key, value, extras, grid)[0]
 
 
@@ -89,7 +93,9 @@ def _over_rows(grid: Grid, body: Callable[[Carry, Tile], Carry], carry: Carry) -
     )
 
 
-def _forward(query, key, value, extras: Extras, grid: Grid):
+def _forward(
+    query: jax.Array, key: jax.Array, value: jax.Array, extras: Extras, grid: Grid
+) -> tuple[jax.Array, Residuals]:
     """Output `bgrtd`, and the residuals of the backward pass."""
     ranges = blocks_lib.key_ranges(extras, grid)
     repeats, dim = query.shape[2], query.shape[4]
@@ -142,7 +148,9 @@ def _forward(query, key, value, extras: Extras, grid: Grid):
     return out, (query, key, value, extras, out, log_sums)
 
 
-def _backward(grid: Grid, residuals, d_out):
+def _backward(
+    grid: Grid, residuals: Residuals, d_out: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, Extras]:
     query, key, value, extras, out, log_sums = residuals
     ranges = blocks_lib.key_ranges(extras, grid)
     repeats = query.shape[2]
@@ -191,20 +199,21 @@ def _backward(grid: Grid, residuals, d_out):
         return put(d_query, d_queries, "bgrtd", grid, tile), *others
 
     d_bias = None if extras.bias is None else jnp.zeros(extras.bias.shape)
-    start = (
-        jnp.zeros(query.shape, query.dtype),
-        jnp.zeros(key.shape),
-        jnp.zeros(value.shape),
-        d_bias,
-    )
-    d_query, d_key, d_value, d_bias = _over_rows(grid, row, start)
+    start = jnp.zeros(query.shape, query.dtype), jnp.zeros(key.shape), jnp.zeros(value.shape)
+    d_query, d_key, d_value, d_bias = _over_rows(grid, row, (*start, d_bias))
     if extras.bias is not None and d_bias is not None:
         d_bias = d_bias.astype(extras.bias.dtype)
-    d_extras = Extras(bias=d_bias)
-    return d_query, d_key.astype(key.dtype), d_value.astype(value.dtype), d_extras
+    return d_query, d_key.astype(key.dtype), d_value.astype(value.dtype), Extras(bias=d_bias)
 
 
-def _weights_again(queries, keys, log_sum, extras: Extras, grid: Grid, tile: Tile) -> jax.Array:
+def _weights_again(
+    queries: jax.Array,
+    keys: jax.Array,
+    log_sum: jax.Array,
+    extras: Extras,
+    grid: Grid,
+    tile: Tile,
+) -> jax.Array:
     """Attention weights of a block before dropout, `bgsrt`, from the rows' log-sum-exp."""
     scores = _matmul("bgsd,bgrtd->bgsrt", keys, queries)
     added = blocks_lib.added(extras, grid, tile)

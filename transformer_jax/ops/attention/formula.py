@@ -39,7 +39,7 @@ def attention_weights(
     return exps / total
 
 
-def _scores(query, key, scale: float, precision) -> jax.Array:
+def _scores(query: jax.Array, key: jax.Array, scale: float, precision: str | None) -> jax.Array:
     """q·k · scale, `[B, H, T, S]` float32, of `[B, T, H, D]` and `[B, S, G, D]`."""
     batch, length, heads, dim = query.shape
     size, groups = key.shape[1:3]
@@ -54,7 +54,15 @@ def _scores(query, key, scale: float, precision) -> jax.Array:
     return scores.reshape(batch, heads, length, size)  # --> [B, H, T, S]
 
 
-def _attend(query, key, value, extras: Extras, settings: Settings, precision) -> jax.Array:
+def _attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    extras: Extras,
+    settings: Settings,
+    precision: str | None,
+) -> jax.Array:
+    """Attention `[B, T, H, D]` float32, with products at `precision`."""
     batch, length, heads, dim = query.shape
     size, groups = key.shape[1:3]
     added = additive_mask(combined_mask(extras, settings, length, size), extras.bias)
