@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model import incremental
+from transformer_jax.model import decoder_weights, incremental
 from transformer_jax.model.transformer import Transformer, init_params
 
 TINY = ModelConfig(
@@ -206,7 +206,7 @@ def test_model_and_incremental_decoder_logits_equal_numpy(name):
     def decode(params):
         apply = lambda *args, method: model.apply({"params": params}, *args, method=method)  # noqa: E731
         encoded = apply(source, method="encode")
-        weights = incremental.prepare(config, params)
+        weights = decoder_weights.prepare(config, params)
         cache = incremental.init_cache(
             config,
             weights,

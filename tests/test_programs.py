@@ -26,7 +26,7 @@ from transformer_jax.decoding.search_settings import (
     structure_of,
     values_of,
 )
-from transformer_jax.model import incremental
+from transformer_jax.model import decoder_weights, incremental
 from transformer_jax.model.transformer import init_params
 
 
@@ -208,7 +208,7 @@ def test_decode_step_costs_the_same_for_each_sample():
                         num_heads=2, source_vocab_size=20, target_vocab_size=20,
                         max_len=512)  # fmt: skip
     params = init_params(model, jax.random.key(0))
-    weights = incremental.prepare(model, params)
+    weights = decoder_weights.prepare(model, params)
     encoded, mask = jnp.zeros((1, 8, 16)), jnp.ones((1, 8), bool)
 
     def cache_of(samples):

@@ -12,7 +12,7 @@ import numpy as np
 
 from transformer_jax import plotting
 from transformer_jax.config import ModelConfig
-from transformer_jax.model import incremental
+from transformer_jax.model import decoder_weights, incremental
 from transformer_jax.model.transformer import Transformer, init_params
 
 START, END = 1, 2
@@ -90,7 +90,7 @@ plotting.heat_map(distributions, rows, columns, "probability of the next token")
 # new cache. The distributions are the same.
 
 # %%
-weights = incremental.prepare(config, params)
+weights = decoder_weights.prepare(config, params)
 step = jax.jit(lambda cache, token: incremental.decode_step(config, weights, cache, token))
 cache = incremental.init_cache(
     config, weights, encode(source), jnp.ones((1, 3), bool), num_beams=1, size=21

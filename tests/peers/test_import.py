@@ -17,7 +17,7 @@ from transformer_jax import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import reading
 from transformer_jax.interop.layout import flatten, unflatten
-from transformer_jax.model import incremental
+from transformer_jax.model import decoder_weights, incremental
 from transformer_jax.model.transformer import Transformer
 
 MARIAN = {
@@ -68,7 +68,7 @@ def functions(config):
     def run(params, source, mask, inputs):
         encoded = apply(params, source, None, mask, method="encode")
         hidden = apply(params, encoded, inputs, mask, method="decode")
-        weights = incremental.prepare(config, params)
+        weights = decoder_weights.prepare(config, params)
         cache = incremental.init_cache(
             config, weights, encoded, mask.astype(bool), 1, inputs.shape[1]
         )

@@ -17,7 +17,7 @@ from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.processors import Processor
 from transformer_jax.decoding.search import search
 from transformer_jax.decoding.search_settings import SearchConstraints, SearchStructure
-from transformer_jax.model import incremental
+from transformer_jax.model import decoder_weights
 from transformer_jax.model.transformer import Params, Transformer
 from transformer_jax.ops import losses
 
@@ -29,7 +29,7 @@ class DeviceParams:
     """What is read besides the batch, on the devices."""
 
     params: tuple[Params, ...]  # of each model of an ensemble
-    weights: tuple[incremental.DecoderWeights, ...]  # of each decoder, laid out for its steps
+    weights: tuple[decoder_weights.DecoderWeights, ...]  # of each decoder, laid out for its steps
     starts_word: jax.Array | None  # [V] tokens that may follow a phrase; None: all
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model import incremental
+from transformer_jax.model import decoder_weights, incremental
 
 # Positions of a cache, as parts of the longest output. An output is about a third of the longest
 # possible, so that most attention reads little more than is filled; each size is a loop to compile.
@@ -46,11 +46,11 @@ class ModelDecoder:
 
     Args:
       configs: of the models.
-      weights: of each model, from `incremental.prepare`.
+      weights: of each model, from `decoder_weights.prepare`.
     """
 
     configs: Sequence[ModelConfig]
-    weights: Sequence[incremental.DecoderWeights]
+    weights: Sequence[decoder_weights.DecoderWeights]
 
     @property
     def vocab_size(self) -> int:

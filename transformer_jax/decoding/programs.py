@@ -17,7 +17,7 @@ from transformer_jax.decoding.batching import TokenRows
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.processors import Processor
 from transformer_jax.decoding.search_settings import SearchConstraints, SearchStructure
-from transformer_jax.model import incremental
+from transformer_jax.model import decoder_weights
 from transformer_jax.model.transformer import Params
 
 AXIS = "data"
@@ -193,5 +193,5 @@ def matmul_precision() -> str | None:
 @functools.partial(jax.jit, static_argnames="models")
 def _prepare(
     trees: tuple[Params, ...], models: tuple[ModelConfig, ...]
-) -> tuple[incremental.DecoderWeights, ...]:
-    return tuple(incremental.prepare(m, tree) for m, tree in zip(models, trees, strict=True))
+) -> tuple[decoder_weights.DecoderWeights, ...]:
+    return tuple(decoder_weights.prepare(m, tree) for m, tree in zip(models, trees, strict=True))

@@ -21,7 +21,7 @@ from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 from transformer_jax.interop import capabilities, layout
 from transformer_jax.interop.parity import Batch, Examples, Reference
-from transformer_jax.model import incremental
+from transformer_jax.model import decoder_weights, incremental
 from transformer_jax.model.transformer import Transformer, init_params
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -96,7 +96,7 @@ def export_functions(
 def split_params(model: ModelConfig, params: layout.Params) -> dict[str, jax.Array]:
     """Arguments of the functions, by flat names such as `encoder_norm/norm/scale`.
 
-    The decoder's weights are below `decoder/`, as `incremental.prepare` lays them out. Tables that
+    The decoder's weights are below `decoder/`, laid out by `decoder_weights.prepare`. Tables that
     encoder and decoder share are present once.
     """
     model = dataclasses.replace(model, dtype="float32")
@@ -105,7 +105,7 @@ def split_params(model: ModelConfig, params: layout.Params) -> dict[str, jax.Arr
         for path, x in layout.flatten(params).items()
         if not path[0].startswith(("decoder_", "embed_target"))
     }
-    leaves = jax.tree_util.tree_flatten_with_path(incremental.prepare(model, params))[0]
+    leaves = jax.tree_util.tree_flatten_with_path(decoder_weights.prepare(model, params))[0]
     return flat | {_file_name(path): x for path, x in leaves}
 
 
@@ -124,13 +124,13 @@ def _file_name(path: jax.tree_util.KeyPath) -> str:
 
 def _join(
     model: ModelConfig, flat: dict[str, jax.Array]
-) -> tuple[layout.Params, incremental.DecoderWeights]:
+) -> tuple[layout.Params, decoder_weights.DecoderWeights]:
     """Inverse of `split_params`: parameters without the decoder's, and the decoder's weights."""
     params = layout.unflatten(
         {tuple(name.split("/")): x for name, x in flat.items() if not name.startswith("decoder/")}
     )
     shapes = jax.eval_shape(
-        lambda: incremental.prepare(model, init_params(model, jax.random.key(0)))
+        lambda: decoder_weights.prepare(model, init_params(model, jax.random.key(0)))
     )
     return params, jax.tree.map_with_path(lambda path, _: flat[_file_name(path)], shapes)
 
