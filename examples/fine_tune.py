@@ -33,7 +33,7 @@ def report_scores(name: str, translator: Translator) -> None:
     )
     outputs = [translation.text for translation in translator.translate(sources)]
     scores = corpus_scores(outputs, references)
-    print(f"{name}: BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}")
+    print(f"{name}: BLEU {scores.bleu:.2f}, chrF {scores.chrf:.2f}")
 
 
 published = Translator.load(args.model)

@@ -91,8 +91,8 @@ def test_conventions_do_not_tokenise_tokenised_text_again():
     bleu = {row.name: row.bleu for row in rows}
     assert bleu["tokenised, cased"] == pytest.approx(none(TOKENISED_HYPOTHESES, TOKENISED))
     scores = corpus_metrics.corpus_scores(TOKENISED_HYPOTHESES, TOKENISED, tokenizer="none")
-    assert scores["bleu"] == bleu["tokenised, cased"]
-    assert "tok:none" in scores["bleu_signature"]
+    assert scores.bleu == bleu["tokenised, cased"]
+    assert "tok:none" in scores.bleu_signature
 
 
 def test_conventions_of_chinese_use_its_tokenizer():
@@ -132,8 +132,8 @@ def test_bleu_signature_names_the_tokenizer(code, tokenizer):
     name = model_metrics.bleu_tokenizer(data)
     scores = corpus_metrics.corpus_scores(hypotheses, references, name)
     want = sacrebleu.corpus_bleu(hypotheses, [references], tokenize=tokenizer).score
-    assert f"tok:{tokenizer}|" in scores["bleu_signature"]
-    assert scores["bleu"] == pytest.approx(want)
+    assert f"tok:{tokenizer}|" in scores.bleu_signature
+    assert scores.bleu == pytest.approx(want)
     assert want > sacrebleu.corpus_bleu(hypotheses, [references]).score
 
 
@@ -161,7 +161,7 @@ def test_bleu_of_japanese_and_korean_uses_their_dictionaries(code, text):
     pytest.importorskip({"ja": "MeCab", "ko": "mecab_ko"}[code])
     name = bleu_tokenizers.choose(code)
     scores = corpus_metrics.corpus_scores([text], [text], name)
-    assert f"tok:{code}-mecab-" in scores["bleu_signature"]
+    assert f"tok:{code}-mecab-" in scores.bleu_signature
     row = corpus_metrics.conventions([text], [text], code, tokenizer=name)[0]
     assert (row.name, row.bleu) == (f"{code}-mecab, cased", pytest.approx(100))
     assert len(corpus_metrics.compare([text] * 100, ["一"] * 100, [text] * 100, name)) == 2

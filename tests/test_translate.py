@@ -227,15 +227,15 @@ def test_score_counts_every_sentence(translator):
 def test_corpus_scores_equal_sacrebleu_with_signatures():
     references = ["The cat sat on the mat today.", "A dog runs."]
     scores = corpus_metrics.corpus_scores(references, references)
-    assert scores["bleu"] == pytest.approx(100)
-    assert scores["chrf"] == pytest.approx(100)
-    assert scores["exact_match"] == 100
-    assert "case:mixed" in scores["bleu_signature"]
-    assert "tok:13a" in scores["bleu_signature"]
-    assert "nc:6" in scores["chrf_signature"]
+    assert scores.bleu == pytest.approx(100)
+    assert scores.chrf == pytest.approx(100)
+    assert scores.exact_match == 100
+    assert "case:mixed" in scores.bleu_signature
+    assert "tok:13a" in scores.bleu_signature
+    assert "nc:6" in scores.chrf_signature
     # By hand: 5 of 6 words, 3 of 5 pairs, 2 of 4 triples and 1 of 3 quadruples match.
     worse = corpus_metrics.corpus_scores(["the cat sat on a mat"], ["the cat sat on the mat"])
-    assert worse["bleu"] == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
-    assert worse["exact_match"] == 0
+    assert worse.bleu == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
+    assert worse.exact_match == 0
     cased = corpus_metrics.corpus_scores([r.lower() for r in references], references)
-    assert cased["bleu"] < 100
+    assert cased.bleu < 100

@@ -20,6 +20,17 @@ MIN_SENTENCES = 100  # resampling of fewer has no meaning
 
 
 @dataclasses.dataclass(frozen=True)
+class CorpusScores:
+    """BLEU and chrF with sacreBLEU's signatures, and exact match in percent of the sentences."""
+
+    bleu: float
+    bleu_signature: str
+    chrf: float
+    chrf_signature: str
+    exact_match: float
+
+
+@dataclasses.dataclass(frozen=True)
 class ConventionScore:
     """BLEU of the same translations under one convention.
 
@@ -55,28 +66,25 @@ class Comparison:
 
 def corpus_scores(
     hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = bleu_tokenizers.DEFAULT
-) -> dict[str, float | str]:
+) -> CorpusScores:
     """BLEU and chrF on untouched references, cased, and exact match.
 
     Args:
       hypotheses, references: in the same order.
       tokenizer: of BLEU, from `bleu_tokenizers.choose`.
-
-    Returns:
-      bleu, bleu_signature, chrf, chrf_signature, exact_match (percent).
     """
     bleu, chrf = bleu_tokenizers.make_bleu(tokenizer), CHRF()
     hypotheses, references = list(hypotheses), list(references)
     equal = sum(h == r for h, r in zip(hypotheses, references, strict=True))
-    scores: dict[str, float | str] = {
-        "bleu": bleu.corpus_score(hypotheses, [references]).score,
-        "chrf": chrf.corpus_score(hypotheses, [references]).score,
-        "exact_match": 100.0 * equal / max(len(references), 1),
-    }
-    # A metric knows its signature only after it has scored.
-    scores["bleu_signature"] = str(bleu.get_signature())
-    scores["chrf_signature"] = str(chrf.get_signature())
-    return scores
+    bleu_score = bleu.corpus_score(hypotheses, [references]).score
+    chrf_score = chrf.corpus_score(hypotheses, [references]).score
+    return CorpusScores(
+        bleu=bleu_score,
+        bleu_signature=str(bleu.get_signature()),  # known only after scoring
+        chrf=chrf_score,
+        chrf_signature=str(chrf.get_signature()),
+        exact_match=100.0 * equal / max(len(references), 1),
+    )
 
 
 def conventions(

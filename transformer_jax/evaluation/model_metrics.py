@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from transformer_jax import distributed
 from transformer_jax.config import DataConfig, DecodeConfig
@@ -12,6 +11,7 @@ from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.translation import Translation
 from transformer_jax.evaluation import bleu_tokenizers
 from transformer_jax.evaluation.corpus_metrics import corpus_scores
+from transformer_jax.model.transformer import Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,10 @@ def bleu_tokenizer(data: DataConfig) -> str:
 
 
 def evaluate(
-    engine: Engine, params: Any, pairs: Sequence[tuple[str, str]], decode: DecodeConfig
+    engine: Engine,
+    params: Params | tuple[Params, ...],
+    pairs: Sequence[tuple[str, str]],
+    decode: DecodeConfig,
 ) -> tuple[Evaluation, list[Translation]]:
     """Teacher-forced loss and accuracy, and scores of decoded text.
 
@@ -49,7 +52,7 @@ def evaluate(
 
     Args:
       engine: compiled functions of the model.
-      params: its parameters.
+      params: the model's; a tuple for an ensemble.
       pairs: (source, reference). Every pair counts.
       decode: search settings.
 
@@ -68,14 +71,12 @@ def evaluate(
         [best[0] for best in engine.translate(params, sources, TranslationSettings(decode))]
     )
     data = engine.config.data
-    scores: dict[str, Any] = corpus_scores(
-        [output.text for output in outputs], references, bleu_tokenizer(data)
-    )
+    scores = corpus_scores([output.text for output in outputs], references, bleu_tokenizer(data))
     evaluation = Evaluation(
         loss=loss,
         perplexity=math.exp(min(loss, 700.0)),
         token_accuracy=100.0 * sum(pair.num_correct for pair in scored) / tokens,
         num_sentences=len(pairs),
-        **scores,
+        **dataclasses.asdict(scores),
     )
     return evaluation, outputs
