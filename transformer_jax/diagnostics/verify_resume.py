@@ -16,7 +16,7 @@ from transformer_jax.config import Config
 from transformer_jax.errors import UserError
 from transformer_jax.training import partition
 
-Metrics = dict[int, dict[str, Any]]  # step -> line of metrics.jsonl
+MetricsByStep = dict[int, dict[str, Any]]  # step -> line of metrics.jsonl
 
 TOLERANCE = 1e-5  # relative, of losses on other devices without dropout
 _DROPOUT = ("dropout_rate", "attention_dropout_rate", "activation_dropout_rate")
@@ -123,7 +123,7 @@ class _Runs:
                 env=environment,
             )
 
-    def run(self, name: str, flags: Sequence[str] = ()) -> Metrics:
+    def run(self, name: str, flags: Sequence[str] = ()) -> MetricsByStep:
         """Trains to the end."""
         self._say(f"{name}: {self._num_steps} steps")
         if self._start(name, flags).wait():
@@ -133,7 +133,7 @@ class _Runs:
 
     def run_killed(
         self, name: str, flags: Sequence[str] = (), more_flags: Sequence[str] = ()
-    ) -> Metrics:
+    ) -> MetricsByStep:
         """Trains, is killed after the checkpoint in the middle, and resumes with `more_flags`."""
         process = self._start(name, flags)
         checkpoints = self._folder / name / "checkpoints"
@@ -149,7 +149,7 @@ class _Runs:
         self._say(f"{name}: killed after step {self._half}")
         return self.run(name, [*flags, *more_flags])
 
-    def compare(self, straight: Metrics, resumed: Metrics, tolerance: float) -> None:
+    def compare(self, straight: MetricsByStep, resumed: MetricsByStep, tolerance: float) -> None:
         """Raises where batches differ, or losses by more than a relative tolerance."""
         if sorted(straight) != sorted(resumed):
             raise UserError(

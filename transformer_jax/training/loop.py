@@ -59,8 +59,13 @@ def open_run(
 ) -> Iterator["Trainer"]:
     """Sets up the run in `workdir` and yields its `Trainer`, at the step where the run stopped.
 
-    The work directory is locked until the context ends. With `read_only`, no file of the run is
-    written.
+    The work directory is locked until the context ends. Stages that can fail on one process alone
+    are called through `distributed`, which raises their errors on every process.
+
+    Args:
+      config: of the run.
+      workdir: folder of the run.
+      read_only: write no file of the run.
     """
     config, folder = paths.locate(config, workdir)
     workdir = epath.Path(folder)
@@ -78,10 +83,11 @@ def open_run(
         )
         runner = make_runner(config, devices)
         reporter = Reporter(
-            workdir, step or 0, config.train.num_steps, not read_only and distributed.is_primary()
+            workdir, step or 0, config.train.num_steps, distributed.is_primary() and not read_only
         )
         for line in runner.describe():
             reporter.say(line)
+
         trainer = Trainer(config, workdir, data.without_params(), runner, reporter)
         if step is None:
             trainer.start(data.initial_params)
