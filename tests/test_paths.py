@@ -9,7 +9,7 @@ from absl import flags
 from configs import tiny
 from transformer_jax import paths
 from transformer_jax.commands import decode, main, model_flags, process_flags
-from transformer_jax.config import Config
+from transformer_jax.config import Config, all_settings
 from transformer_jax.errors import UserError
 from transformer_jax.runs import workdir as workdir_lib
 
@@ -51,18 +51,18 @@ def test_expand_config_expands_every_path(home):
 
 def test_path_settings_are_complete():
     """By the names of all text settings."""
-    words = ("dir", "path", "file", "from", "tokenizer_model", "train", "validation", "test")
-    named_as_paths = {
-        (section.name, field.name)
-        for section in dataclasses.fields(Config)
-        if dataclasses.is_dataclass(section.type)
-        for field in dataclasses.fields(section.type)
-        if field.type is str
-        and (field.name in words[4:] or set(words[:4]) & set(field.name.split("_")))
-    }
+    words, names = (
+        {"dir", "path", "file", "from"},
+        ["tokenizer_model", "train", "validation", "test"],
+    )
+    named_as_paths = set()
+    for setting in all_settings(Config):
+        name = setting.path.rpartition(".")[2]
+        if setting.type is str and (name in names or words & set(name.split("_"))):
+            named_as_paths.add(setting.path)
     config = tiny.get_config()
     config.data.source = "files"
-    assert named_as_paths == set(paths._path_settings(config))
+    assert named_as_paths == {setting.path for setting in paths._path_settings(config)}
 
 
 def define_all(values, monkeypatch):

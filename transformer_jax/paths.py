@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from transformer_jax.config import Config
+from transformer_jax.config import Config, Setting, all_settings
 from transformer_jax.errors import UserError
 
 if TYPE_CHECKING:  # commands show their help without it
@@ -25,10 +25,6 @@ PathLike = str | os.PathLike[str]
 REMOTE = "gs://"  # the only object store that is supported and tested
 # Packages whose exceptions mean that the store cannot be reached or refuses a request.
 _CLIENT_PACKAGES = ("gcsfs", "fsspec", "google", "aiohttp", "requests")
-# Settings that hold one path, and those that hold several, separated by commas.
-_SETTINGS = (("data", "data_dir"), ("data", "cache_dir"), ("train", "init_from"))
-_SETTINGS_OF_SEVERAL = (("data", "tokenizer_model"),)
-_SETTINGS_OF_FILES = (("data", "train"), ("data", "validation"), ("data", "test"))
 
 
 def is_remote(path: PathLike) -> bool:
@@ -60,15 +56,13 @@ def expand(path: PathLike, name: str = "path") -> str:
 
 def expand_config(config: Config) -> Config:
     """`config` with `~` expanded in every setting that is a path."""
-    for section, field in _path_settings(config):
-        tree = getattr(config, section)
-        value = getattr(tree, field)
+    for setting in _path_settings(config):
+        value = setting.value(config)
         if "~" in value:
-            name = f"config.{section}.{field}"
-            parts = [value] if (section, field) in _SETTINGS else value.split(",")
-            value = ",".join(expand(part.strip(), name) for part in parts)
-            tree = dataclasses.replace(tree, **{field: value})
-            config = dataclasses.replace(config, **{section: tree})
+            parts = [expand(part, f"config.{setting.path}") for part in _split(setting, value)]
+            section, name = setting.path.split(".")
+            changed = dataclasses.replace(getattr(config, section), **{name: ",".join(parts)})
+            config = dataclasses.replace(config, **{section: changed})
     return config
 
 
@@ -99,9 +93,9 @@ def locate(config: Config, workdir: PathLike) -> tuple[Config, str]:
     """`config` and `workdir` with every path expanded and checked by `require`."""
     config, workdir = expand_config(config), expand(workdir, "workdir")
     require(workdir, "workdir")
-    for section, field in _path_settings(config):
-        for part in getattr(getattr(config, section), field).split(","):
-            require(part.strip(), f"config.{section}.{field}")
+    for setting in _path_settings(config):
+        for part in _split(setting, setting.value(config)):
+            require(part, f"config.{setting.path}")
     return config, workdir
 
 
@@ -198,11 +192,16 @@ def _without_scheme(path: PathLike) -> str:
     return os.fspath(path).removeprefix(REMOTE).rstrip("/")
 
 
-def _path_settings(config: Config) -> Iterator[tuple[str, str]]:
-    """(section, name) of each setting that is a path."""
-    yield from (*_SETTINGS, *_SETTINGS_OF_SEVERAL)
-    if config.data.source == "files":
-        yield from _SETTINGS_OF_FILES
+def _path_settings(config: Config) -> list[Setting]:
+    """The settings that are paths in this config."""
+    kinds = ("one", "several", "corpora") if config.data.source == "files" else ("one", "several")
+    return [setting for setting in all_settings(Config) if setting.rules.path_kind in kinds]
+
+
+def _split(setting: Setting, value: str) -> list[str]:
+    """The paths in a setting."""
+    parts = [value] if setting.rules.path_kind == "one" else value.split(",")
+    return [part.strip() for part in parts]
 
 
 def _configure_client() -> None:

@@ -10,7 +10,7 @@ Configs are values. Only the parser of flags assigns to them, before `validate`;
 import dataclasses
 from typing import Literal
 
-from transformer_jax.config.setting import fraction, section, setting
+from transformer_jax.config.setting import fraction, path_setting, section, setting
 
 NormPosition = Literal["pre", "post"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -101,17 +101,17 @@ class DataConfig:
         "tfds", "TensorFlow Datasets, or text files (PREFIX.LANG, .gz too, or one .tsv)."
     )
     tfds_name: str = setting("number_words/de", "Name of the TFDS data set.")
-    data_dir: str = setting(
-        "", "Folder of TFDS; empty: $TFDS_DATA_DIR, else the user's cache folder.", resumable=True
+    data_dir: str = path_setting(
+        "", "Folder of TFDS; empty: $TFDS_DATA_DIR, else the user's cache folder."
     )
-    cache_dir: str = setting(
-        "", "Folder of tokenised corpora; empty: the user's cache folder.", resumable=True
+    cache_dir: str = path_setting(
+        "", "Folder of tokenised corpora; empty: the user's cache folder."
     )
-    train: str = setting(
-        "train", "Training data: a TFDS split, or path prefixes with commas.", resumable=True
+    train: str = path_setting(
+        "train", "Training data: a TFDS split, or path prefixes with commas.", "corpora"
     )
-    validation: str = setting("validation", "Validation data, as `train`.", resumable=True)
-    test: str = setting("test", "Test data, as `train`.", resumable=True)
+    validation: str = path_setting("validation", "Validation data, as `train`.", "corpora")
+    test: str = path_setting("test", "Test data, as `train`.", "corpora")
     train_weights: tuple[float, ...] = setting(
         (), "Share of each corpus of `train` in the training data; empty: by size."
     )
@@ -125,8 +125,8 @@ class DataConfig:
     target_lang: str = setting("de", "Language of the target: suffix of its files.")
     vocab_size: int = setting(8000, "Tokens of the tokenizer that is trained.", at_least=8)
     tokenizer: Literal["unigram", "bpe"] = setting("unigram", "Kind of tokenizer to train.")
-    tokenizer_model: str = setting(
-        "", "Use this SentencePiece model instead; two files as SOURCE,TARGET.", resumable=True
+    tokenizer_model: str = path_setting(
+        "", "Use this SentencePiece model instead; two files as SOURCE,TARGET.", "several"
     )
     normalization: str = setting(
         "identity",
@@ -184,8 +184,10 @@ class TrainConfig:
     """Length of the run, and when it evaluates, saves and reports."""
 
     num_steps: int = setting(100_000, "Optimizer steps of the run.", at_least=1, resumable=True)
-    init_from: str = setting(
-        "", "Model to fine-tune: a work directory, or a Hugging Face directory or name."
+    init_from: str = path_setting(
+        "",
+        "Model to fine-tune: a work directory, or a Hugging Face directory or name.",
+        resumable=False,
     )
     allow_pickle: bool = setting(
         False, "Read a pytorch_model.bin in `init_from`, with torch.", resumable=True

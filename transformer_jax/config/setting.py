@@ -5,8 +5,9 @@ import math
 import operator
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
+PathKind = Literal["one", "several", "corpora"]
 _RULES = "rules"  # key in the metadata of a dataclass field
 _BOUNDS = {
     "at_least": (">=", operator.ge),
@@ -24,6 +25,8 @@ class Rules:
       meaning: one or two sentences for documents and `--help`.
       bounds: name in `_BOUNDS` -> bound of a number.
       resumable: whether a run may resume with another value.
+      path_kind: whether the text is one path, several with commas, or several with commas if
+        `data.source` is `files`; None: not a path.
       former: the value that a `config.json` without the setting stands for; MISSING: the default.
     """
 
@@ -31,6 +34,7 @@ class Rules:
     bounds: dict[str, float]
     resumable: bool
     former: Any
+    path_kind: PathKind | None = None
 
 
 def setting(
@@ -62,6 +66,14 @@ def setting(
 def fraction(default: float, meaning: str) -> Any:
     """A setting from 0 to below 1."""
     return setting(default, meaning, at_least=0, below=1)
+
+
+def path_setting(
+    default: str, meaning: str, path_kind: PathKind = "one", *, resumable: bool = True
+) -> Any:
+    """A setting that is a path, in which commands expand `~`."""
+    rules = Rules(meaning, {}, resumable, dataclasses.MISSING, path_kind)
+    return dataclasses.field(default=default, metadata={_RULES: rules})
 
 
 def section(cls: type, meaning: str, *, resumable: bool = False) -> Any:
