@@ -133,7 +133,7 @@ def model_config(
 
     Args:
       settings: of the directory.
-      positional: our name for its positions (see `weights.positions_of`).
+      positional: our name for its positions.
       tie_embeddings: `all`, `decoder` or `none`.
 
     Raises:

@@ -1,5 +1,8 @@
 """Converts the tensors of a Hugging Face directory to our parameters, without torch."""
 
+import dataclasses
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -26,18 +29,18 @@ def read_model(settings: Settings, tensors: Tensors) -> tuple[ModelConfig, layou
     used: set[str] = set()
     tables = _embeddings(settings, tensors, used)
     positional, positions, permuted = _positions(settings, tensors, used)
-    config = model_config(settings, positional, _tying(settings, tables))
+    bias = _output_bias(settings, tensors, used)
     ours = settings.raw.get(OWN_KEY) or {}
-    for name in ("positional_base", "position_offset"):
-        if positional == ours.get("positional") and name in ours:
-            setattr(config, name, ours[name])
+    changes: dict[str, Any] = {"output_bias": bool(np.any(bias) or ours.get("output_bias"))}
+    if positional == ours.get("positional"):
+        changes |= {n: ours[n] for n in ("positional_base", "position_offset") if n in ours}
+    config = model_config(settings, positional, _tying(tables))
+    config = dataclasses.replace(config, **changes)
     leaves: dict[layout.Path, np.ndarray] = {
         (f"{side}_embedding",): tables[side] for side in names.EMBEDDINGS[config.tie_embeddings]
     }
     if positional == "learned":
         leaves |= {(f"embed_{s}", "positions"): positions[s] for s in ("source", "target")}
-    bias = _output_bias(settings, tensors, used)
-    config.output_bias = bool(np.any(bias) or ours.get("output_bias"))
     if config.output_bias:
         leaves[("output_bias",)] = bias
     for path, name, shape in names.layer_tensors(config):
@@ -57,7 +60,10 @@ def read_model(settings: Settings, tensors: Tensors) -> tuple[ModelConfig, layou
     return config, layout.unflatten(params)
 
 
-def _take(settings, tensors: Tensors, used: set[str], name: str, shape: tuple[int, ...]):
+def _take(
+    settings: Settings, tensors: Tensors, used: set[str], name: str, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Reads a tensor as float32, checks its shape, and adds its name to `used`."""
     if name not in tensors:
         raise UserError(f"{settings.folder}: the weights have no tensor {name}.")
     used.add(name)
@@ -105,7 +111,7 @@ def _embeddings(settings: Settings, tensors: Tensors, used: set[str]) -> dict[st
     return tables
 
 
-def _tying(settings: Settings, tables: dict[str, np.ndarray]) -> TieEmbeddings:
+def _tying(tables: dict[str, np.ndarray]) -> TieEmbeddings:
     if tables["target"] is not tables["output"]:
         return "none"
     return "all" if tables["source"] is tables["target"] else "decoder"
