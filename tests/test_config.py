@@ -135,6 +135,7 @@ def test_config_json_of_0_1_0_keeps_its_meaning():
     text = json.dumps({"data": {"max_len": 16}})
     stored = from_json(text)
     assert (stored.data.max_ratio, stored.data.plan_version) == (0.0, 1)
+    assert from_json('{"optimizer": {}}').optimizer.weight_decay_on == "all"
     assert from_json(to_json(Config())) == Config()  # a current file names every setting
     # A current recipe resumes with the former values, unless it sets one of them itself.
     assert keep_former_defaults(Config(seed=3), stored).data == dataclasses.replace(
