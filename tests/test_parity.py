@@ -41,7 +41,7 @@ def test_parity_examples_are_greedy_translations(ours, translator):
     assert examples.sentences == SENTENCES
     want = translator.translate(SENTENCES, beam_size=1, max_decode_ratio=48.0)
     assert examples.output_ids == [list(output.ids) for output in want]
-    with pytest.raises(UserError, match="No sentence is left"):
+    with pytest.raises(UserError, match="No sentence has 1 to"):
         ours[0].examples([""])
 
 

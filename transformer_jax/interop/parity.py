@@ -82,11 +82,11 @@ class Reference:
         ]
         if not kept:
             raise UserError(
-                "No sentence is left to compare the exported model on. Set --sentences."
+                f"No sentence has 1 to {limit} tokens: there is nothing to compare the exported "
+                "model on. Set --sentences to a file of source text."
             )
         max_decode_len = min(self.config.decode.max_decode_len, limit)
-        decode = dataclasses.replace(
-            DecodeConfig(),
+        decode = DecodeConfig(
             beam_size=1,
             length_penalty=0.0,
             max_decode_len=max_decode_len,
