@@ -121,15 +121,15 @@ def check_flags() -> None:
     for name in INPUTS:
         path = FLAGS[name].value
         if path not in ("", "-") and not epath.Path(path).exists():
-            raise UserError(f"There is no file {path} (--{name}).")
+            raise UserError(f"--{name}={path}: there is no such file.")
     if FLAGS.attention and FLAGS.format != "jsonl":
         raise UserError("--attention needs --format=jsonl; text has no place for it.")
     if FLAGS.per_token and not FLAGS.score:
-        raise UserError("--per_token is for --score=FILE.")
+        raise UserError("--per_token needs --score=FILE.")
     if FLAGS.score and (FLAGS.n_best > 1 or FLAGS.alignment or FLAGS.attention):
         raise UserError(
-            "--score translates nothing: --n_best, --alignment and --attention have no meaning "
-            "with it."
+            "--score translates nothing: remove --n_best, --alignment and --attention, which are "
+            "for translations."
         )
 
 
@@ -228,7 +228,7 @@ def _rows(columns: dict[str, Lines]) -> Iterator[tuple[Request, str | None]]:
         row = dict(zip(columns, values, strict=True))
         ended = next((name for name, value in row.items() if value is None), None)
         if ended:
-            raise UserError(f"--{ended} ends before line {number}, which other files have.")
+            raise UserError(f"--{ended} ends before line {number}, but other files have that line.")
         phrases = row.get("phrases", "").split(PHRASE_SEPARATOR)
         request = Request(
             row["input"], row.get("prefixes", ""), tuple(filter(None, phrases)), number

@@ -67,7 +67,7 @@ def load_translator(ensemble: Sequence[tuple[str, str]] = ()) -> "Translator":
     trained = pretrained.read_config(FLAGS.workdir)
     for section in ("model", "optimizer", "train"):
         if getattr(FLAGS.config, section) != getattr(trained, section):
-            raise UserError(f"--config.{section}.… cannot be changed for a model that is trained.")
+            raise UserError(f"--config.{section}.… cannot be changed after training; remove it.")
     return Translator.load(
         FLAGS.workdir, FLAGS.checkpoint, FLAGS.config, FLAGS.allow_pickle, ensemble
     )

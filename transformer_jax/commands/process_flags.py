@@ -69,5 +69,5 @@ def refuse(feature: str) -> None:
     given = (FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id, FLAGS.distributed)
     if any(given) or distributed.launched_with_others():
         raise UserError(
-            f"{feature} runs in one process; start it once, without the flags of several."
+            f"{feature} runs in one process; start it without the flags of several processes."
         )

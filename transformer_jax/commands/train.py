@@ -109,7 +109,7 @@ def _dry_run() -> None:
         with writing(FLAGS.json) as out:
             out.write(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
     if report.fits is False:
-        raise UserError(f"The step does not fit {report.topology}.")
+        raise UserError(f"The step does not fit {report.topology}: {LESS_MEMORY}.")
 
 
 def _this_command(left_out: Sequence[str]) -> list[str]:
