@@ -35,17 +35,14 @@ class SelectInGroups:
     num_groups: int
 
     def select(
-        self,
-        prefixes: Prefixes,
-        beam_log_probs: jax.Array,
-        next_log_probs: NextLogProbs,
-        cost: jax.Array | None = None,
+        self, prefixes: Prefixes, beam_log_probs: jax.Array, next_log_probs: NextLogProbs
     ) -> Selection:
         """See `Selector`; the diversity penalty counts in the ranking only."""
-        del cost  # of no further level of groups
         vocab, rows, beams = next_log_probs.log_probs.shape
         batch = rows // self.num_groups
-        by_group = next_log_probs.log_probs.reshape(vocab, batch, self.num_groups, beams)
+        by_group = next_log_probs.log_probs.reshape(
+            vocab, batch, self.num_groups, beams
+        )  # [V, R, k] --> [V, B, G, k]
         sentence = jnp.arange(batch)[:, None]
         cost = jnp.zeros((vocab, batch, 1), jnp.float32)
         selections = []
@@ -59,10 +56,10 @@ class SelectInGroups:
                     self._group(next_log_probs.forced_tokens, g),
                     self._group(next_log_probs.forced_log_probs, g),
                     self._group(next_log_probs.finite, g),
+                    ranking_cost=cost,
                 ),
-                cost,
             )
-            tokens = gather_beams(selection.candidates.tokens, selection.survivors)  # [B, k]
+            tokens = gather_beams(selection.candidates.tokens, selection.survivors)  # --> [B, k]
             penalty = constraints.values.diversity_penalty[:, None]
             cost = cost.at[tokens, sentence, 0].add(penalty)
             selections.append(selection)

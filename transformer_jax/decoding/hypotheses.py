@@ -14,15 +14,16 @@ class Hypotheses:
     """Outputs of B sentences, K of each, best first."""
 
     tokens: jax.Array  # [B, K, T], the end symbol included, then padding
-    scores: jax.Array  # [B, K], log-probability over length penalty; NEVER where there is none
+    # [B, K], log-probability over length penalty, plus coverage penalty; NEVER where there is none.
+    scores: jax.Array
     log_probs: jax.Array  # [B, K], natural log-probability of all tokens and the end symbol
     lengths: jax.Array  # [B, K], number of tokens, the end symbol included
     steps: jax.Array  # [] decoder steps taken
-    finite: jax.Array  # [B] whether all logits were
+    finite: jax.Array  # [B] False once a logit was NaN
 
 
 def length_penalty(length: jax.Array, alpha: float | jax.Array, kind: str) -> jax.Array:
-    """Computes what a log-probability is divided by.
+    """Normaliser of scores by length: a log-probability is divided by it.
 
     Args:
       length: number of tokens, the end symbol included.
@@ -31,11 +32,15 @@ def length_penalty(length: jax.Array, alpha: float | jax.Array, kind: str) -> ja
         length^alpha. The same alpha has a different effect in each.
     """
     length = jnp.asarray(length, jnp.float32)
-    return ((5.0 + length) / 6.0 if kind == "gnmt" else length) ** alpha
+    if kind == "gnmt":
+        return ((5.0 + length) / 6.0) ** alpha
+    if kind == "power":
+        return length**alpha
+    raise ValueError(f"unknown kind of length penalty {kind!r}")
 
 
 def coverage_penalty(coverage: jax.Array, beta: float | jax.Array) -> jax.Array:
-    """Computes `beta` times the sum over source positions of log(min(coverage, 1)).
+    """`beta` times the sum over source positions of log(min(coverage, 1)).
 
     Wu et al., 2016, equation 14; never above 0.
 
@@ -46,11 +51,11 @@ def coverage_penalty(coverage: jax.Array, beta: float | jax.Array) -> jax.Array:
     return beta * jnp.sum(jnp.log(jnp.clip(coverage, 1e-9, 1.0)), axis=-1)
 
 
-def gather_beams(tree: Tree, beams: jax.Array) -> Tree:
-    """Picks `beams` `[R, J]` along the second axis of each array `[R, N, ...]`."""
+def gather_beams(tree: Tree, indices: jax.Array) -> Tree:
+    """Picks beams or candidates: of arrays `[R, N, ...]` and indices `[R, J]`, `[R, J, ...]`."""
 
     def pick(x: jax.Array) -> jax.Array:
-        indices = beams.reshape(beams.shape + (1,) * (x.ndim - 2))  # --> [R, J, 1, ...]
-        return jnp.take_along_axis(x, indices, axis=1)
+        expanded = indices.reshape(indices.shape + (1,) * (x.ndim - 2))  # --> [R, J, 1, ...]
+        return jnp.take_along_axis(x, expanded, axis=1)
 
     return jax.tree.map(pick, tree)

@@ -2,6 +2,8 @@
 
 Dynamic beam allocation (Post and Vilar, 2018): hypotheses that contain equally many tokens of the
 phrases share a bank, and each bank gets its share of the beams.
+
+Letters of shapes are those of `beam`, and C phrases of at most L tokens.
 """
 
 import dataclasses
@@ -12,13 +14,14 @@ import jax.numpy as jnp
 
 from transformer_jax.decoding.beam import Finished
 from transformer_jax.decoding.candidates import (
+    NO_TOKEN,
     Candidates,
     Selection,
-    append,
+    append_tokens,
     best_candidates,
-    candidates_of,
-    ends,
+    find_ends,
     force_tokens,
+    total_log_probs,
 )
 from transformer_jax.decoding.hypotheses import gather_beams
 from transformer_jax.decoding.processors import NextLogProbs, Prefixes
@@ -45,8 +48,8 @@ class SelectWithPhrases:
     Args:
       eos_id: the end symbol.
       at_limit: `config.decode.at_limit`.
-      starts_word: `[V]` boolean, tokens that may follow a phrase that has to end where a word ends;
-        None: all.
+      starts_word: `[V]` boolean, True for tokens that start a new word; after a phrase that has to
+        end where a word ends, only these may follow. None: all may.
     """
 
     eos_id: int
@@ -54,42 +57,42 @@ class SelectWithPhrases:
     starts_word: jax.Array | None = None
 
     def select(
-        self,
-        prefixes: Prefixes,
-        beam_log_probs: jax.Array,
-        next_log_probs: NextLogProbs,
-        cost: jax.Array | None = None,
+        self, prefixes: Prefixes, beam_log_probs: jax.Array, next_log_probs: NextLogProbs
     ) -> Selection:
         """See `Selector`.
 
-        An end counts if its candidate would be selected. One that lacks a phrase counts only as
-        the best of its bank; it is the result where there is no better one.
+        An end is accepted if its candidate would be allotted a beam. One that lacks a phrase is
+        accepted only as the best of its bank; it is the result where there is no better one.
         """
-        phrases, log_probs = prefixes.constraints.phrases, next_log_probs.log_probs
+        phrases, beams = prefixes.constraints.phrases, beam_log_probs.shape[1]
         assert phrases is not None
-        beams = beam_log_probs.shape[1]
         progress = phrase_progress(prefixes.tokens, prefixes.index, phrases, self.starts_word)
         if self.starts_word is not None:
-            log_probs = forbid_longer_words(log_probs, progress, phrases, self.starts_word)
-        candidates = best_candidates(log_probs, beam_log_probs, cost)
+            log_probs = forbid_longer_words(
+                next_log_probs.log_probs, progress, phrases, self.starts_word
+            )
+            next_log_probs = dataclasses.replace(next_log_probs, log_probs=log_probs)
+        candidates = best_candidates(next_log_probs, beam_log_probs)
         candidates = self._add_phrase_candidates(
-            candidates, log_probs, beam_log_probs, next_tokens(progress, phrases)
+            candidates, next_log_probs.log_probs, beam_log_probs, next_tokens(progress, phrases)
         )
         candidates = force_tokens(candidates, next_log_probs, beam_log_probs)
-        tokens = append(prefixes.tokens, candidates, prefixes.index)  # [R, N, T]
+
+        tokens = append_tokens(prefixes.tokens, candidates, prefixes.index)  # [R, N, T]
         progress = phrase_progress(tokens, prefixes.index + 1, phrases, self.starts_word)
         num_missing = jnp.sum(~progress.met, axis=-1)  # [R, N]
-        bank = bank_of(progress, phrases)
-        is_end = ends(candidates, prefixes, self.eos_id, self.at_limit)
-        incomplete = is_end & (num_missing > 0)
-        best_of_bank = rank_in_bank(candidates.ranking, bank) == 0
-        chosen = allot(jnp.where(incomplete, NEVER, candidates.ranking), bank, beams)  # [R, k]
-        is_chosen = jnp.any(chosen[..., None] == jnp.arange(is_end.shape[1]), axis=1)  # [R, N]
-        counts = jnp.where(incomplete, best_of_bank, is_chosen)
+        bank = bank_of(progress, phrases)  # [R, N]
+        is_end = find_ends(candidates, prefixes, self.eos_id, self.at_limit)  # [R, N]
+        is_incomplete_end = is_end & (num_missing > 0)
+        is_best_of_bank = rank_in_bank(candidates.ranking, bank) == 0
+        complete_ranking = jnp.where(is_incomplete_end, NEVER, candidates.ranking)
+        chosen = allot(complete_ranking, bank, beams)  # [R, k]
+        is_chosen = jnp.any(chosen[..., None] == jnp.arange(is_end.shape[1]), axis=1)  # --> [R, N]
+        ranks_high_enough = jnp.where(is_incomplete_end, is_best_of_bank, is_chosen)
         return Selection(
             candidates,
-            ends=is_end,
-            finishes=is_end & (candidates.ranking > NEVER) & counts,
+            is_end=is_end,
+            is_accepted=is_end & (candidates.ranking > NEVER) & ranks_high_enough,
             num_missing=num_missing,
             survivors=allot(jnp.where(is_end, NEVER, candidates.ranking), bank, beams),
         )
@@ -111,11 +114,19 @@ class SelectWithPhrases:
         end = jnp.full_like(best, self.eos_id)
         tokens = jnp.concatenate([best, end, following], axis=-1)  # [R, k, C + 2]
         parents = jnp.broadcast_to(jnp.arange(beams)[:, None], tokens.shape)
-        added = candidates_of(
-            log_probs, beam_log_probs, parents.reshape(rows, -1), tokens.reshape(rows, -1)
+        tokens, parents = (
+            tokens.reshape(rows, -1),
+            parents.reshape(rows, -1),
+        )  # --> [R, k * (C + 2)]
+        totals = total_log_probs(log_probs, beam_log_probs, parents, tokens)
+        added = Candidates(ranking=totals, log_probs=totals, parents=parents, tokens=tokens)
+        all_candidates = jax.tree.map(
+            lambda *x: jnp.concatenate(x, axis=1), candidates, added
+        )  # --> [R, N]
+        ranking = drop_repeated(
+            all_candidates.ranking, all_candidates.parents, all_candidates.tokens
         )
-        both = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), candidates, added)
-        return both.replace(ranking=drop_repeated(both.ranking, both.parents, both.tokens))
+        return dataclasses.replace(all_candidates, ranking=ranking)
 
 
 def phrase_progress(
@@ -130,8 +141,8 @@ def phrase_progress(
       tokens: `[R, N, T]`.
       index: number of tokens that count.
       phrases: of each row.
-      starts_word: `[V]` boolean, tokens that may follow a phrase that has to end where a word ends;
-        None: all.
+      starts_word: `[V]` boolean, True for tokens that start a new word; after a phrase that has to
+        end where a word ends, only these may follow. None: all may.
     """
     length, width = tokens.shape[-1], phrases.ids.shape[-1]
     sizes = _sizes(phrases)  # [R, 1, C]
@@ -173,10 +184,10 @@ def bank_of(progress: Progress, phrases: PhraseArrays) -> jax.Array:
 
 
 def next_tokens(progress: Progress, phrases: PhraseArrays) -> jax.Array:
-    """The token that continues each phrase, `[R, N, C]`; -1 where the phrase is met."""
+    """The token that continues each phrase, `[R, N, C]`; `NO_TOKEN` where it is met."""
     position = jnp.minimum(progress.num_matched, phrases.ids.shape[-1] - 1)
     tokens = jnp.take_along_axis(phrases.ids[:, None], position[..., None], axis=-1)[..., 0]
-    return jnp.where(progress.met, -1, tokens)
+    return jnp.where(progress.met, NO_TOKEN, tokens)
 
 
 def forbid_longer_words(
@@ -194,8 +205,8 @@ def forbid_longer_words(
     """
     vocab, rows, beams = log_probs.shape
     allowed = starts_word[:, None, None] | ~jnp.any(progress.at_end, axis=-1)
-    following = jnp.where(progress.num_matched > 0, next_tokens(progress, phrases), -1)
-    following = jnp.where(following < 0, vocab, following)  # out of range: dropped
+    following = jnp.where(progress.num_matched > 0, next_tokens(progress, phrases), NO_TOKEN)
+    following = jnp.where(following == NO_TOKEN, vocab, following)  # out of range: dropped
     row, beam = jnp.arange(rows)[:, None, None], jnp.arange(beams)[:, None]
     allowed = allowed.at[following, row, beam].set(True, mode="drop")
     return jnp.where(allowed, log_probs, NEVER)

@@ -1,6 +1,7 @@
 """Which token may be next: small functions of log-probabilities, applied in a fixed order.
 
-Arrays are `[V, R, k]`, the vocabulary first, as the decoder gives them: R rows of k hypotheses.
+Arrays are `[V, R, k]`: V tokens, R rows of k hypotheses. The vocabulary comes first because the
+decoder's products have their weights as the left operand (`model.incremental`).
 """
 
 import dataclasses
@@ -17,6 +18,8 @@ from transformer_jax.decoding.search_settings import (
 )
 from transformer_jax.ops.top_k import NEVER
 
+FREE = -1  # in place of a forced token
+
 
 @flax.struct.dataclass
 class Prefixes:
@@ -32,9 +35,11 @@ class NextLogProbs:
     """Log-probabilities of the next token, and the rows in which it is not free."""
 
     log_probs: jax.Array  # [V, R, k]; `NEVER` where a token is forbidden
-    forced_tokens: jax.Array  # [R] the only token allowed; -1 where the choice is free
-    forced_log_probs: jax.Array  # [R, k] what that token costs
-    finite: jax.Array  # [R, k] whether all logits were
+    forced_tokens: jax.Array  # [R] the only token allowed, or `FREE`
+    forced_log_probs: jax.Array  # [R, k] of that token
+    finite: jax.Array  # [R, k] False where a logit was NaN
+    # [V, R, 1] subtracted when continuations are ranked, not from their log-probabilities.
+    ranking_cost: jax.Array | None = None
 
 
 Processor = Callable[[jax.Array, Prefixes], jax.Array]
@@ -98,14 +103,13 @@ class LogitsProcessors:
         at_limit = index + 1 >= constraints.max_lens
         if self.structure.at_limit == "cut":
             at_limit = jnp.zeros_like(at_limit)
-        forced = jnp.where(at_limit, self.eos_id, -1)
+        forced = jnp.where(at_limit, self.eos_id, FREE)
         end_cost = 0.0 if self.structure.at_limit == "free_end" else log_probs[self.eos_id]
         costs = jnp.broadcast_to(end_cost, log_probs.shape[1:])  # --> [R, k]
         if constraints.prefix is not None:
             width = constraints.prefix.shape[1]
             given = jnp.take(constraints.prefix, jnp.minimum(index, width - 1), axis=1)  # --> [R]
-            given = jnp.where(index < width, given, -1)
-            in_prefix = given >= 0
+            in_prefix = (index < width) & (given >= 0)
             forced = jnp.where(in_prefix, given, forced)
             given_costs = unmasked[jnp.maximum(given, 0), jnp.arange(given.shape[0])]  # --> [R, k]
             if constraints.num_free is not None:

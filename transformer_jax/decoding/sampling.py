@@ -153,7 +153,7 @@ class SampleState:
     log_probs: jax.Array  # [B, K], under the model, before `warp`
     lengths: jax.Array  # [B, K]; 0 until the output has ended
     done: jax.Array  # [B]
-    finite: jax.Array  # [B] whether all logits were
+    finite: jax.Array  # [B] False once a logit was NaN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Sampling:
       processors: turn logits into log-probabilities of the next token.
       constraints: of each sentence, with `seeds`.
       ids: start, end and padding.
-      structure: of the settings, whose numbers are in `constraints.values`.
+      structure: the static part of the settings; their numbers are in `constraints.values`.
       max_decode_len: T, most tokens of an output.
     """
 

@@ -40,38 +40,51 @@ def search(
       cache: before the first step, of B sentences and K = `structure.beam_size` beams.
       constraints: of each sentence.
       ids: start, end and padding.
-      structure: of the settings, whose numbers are in `constraints.values`.
+      structure: the static part of the settings; their numbers are in `constraints.values`.
       max_decode_len: T, most tokens of an output.
-      starts_word: `[V]` boolean, tokens that may follow a phrase that has to end where a word
-        ends; None: all.
+      starts_word: `[V]` boolean, True for tokens that start a new word; after a phrase that has to
+        end where a word ends, only these may follow. None: all may.
       processors: of log-probabilities, besides those of the settings.
 
     Returns:
       K outputs of each sentence.
     """
     groups = structure.beam_groups
+    row_decoder, row_constraints = decoder, constraints
     if groups > 1:  # each is a row of its own
-        constraints = repeat_constraints(constraints, groups)
-        decoder = GroupedDecoder(decoder, groups)
-    suppressed = suppressed_mask(constraints.values, decoder.vocab_size)
+        row_decoder = GroupedDecoder(decoder, groups)
+        row_constraints = repeat_constraints(constraints, groups)
+    suppressed = suppressed_mask(row_constraints.values, decoder.vocab_size)
     logits_processors = LogitsProcessors(structure, ids.target_eos, suppressed, processors)
     if structure.is_sampling:
         return Sampling(
             decoder, logits_processors, constraints, ids, structure, max_decode_len
         ).run(cache)
-    selector: Selector = SelectBest(ids.target_eos, structure.at_limit)
-    if constraints.phrases is not None:
+
+    selector: Selector
+    if constraints.phrases is None:
+        selector = SelectBest(ids.target_eos, structure.at_limit)
+    else:
         selector = SelectWithPhrases(ids.target_eos, structure.at_limit, starts_word)
-    if groups > 1:
-        selector = SelectInGroups(selector, groups)
-    beams = structure.beam_size // groups
-    end = BeamSearch(
-        decoder, logits_processors, selector, constraints, ids, structure, beams, max_decode_len
+    final_state = BeamSearch(
+        row_decoder,
+        logits_processors,
+        SelectInGroups(selector, groups) if groups > 1 else selector,
+        row_constraints,
+        ids,
+        structure,
+        beams=structure.beam_size // groups,
+        max_decode_len=max_decode_len,
     ).run(cache)
-    finished, finite = end.finished, end.finite
+    finished, finite = final_state.finished, final_state.finite
     if groups > 1:
-        finished = merge_groups(finished, groups)
+        finished = merge_groups(finished, groups)  # [R, k, ...] --> [B, K, ...]
         finite = jnp.all(finite.reshape(-1, groups), axis=1)  # [R] --> [B]
     return Hypotheses(
-        finished.tokens, finished.scores, finished.log_probs, finished.lengths, end.index, finite
+        tokens=finished.tokens,
+        scores=finished.scores,
+        log_probs=finished.log_probs,
+        lengths=finished.lengths,
+        steps=final_state.index,
+        finite=finite,
     )
