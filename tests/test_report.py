@@ -212,9 +212,9 @@ def test_plot_answers_mistakes_with_one_sentence(arguments, words):
 @pytest.mark.parametrize("picture", ["curves", "report"])
 def test_plot_without_matplotlib_names_the_package(workdir, picture):
     code = (
-        "import runpy, sys; sys.modules['matplotlib'] = None; "
-        f"sys.argv = ['plot', {picture!r}, {f'--workdir={workdir}'!r}]; "
-        "runpy.run_module('transformer_jax.plotting', run_name='__main__')"
+        "import sys; sys.modules['matplotlib'] = None; "
+        "from transformer_jax.commands.main import run; "
+        f"run('plot', ['plot', {picture!r}, {f'--workdir={workdir}'!r}])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
