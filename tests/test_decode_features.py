@@ -138,12 +138,14 @@ def test_attention_of_a_translation_equals_the_models(translator, head):
 def test_word_alignment_by_hand():
     source, target = ["▁a", "▁do", "g", "▁runs", "."], ["▁Ein", "▁Hu", "nd", "▁rennt."]
     assert alignment.words_of(source) == [0, 1, 1, 2, 2]
-    attention = np.array([
-        [0.6, 0.1, 0.1, 0.1, 0.1],
-        [0.3, 0.25, 0.25, 0.1, 0.1],  # the word's tokens together have more than 0.3
-        [0.0, 0.2, 0.2, 0.5, 0.1],
-        [0.1, 0.1, 0.1, 0.3, 0.4],
-    ])  # fmt: skip
+    attention = np.array(
+        [
+            [0.6, 0.1, 0.1, 0.1, 0.1],
+            [0.3, 0.25, 0.25, 0.1, 0.1],  # the word's tokens together have more than 0.3
+            [0.0, 0.2, 0.2, 0.5, 0.1],
+            [0.1, 0.1, 0.1, 0.3, 0.4],
+        ]
+    )
     words = alignment.word_attention(attention, source, target)
     np.testing.assert_allclose(words[1], [0.15, 0.45, 0.4])
     assert alignment.pharaoh(alignment.links(words)) == "0-0 1-1 2-2"
@@ -241,7 +243,7 @@ def make_output(path, **settings):
 def test_decode_output_resumes_after_an_interruption(tmp_path):
     path, requests = tmp_path / "out", ["ä", "b", "c", "d"]
     write(make_output(path), requests)
-    whole = path.read_text()
+    complete = path.read_text()
     assert not (tmp_path / "out.unfinished").exists()
     path.write_text("of an earlier job\n")
     with pytest.raises(KeyboardInterrupt):
@@ -255,7 +257,7 @@ def test_decode_output_resumes_after_an_interruption(tmp_path):
         write(make_output(path), ["ä", "x", "c", "d"])
     resumed = make_output(path)
     write(resumed, requests)
-    assert path.read_text() == whole
+    assert path.read_text() == complete
     assert resumed.done == 4
     assert not (tmp_path / "out.unfinished").exists()
     with pytest.raises(KeyboardInterrupt):
@@ -282,8 +284,11 @@ def test_decode_refuses_impossible_settings(translator, settings, word):
 
 
 def test_attention_choice_refuses_missing_layers_and_heads(translator):
-    for choice, word in ((AttentionChoice(7), "layer 7"), (AttentionChoice(-1, 9), "head 9"),
-                         (AttentionChoice(-3), "layer -3; the model has 1")):  # fmt: skip
+    for choice, word in (
+        (AttentionChoice(7), "layer 7"),
+        (AttentionChoice(-1, 9), "head 9"),
+        (AttentionChoice(-3), "layer -3; the model has 1"),
+    ):
         with pytest.raises(UserError, match=word):
             translator.translate_n_best(["one"], 1, attention=choice)
     deep = dataclasses.replace(translator.config.model, num_decoder_layers=4)
@@ -331,8 +336,17 @@ def test_attention_of_parts_is_joined_sparsely():
     np.testing.assert_array_equal(joined.toarray(), want)
     assert joined.nnz == 6  # a part's zeros are its own
     tokens = ["▁a"] * 100
-    many = [Translation("a", 0.0, 0.0, tuple(tokens), tuple(range(100)), tuple(tokens),
-                        np.full((100, 100), 0.01, np.float32))] * 40  # fmt: skip
+    many = [
+        Translation(
+            "a",
+            0.0,
+            0.0,
+            tuple(tokens),
+            tuple(range(100)),
+            tuple(tokens),
+            np.full((100, 100), 0.01, np.float32),
+        )
+    ] * 40
     tracemalloc.start()
     joined = join_parts(many)
     links = alignment.links(

@@ -83,9 +83,14 @@ def test_long_texts_read_byte_tokens_as_characters():
 
 @pytest.mark.parametrize(
     ("texts", "want"),
-    [(["Eins.", "Zwei."], "Eins. Zwei."), (["一。", "二。", "三"], "一。二。三"),
-     (["", "Eins.", "", "Zwei."], "Eins. Zwei."), ([], ""), (["하나.", "둘."], "하나. 둘.")],
-)  # fmt: skip
+    [
+        (["Eins.", "Zwei."], "Eins. Zwei."),
+        (["一。", "二。", "三"], "一。二。三"),
+        (["", "Eins.", "", "Zwei."], "Eins. Zwei."),
+        ([], ""),
+        (["하나.", "둘."], "하나. 둘."),
+    ],
+)
 def test_long_texts_are_joined_as_their_script_requires(texts, want):
     parts = [Translation(text, -1.0, -2.0, (text,), (1,)) for text in texts]
     joined = join_parts(parts)

@@ -16,7 +16,7 @@ from tests.test_search import (
     random_model,
     table_logits,
     tokens,
-)  # fmt: skip
+)
 from tests.test_search_options import contains, finished
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Tokenizer
@@ -38,8 +38,9 @@ def find(tables, limit, wanted, beam_size, word_ends=None, **settings):
     for c, phrase in enumerate(wanted):
         array[:, c, : len(phrase)] = phrase
     config = DecodeConfig(beam_size=beam_size, length_penalty=0.0, **settings)
-    ends_word = np.broadcast_to([False] * len(wanted) if word_ends is None else word_ends,
-                                array.shape[:2])  # fmt: skip
+    ends_word = np.broadcast_to(
+        [False] * len(wanted) if word_ends is None else word_ends, array.shape[:2]
+    )
     arrays = PhraseArrays(jnp.asarray(array), jnp.asarray(ends_word))
     constraints = make_constraints([limit] * rows, config, phrases=arrays)
     searcher = compiled(limit, config, None if word_ends is None else STARTS_WORD)
@@ -183,13 +184,19 @@ def test_settings_that_forbid_every_output_give_a_message(translator, capsys):
 @pytest.mark.parametrize(
     ("output", "phrase", "want"),
     [
-        ("das Haus am See", "Haus", True), ("die Haustür", "Haus", False),
-        ("ein Rathaus. Haus!", "Haus", True), ("am Rathaus", "haus", False),
-        ("(Haus)", "Haus", True), ("", "Haus", False), ("我在北京大学", "北京", True),
-        ("東京タワー", "タワー", True), ("ฉันรักแมว", "รัก", True), ("用JAX训练", "JAX", True),
+        ("das Haus am See", "Haus", True),
+        ("die Haustür", "Haus", False),
+        ("ein Rathaus. Haus!", "Haus", True),
+        ("am Rathaus", "haus", False),
+        ("(Haus)", "Haus", True),
+        ("", "Haus", False),
+        ("我在北京大学", "北京", True),
+        ("東京タワー", "タワー", True),
+        ("ฉันรักแมว", "รัก", True),
+        ("用JAX训练", "JAX", True),
         ("하나둘", "하나", False),
     ],
-)  # fmt: skip
+)
 def test_phrases_contained_in_text_by_hand(output, phrase, want):
     assert phrases.contains(output, phrase) == want
 
@@ -202,9 +209,14 @@ def test_phrases_of_scripts_without_spaces_have_no_leading_space(kind):
     lines += ["我们在北京", "北京大学", "北京北京"] * 50
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=model, vocab_size=60, model_type=kind,
-        character_coverage=1.0, minloglevel=2, hard_vocab_limit=False,
-    )  # fmt: skip
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        vocab_size=60,
+        model_type=kind,
+        character_coverage=1.0,
+        minloglevel=2,
+        hard_vocab_limit=False,
+    )
     tokenizer = Tokenizer(model.getvalue())
     phrase = phrases.encode(tokenizer, "北京")
     assert not phrase.ends_word
@@ -221,9 +233,12 @@ def test_phrases_that_the_tokenizer_cannot_write_are_unmet():
     """Without byte fallback an unknown character would be forced as the unknown token."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["das haus", "ein baum"] * 20), model_writer=model, vocab_size=20,
-        minloglevel=2, hard_vocab_limit=False,
-    )  # fmt: skip
+        sentence_iterator=iter(["das haus", "ein baum"] * 20),
+        model_writer=model,
+        vocab_size=20,
+        minloglevel=2,
+        hard_vocab_limit=False,
+    )
     tokenizer = Tokenizer(model.getvalue())
     for text, possible in (("haus", True), ("漢字", False), ("Haus", False)):
         phrase = phrases.encode(tokenizer, text)
@@ -235,8 +250,12 @@ def test_phrases_that_the_tokenizer_cannot_write_are_unmet():
 def test_translation_as_json_has_unmet():
     nothing = Translation("", -np.inf, -np.inf, (), (), unmet=("phrase 'Haus'",))
     assert nothing.as_json() == {
-        "text": "", "score": None, "log_prob": None, "tokens": [], "unmet": ["phrase 'Haus'"],
-    }  # fmt: skip
+        "text": "",
+        "score": None,
+        "log_prob": None,
+        "tokens": [],
+        "unmet": ["phrase 'Haus'"],
+    }
     assert "unmet" not in dataclasses.replace(nothing, unmet=()).as_json()
 
 

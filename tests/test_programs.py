@@ -75,22 +75,26 @@ def settings_of_one_structure(method, number):
     """Search settings that differ in all their numbers."""
     rng = random.Random(number)
     limits = {
-        "max_decode_len": rng.randint(2, 200), "max_decode_ratio": rng.uniform(1, 4),
+        "max_decode_len": rng.randint(2, 200),
+        "max_decode_ratio": rng.uniform(1, 4),
         "length_penalty": rng.uniform(0.1, 2),
-    }  # fmt: skip
+    }
     if method == "beam":
         return limits | {
-            "min_decode_len": rng.randint(1, 3), "repetition_penalty": rng.uniform(1.1, 2),
-            "coverage_penalty": rng.uniform(0.1, 1), "diversity_penalty": rng.uniform(0.1, 1),
+            "min_decode_len": rng.randint(1, 3),
+            "repetition_penalty": rng.uniform(1.1, 2),
+            "coverage_penalty": rng.uniform(0.1, 1),
+            "diversity_penalty": rng.uniform(0.1, 1),
             "suppressed_ids": tuple(rng.sample(range(10, 200), rng.randint(1, 9))),
-        }  # fmt: skip
+        }
     return limits | {
-        "seed": rng.randrange(2**32), "temperature": rng.uniform(0.5, 2),
+        "seed": rng.randrange(2**32),
+        "temperature": rng.uniform(0.5, 2),
         # Each rule of sampling is off now and then.
         "top_k": rng.choice([0, rng.randint(1, 200)]),
         "top_p": rng.choice([1.0, rng.uniform(0.1, 0.99)]),
         "min_p": rng.choice([0.0, rng.uniform(0, 0.1)]),
-    }  # fmt: skip
+    }
 
 
 def test_programs_of_a_hundred_settings_are_two(translator):
@@ -131,15 +135,23 @@ def stack(values):
 def test_search_values_apply_row_by_row(method):
     rows, longest, beams = 4, 4, 4 if method == "beam" else 64
     by_method = {
-        "beam": {"suppressed_ids": ((0, 1), (1, 2), (0, 2), (1, 0)), "min_decode_len": (0,) * 4,
-                 "coverage_penalty": (0.0,) * 4, "beam_groups": (2,) * 4},
+        "beam": {
+            "suppressed_ids": ((0, 1), (1, 2), (0, 2), (1, 0)),
+            "min_decode_len": (0,) * 4,
+            "coverage_penalty": (0.0,) * 4,
+            "beam_groups": (2,) * 4,
+        },
         "sample": {"top_k": (0, 3, 0, 2), "top_p": (0.95, 1.0, 0.98, 0.9)},
-    }[method]  # fmt: skip
+    }[method]
     configs = [
-        DecodeConfig(method=method, beam_size=beams, **settings_of_one_structure(method, row)
-                     | {name: values[row] for name, values in by_method.items()})
+        DecodeConfig(
+            method=method,
+            beam_size=beams,
+            **settings_of_one_structure(method, row)
+            | {name: values[row] for name, values in by_method.items()},
+        )
         for row in range(rows)
-    ]  # fmt: skip
+    ]
     structure = structure_of(configs[-1])  # in which all rules are active
     values = [values_of(config, 1) for config in configs]
     logits = table_logits(random_model(rows, longest, seed=31), longest)
@@ -148,9 +160,12 @@ def test_search_values_apply_row_by_row(method):
     def find(logits, values):
         count = logits.shape[0]
         constraints = SearchConstraints(
-            max_lens=jnp.full(count, longest), min_lens=jnp.zeros(count, jnp.int32), values=values,
-            seeds=jnp.full(count, 7, jnp.uint32), num_hypotheses=jnp.ones(count, jnp.int32),
-        )  # fmt: skip
+            max_lens=jnp.full(count, longest),
+            min_lens=jnp.zeros(count, jnp.int32),
+            values=values,
+            seeds=jnp.full(count, 7, jnp.uint32),
+            num_hypotheses=jnp.ones(count, jnp.int32),
+        )
         decoder = TableDecoder(logits, beams)
         return search(decoder, decoder.init_cache(), constraints, IDS, structure, longest)
 
@@ -175,8 +190,16 @@ def test_program_cache_is_bounded_and_keeps_those_used_last():
 
 @pytest.mark.parametrize("method", ["beam", "sample"])
 def test_decode_loop_compiles_at_most_three_loops(method):
-    model = ModelConfig(num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=8, num_heads=2,
-                        source_vocab_size=20, target_vocab_size=20, max_len=1024)  # fmt: skip
+    model = ModelConfig(
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        d_model=8,
+        d_ff=8,
+        num_heads=2,
+        source_vocab_size=20,
+        target_vocab_size=20,
+        max_len=1024,
+    )
     decode = DecodeConfig(method=method, beam_size=2)
     params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
     weights = jax.eval_shape(lambda p: programs._prepare((p,), (model,)), params)
@@ -193,7 +216,7 @@ def test_decode_loop_compiles_at_most_three_loops(method):
     for longest in (16, 48, 128, 512, 1024):
         search = functools.partial(
             functions.search, structure=structure_of(decode), max_decode_len=longest
-        )  # fmt: skip
+        )
         lowered = jax.jit(search).lower(device_params, sources, constraints)
         # Loops that carry the decoder's cache; the generator of random numbers has others.
         cached = re.compile(r"stablehlo\.while.*tensor<(\d+x){4}f32>")
@@ -204,9 +227,16 @@ def test_decode_loop_compiles_at_most_three_loops(method):
 
 
 def test_decode_step_costs_the_same_for_each_sample():
-    model = ModelConfig(num_encoder_layers=1, num_decoder_layers=1, d_model=16, d_ff=16,
-                        num_heads=2, source_vocab_size=20, target_vocab_size=20,
-                        max_len=512)  # fmt: skip
+    model = ModelConfig(
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        d_model=16,
+        d_ff=16,
+        num_heads=2,
+        source_vocab_size=20,
+        target_vocab_size=20,
+        max_len=512,
+    )
     params = init_params(model, jax.random.key(0))
     weights = decoder_weights.prepare(model, params)
     encoded, mask = jnp.zeros((1, 8, 16)), jnp.ones((1, 8), bool)
@@ -248,9 +278,12 @@ def test_decode_loop_grows_the_cache_only_if_unfinished(steps, grown):
     @jax.jit
     def run():
         return decode_loop(
-            lambda state: state.replace(index=state.index + 1), lambda state: state.index < steps,
-            Counting(jnp.int32(0), jnp.zeros(16)), Decoder(), 96,
-        )  # fmt: skip
+            lambda state: state.replace(index=state.index + 1),
+            lambda state: state.index < steps,
+            Counting(jnp.int32(0), jnp.zeros(16)),
+            Decoder(),
+            96,
+        )
 
     assert int(run().index) == steps
     jax.effects_barrier()

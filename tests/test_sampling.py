@@ -23,7 +23,7 @@ from tests.test_search import (
     make_constraints,
     random_model,
     table_logits,
-)  # fmt: skip
+)
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding import mbr, sampling
 from transformer_jax.decoding.search import search
@@ -181,10 +181,13 @@ def test_mbr_expected_utilities_by_hand():
 def test_mbr_utilities_equal_sacrebleu_to_the_last_bit(texts):
     for metric, scorer in (("chrf", CHRF()), ("bleu", BLEU(effective_order=True))):
         means = {
-            text: math.fsum(n * scorer.sentence_score(text, [other]).score
-                            for other, n in collections.Counter(texts).items()) / len(texts)
+            text: math.fsum(
+                n * scorer.sentence_score(text, [other]).score
+                for other, n in collections.Counter(texts).items()
+            )
+            / len(texts)
             for text in texts
-        }  # fmt: skip
+        }
         assert mbr.expected_utilities(texts, metric) == [means[text] for text in texts]
 
 
@@ -230,14 +233,21 @@ def test_sampling_rules_apply_row_by_row():
     rules = {
         "all": [(0.7, 9, 0.8, 0.02)] * 6,
         "none": [(1.0, 0, 1.0, 0.0)] * 6,
-        "some": [(1.0, 5, 1.0, 0.0), (1.3, 0, 0.7, 0.0), (1.0, 0, 1.0, 0.1), (1.0, 0, 1.0, 0.0),
-                 (0.5, 3, 0.9, 0.05), (2.0, 0, 1.0, 0.0)],
+        "some": [
+            (1.0, 5, 1.0, 0.0),
+            (1.3, 0, 0.7, 0.0),
+            (1.0, 0, 1.0, 0.1),
+            (1.0, 0, 1.0, 0.0),
+            (0.5, 3, 0.9, 0.05),
+            (2.0, 0, 1.0, 0.0),
+        ],
         "one": [(1.0, 0, 0.6, 0.0), *[(1.0, 0, 1.0, 0.0)] * 5],
-    }  # fmt: skip
+    }
     names = "temperature", "top_k", "top_p", "min_p"
     for rows in rules.values():
-        configs = [DecodeConfig(method="sample", **dict(zip(names, row, strict=True)))
-                   for row in rows]  # fmt: skip
+        configs = [
+            DecodeConfig(method="sample", **dict(zip(names, row, strict=True))) for row in rows
+        ]
         values = jax.tree.map(
             lambda *x: np.concatenate(x), *(values_of(config, 1) for config in configs)
         )

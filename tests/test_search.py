@@ -23,10 +23,13 @@ def random_model(rows, longest, seed):
     """A table: next-token log-probabilities for every prefix, drawn once."""
     rng = np.random.default_rng(seed)
     return [
-        {prefix: rng.normal(0, 1.5, VOCAB)
-         for n in range(longest) for prefix in itertools.product(range(VOCAB), repeat=n)}
+        {
+            prefix: rng.normal(0, 1.5, VOCAB)
+            for n in range(longest)
+            for prefix in itertools.product(range(VOCAB), repeat=n)
+        }
         for _ in range(rows)
-    ]  # fmt: skip
+    ]
 
 
 def log_softmax(x):
@@ -49,8 +52,9 @@ def brute_force(table, limit, alpha, kind):
     return sorted(result, reverse=True)
 
 
-def run(tables, limits, beam_size, num_hypotheses=1, longest=None, forced=(), free=None,
-        **settings):  # fmt: skip
+def run(
+    tables, limits, beam_size, num_hypotheses=1, longest=None, forced=(), free=None, **settings
+):
     """Searches table models; the cache keeps each hypothesis's prefix."""
     config = DecodeConfig(beam_size=beam_size, **settings)
     free = len(forced) if free is None else free
@@ -125,9 +129,14 @@ def compiled(longest, config, starts_word=None):
     def find(logits, constraints, attention=None):
         decoder = TableDecoder(logits, config.beam_size, attention)
         return search(
-            decoder, decoder.init_cache(), constraints, IDS, structure_of(config), longest,
+            decoder,
+            decoder.init_cache(),
+            constraints,
+            IDS,
+            structure_of(config),
+            longest,
             None if starts_word is None else jnp.array(starts_word),
-        )  # fmt: skip
+        )
 
     return jax.jit(find)
 
@@ -152,8 +161,14 @@ def tokens(hypotheses, row, k):
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
 def test_beam_search_equals_brute_force_with_a_large_beam(alpha, kind):
     tables, limits = random_model(3, 4, seed=1), [4, 3, 1]
-    result = run(tables, limits, beam_size=64, num_hypotheses=5, length_penalty=alpha,
-                length_penalty_kind=kind)  # fmt: skip
+    result = run(
+        tables,
+        limits,
+        beam_size=64,
+        num_hypotheses=5,
+        length_penalty=alpha,
+        length_penalty_kind=kind,
+    )
     for row, (table, limit) in enumerate(zip(tables, limits, strict=True)):
         want = brute_force(table, limit, alpha, kind)[:5]
         for k, (score, log_prob, sequence) in enumerate(want):
@@ -206,8 +221,15 @@ def allowed(table, limit, suppressed_ids=(), renormalize=False, forced=(), at_li
 def test_beam_search_respects_limits_and_prefixes_by_brute_force(name):
     options = OPTIONS[name]
     tables, limits = random_model(2, 4, seed=7), [4, 3]
-    result = run(tables, limits, beam_size=64, num_hypotheses=5, length_penalty=1.0,
-                length_penalty_kind="power", **options)  # fmt: skip
+    result = run(
+        tables,
+        limits,
+        beam_size=64,
+        num_hypotheses=5,
+        length_penalty=1.0,
+        length_penalty_kind="power",
+        **options,
+    )
     for row, (table, limit) in enumerate(zip(tables, limits, strict=True)):
         want = allowed(table, limit, **options)
         for k, (score, sequence) in enumerate(want[:5]):
@@ -269,8 +291,14 @@ def reference_beam(table, limit, beams, alpha, stopping):
 def test_beam_search_stopping_rules_by_simulation(stopping, alpha):
     tables = random_model(12, 5, seed=3)
     for table in tables:
-        result = run([table], [5], beam_size=2, stopping=stopping, length_penalty=alpha,
-                    length_penalty_kind="power")  # fmt: skip
+        result = run(
+            [table],
+            [5],
+            beam_size=2,
+            stopping=stopping,
+            length_penalty=alpha,
+            length_penalty_kind="power",
+        )
         want, steps = reference_beam(table, 5, 2, alpha, stopping)
         assert int(result.steps) == steps
         assert tokens(result, 0, 0) == want[0][1]

@@ -18,7 +18,7 @@ from tests.test_search import (
     run,
     table_logits,
     tokens,
-)  # fmt: skip
+)
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decoding.search_settings import PhraseArrays
 from transformer_jax.ops.top_k import NEVER
@@ -41,11 +41,13 @@ def has_repeat(sequence, size):
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_no_repeat_ngrams_by_brute_force(size):
     tables, limits = random_model(3, 5, seed=11), [5, 5, 4]
-    result = run(tables, limits, 128, num_hypotheses=4, length_penalty=0.0,
-                no_repeat_ngram_size=size)  # fmt: skip
+    result = run(
+        tables, limits, 128, num_hypotheses=4, length_penalty=0.0, no_repeat_ngram_size=size
+    )
     for row, (table, limit) in enumerate(zip(tables, limits, strict=True)):
-        want = sorted((f for f in finished(table, limit) if not has_repeat(f[1], size)),
-                      reverse=True)  # fmt: skip
+        want = sorted(
+            (f for f in finished(table, limit) if not has_repeat(f[1], size)), reverse=True
+        )
         for k, (total, sequence) in enumerate(want[:4]):
             assert tokens(result, row, k) == sequence
             assert float(result.log_probs[row, k]) == pytest.approx(total, abs=1e-4)
@@ -55,8 +57,9 @@ def test_beam_search_respects_min_length():
     tables, limits = random_model(3, 4, seed=12), [4, 3, 2]
     result = run(tables, limits, 64, num_hypotheses=3, length_penalty=0.0, min_decode_len=3)
     for row, (table, limit) in enumerate(zip(tables, limits, strict=True)):
-        want = sorted((f for f in finished(table, limit) if len(f[1]) >= min(3, limit)),
-                      reverse=True)  # fmt: skip
+        want = sorted(
+            (f for f in finished(table, limit) if len(f[1]) >= min(3, limit)), reverse=True
+        )
         for k, (total, sequence) in enumerate(want[:3]):
             assert tokens(result, row, k) == sequence
             assert float(result.log_probs[row, k]) == pytest.approx(total, abs=1e-4)
@@ -158,7 +161,7 @@ def diverse(table, limit, groups, beams, strength):
     ended = [[] for _ in range(groups)]
     done = [False] * groups
     for length in range(1, limit + 1):
-        taken = np.zeros(VOCAB)
+        token_costs = np.zeros(VOCAB)
         for g in range(groups):
             grown = []
             for total, prefix in live[g]:
@@ -167,24 +170,40 @@ def diverse(table, limit, groups, beams, strength):
                     if length < limit or token == EOS:
                         sequence = (*prefix, token)
                         new = total + costs[token]
-                        grown.append((new - strength * taken[token], new, sequence))
+                        grown.append((new - strength * token_costs[token], new, sequence))
             grown.sort(reverse=True)
             grown = grown[: 2 * beams]
             if not done[g]:
                 ended[g] += [(new, s) for _, new, s in grown[:beams] if s[-1] == EOS]
             live[g] = [(new, s) for _, new, s in grown if s[-1] != EOS][:beams]
             for _, sequence in live[g]:
-                taken[sequence[-1]] += 1
+                token_costs[sequence[-1]] += 1
             done[g] = done[g] or len(ended[g]) >= beams or not live[g]
     return [sorted(e, reverse=True)[:beams] for e in ended]
 
 
 def test_beam_groups_avoid_tokens_of_earlier_groups():
     tables = random_model(8, 4, seed=17)
-    result = run(tables, [4] * 8, 4, num_hypotheses=4, length_penalty=0.0, beam_groups=2,
-                diversity_penalty=0.9, stopping="first_k")  # fmt: skip
-    alike = run(tables, [4] * 8, 4, num_hypotheses=4, length_penalty=0.0, beam_groups=2,
-                diversity_penalty=0.0, stopping="first_k")  # fmt: skip
+    result = run(
+        tables,
+        [4] * 8,
+        4,
+        num_hypotheses=4,
+        length_penalty=0.0,
+        beam_groups=2,
+        diversity_penalty=0.9,
+        stopping="first_k",
+    )
+    alike = run(
+        tables,
+        [4] * 8,
+        4,
+        num_hypotheses=4,
+        length_penalty=0.0,
+        beam_groups=2,
+        diversity_penalty=0.0,
+        stopping="first_k",
+    )
     for row, table in enumerate(tables):
         want = sorted(itertools.chain(*diverse(table, 4, 2, 2, 0.9)), reverse=True)
         for k, (total, _) in enumerate(want):

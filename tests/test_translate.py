@@ -31,7 +31,17 @@ def test_group_by_length_has_every_sentence_once_in_few_shapes():
 
 def test_padded_lengths_and_row_options_by_hand():
     assert [batching.padded_length(n, 100) for n in (1, 8, 9, 17, 25, 33, 49, 65, 97, 100)] == [
-        8, 8, 16, 24, 32, 48, 64, 96, 100, 100]  # fmt: skip
+        8,
+        8,
+        16,
+        24,
+        32,
+        48,
+        64,
+        96,
+        100,
+        100,
+    ]
     assert batching.row_options(64) == [1, 8, 64]
     assert batching.row_options(1) == [1]
     assert batching.group_by_length([], 8, 64) == []

@@ -118,5 +118,7 @@ def repeat_constraints(constraints: SearchConstraints, num_groups: int) -> Searc
 
 def merge_groups(finished: Finished, num_groups: int) -> Finished:
     """The hypotheses of each sentence's groups, best first: `[R, k, ...]` --> `[B, K, ...]`."""
+    if num_groups == 1:
+        return finished
     merged = jax.tree.map(lambda x: x.reshape(x.shape[0] // num_groups, -1, *x.shape[2:]), finished)
     return best_complete(merged, merged.scores.shape[1])

@@ -10,7 +10,7 @@ from sacrebleu.metrics.bleu import BLEU
 from transformer_jax.evaluation.bleu_tokenizers import DEFAULT, make_bleu
 
 CHRF_ORDER, BLEU_ORDER = 6, 4  # longest n-grams, of characters and of words
-BETA = 2  # of chrF: recall counts so many times as much
+BETA = 2  # of chrF: how many times more recall counts than precision
 COLUMNS = 1 << 15  # of the matrix of bits, computed at a time
 
 

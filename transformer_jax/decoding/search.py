@@ -49,42 +49,47 @@ def search(
     Returns:
       K outputs of each sentence.
     """
-    groups = structure.beam_groups
-    row_decoder, row_constraints = decoder, constraints
-    if groups > 1:  # each is a row of its own
-        row_decoder = GroupedDecoder(decoder, groups)
-        row_constraints = repeat_constraints(constraints, groups)
-    suppressed = suppressed_mask(row_constraints.values, decoder.vocab_size)
-    logits_processors = LogitsProcessors(structure, ids.target_eos, suppressed, processors)
     if structure.is_sampling:
-        return Sampling(
-            decoder, logits_processors, constraints, ids, structure, max_decode_len
-        ).run(cache)
+        chain = _logits_processors(decoder, constraints, ids, structure, processors)
+        return Sampling(decoder, chain, constraints, ids, structure, max_decode_len).run(cache)
 
     selector: Selector
     if constraints.phrases is None:
         selector = SelectBest(ids.target_eos, structure.at_limit)
     else:
         selector = SelectWithPhrases(ids.target_eos, structure.at_limit, starts_word)
-    final_state = BeamSearch(
-        row_decoder,
-        logits_processors,
-        SelectInGroups(selector, groups) if groups > 1 else selector,
-        row_constraints,
+    groups = structure.beam_groups
+    if groups > 1:  # each is a row of its own
+        decoder = GroupedDecoder(decoder, groups)
+        selector = SelectInGroups(selector, groups)
+        constraints = repeat_constraints(constraints, groups)
+    state = BeamSearch(
+        decoder,
+        _logits_processors(decoder, constraints, ids, structure, processors),
+        selector,
+        constraints,
         ids,
         structure,
         beams=structure.beam_size // groups,
         max_decode_len=max_decode_len,
     ).run(cache)
-    finished, finite = final_state.finished, final_state.finite
-    if groups > 1:
-        finished = merge_groups(finished, groups)  # [R, k, ...] --> [B, K, ...]
-        finite = jnp.all(finite.reshape(-1, groups), axis=1)  # [R] --> [B]
+    finished = merge_groups(state.finished, groups)  # [R, k, ...] --> [B, K, ...]
     return Hypotheses(
         tokens=finished.tokens,
         scores=finished.scores,
         log_probs=finished.log_probs,
         lengths=finished.lengths,
-        steps=final_state.index,
-        finite=finite,
+        steps=state.index,
+        finite=jnp.all(state.finite.reshape(-1, groups), axis=1),  # [R] --> [B]
     )
+
+
+def _logits_processors(
+    decoder: Decoder,
+    constraints: SearchConstraints,
+    ids: SpecialIds,
+    structure: SearchStructure,
+    processors: tuple[Processor, ...],
+) -> LogitsProcessors:
+    suppressed = suppressed_mask(constraints.values, decoder.vocab_size)
+    return LogitsProcessors(structure, ids.target_eos, suppressed, processors)

@@ -1,4 +1,4 @@
-"""The threads that run batches: one pool for the process, whoever translates."""
+"""The threads that run batches: one pool for all users in the process."""
 
 import collections
 import concurrent.futures
