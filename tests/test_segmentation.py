@@ -4,6 +4,8 @@ import dataclasses
 import io
 import itertools
 import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -87,6 +89,21 @@ def test_subword_sampling_depends_on_the_seed_only(bpe):
         thread.join()
     assert drawn[0] == drawn[2] == drawn[4] != drawn[1] == drawn[3] == drawn[5]
     assert [bpe.decode(ids) for ids in drawn[0]] == texts
+
+
+def test_subword_sampling_is_seeded_across_processes_unless_a_warning_says_so(
+    bpe, run, tmp_path, caplog
+):
+    (tmp_path / "bpe.model").write_bytes(bpe.model)
+    code = (
+        "import pathlib, sys; from transformer_jax.data.tokenizer import Tokenizer; "
+        "model = pathlib.Path(sys.argv[1]).read_bytes(); "
+        "print(Tokenizer(model).sample_batch(['one two three four five six seven'] * 20, 0.3, 5))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "bpe.model")]
+    drawn = {subprocess.run(command, capture_output=True, check=True).stdout for _ in range(2)}
+    epoch_data.prepare_epochs(*reordered(run))
+    assert (len(drawn) > 1) == ("ignores the seed" in caplog.text)
 
 
 def test_sampled_epochs_have_all_pairs_in_other_tokens_and_the_same_shape(run):

@@ -10,10 +10,13 @@ that epoch; where it needs fewer, some rows are seen twice.
 """
 
 import dataclasses
+import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+
+import sentencepiece
 
 from transformer_jax.config import Config
 from transformer_jax.data import batch_plan, token_cache
@@ -22,7 +25,7 @@ from transformer_jax.data.pair_selection import CorpusSelection, select_pairs
 from transformer_jax.data.permutation import make_key
 from transformer_jax.data.sources import Corpus
 from transformer_jax.data.token_cache import TokenizedCorpus
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer import UNSEEDED_SAMPLING, Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 
@@ -139,6 +142,13 @@ def prepare_epochs(
                 f"config.data.subword_sampling={data.subword_sampling:g} needs a plain "
                 "SentencePiece tokenizer; the one of the imported model cannot sample. Set it to 0."
             )
+    if sampled and UNSEEDED_SAMPLING:
+        logging.warning(
+            "SentencePiece %s ignores the seed of config.data.subword_sampling. If this run is "
+            "resumed, its batches differ, unless the tokens of their epoch are still in the cache. "
+            "To have exact batches, install sentencepiece==0.2.1.",
+            sentencepiece.__version__,
+        )
     corpus, selection = tokenize(epoch_seed(0) if sampled else None)
     plan = batch_plan.make_plan(selection, config)
     first = EpochData(corpus, plan)

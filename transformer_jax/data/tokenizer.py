@@ -16,6 +16,8 @@ from transformer_jax.errors import UserError
 
 TokenizerState = dict[str, Any]  # an object of JSON
 
+# From 0.2.2 on, SentencePiece samples differently in each process, whatever its seed.
+UNSEEDED_SAMPLING = tuple(map(int, sentencepiece.__version__.split(".")[:3])) >= (0, 2, 2)
 _SAMPLING = threading.Lock()
 
 
@@ -74,7 +76,8 @@ class Tokenizer:
         Args:
           texts: to be encoded.
           rate: in 0 .. 1.
-          seed: 0 .. 2^32 - 1; the same texts, rate and seed give the same tokens.
+          seed: 0 .. 2^32 - 1; the same texts, rate and seed give the same tokens. With
+            `UNSEEDED_SAMPLING` they do so in one process only.
 
         Raises:
           UserError: a model of this kind has only one segmentation of a text.
