@@ -93,10 +93,19 @@ def check(implementation, problem, dtype="float32"):
 
 
 KINDS = [
-    (), ("causal",), ("lengths",), ("segments",), ("mixed_segments",), ("causal", "segments"),
-    ("mask",), ("head_mask",), ("bias",), ("row_bias", "causal"), ("infinite_bias",),
+    (),
+    ("causal",),
+    ("lengths",),
+    ("segments",),
+    ("mixed_segments",),
+    ("causal", "segments"),
+    ("mask",),
+    ("head_mask",),
+    ("bias",),
+    ("row_bias", "causal"),
+    ("infinite_bias",),
     ("mask", "bias", "lengths", "scale"),
-]  # fmt: skip
+]
 name = "+".join
 
 

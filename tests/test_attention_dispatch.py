@@ -159,8 +159,8 @@ def test_attention_over_a_mesh_shards_batch_and_heads_without_communication(impl
         )
         compiled = compiled.compile()
         got = compiled(*(jax.device_put(x, spec) for x in inputs))
-    for exchange in ("all-gather", "all-to-all", "collective-permute", "all-reduce"):
-        assert exchange not in compiled.as_text()
+    for collective in ("all-gather", "all-to-all", "collective-permute", "all-reduce"):
+        assert collective not in compiled.as_text()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
 
 

@@ -107,19 +107,25 @@ DAMAGE = {
     "config cut": (truncate("config.json", 0.5), ["config.json is not JSON"]),
     "another shape": (
         edit_tensors(lambda t: t.update({QUERY: t[QUERY][:, :8].copy()})),
-        [QUERY, "[16, 8]", "[16, 16]"]),
+        [QUERY, "[16, 8]", "[16, 16]"],
+    ),
     "tensor missing": (edit_tensors(lambda t: t.pop(QUERY)), ["no tensor", QUERY]),
     "tensor too many": (
         edit_tensors(lambda t: t.update({"model.extra.weight": np.zeros(3, np.float32)})),
-        ["the tensor model.extra.weight is not part of the model"]),
+        ["the tensor model.extra.weight is not part of the model"],
+    ),
     "table of another size": (
         edit_tensors(lambda t: t.update({"model.shared.weight": np.zeros((90, 16), np.float32)})),
-        ["model.shared.weight", "[90, 16]"]),
+        ["model.shared.weight", "[90, 16]"],
+    ),
     "tied tensors differ": (
         edit_tensors(lambda t: t.update({"lm_head.weight": t["model.shared.weight"] + 1})),
-        ["ties", "lm_head.weight", "differ"]),
+        ["ties", "lm_head.weight", "differ"],
+    ),
     "vocabulary too small": (
-        edit("vocab.json", **{"▁one": None}), ["vocab.json has 294 tokens", "says 295"]),
+        edit("vocab.json", **{"▁one": None}),
+        ["vocab.json has 294 tokens", "says 295"],
+    ),
     "vocabulary too large": (edit("vocab.json", **{"▁ten": 295}), ["vocab.json has 296 tokens"]),
     "one id twice": (edit("vocab.json", **{"▁one": 5}), ["to a different id"]),
     "another padding id": (edit("config.json", pad_token_id=7), ["pad_token_id=7", "is 0"]),
@@ -127,32 +133,46 @@ DAMAGE = {
     "unknown activation": (edit("config.json", activation_function="tanh"), ["'tanh'", "swish"]),
     "pre-norm Marian": (edit("config.json", normalize_before=True), ["normalize_before=True"]),
     "normalised embeddings": (
-        edit("config.json", normalize_embedding=True), ["normalize_embedding=True"]),
+        edit("config.json", normalize_embedding=True),
+        ["normalize_embedding=True"],
+    ),
     "a size missing": (edit("config.json", d_model=None), ["d_model=None must be an integer"]),
     "sampling": (edit("generation_config.json", do_sample=True), ["do_sample=True"]),
     "diverse beams": (edit("generation_config.json", num_beam_groups=2), ["num_beam_groups=2"]),
-    "n-grams": (edit("generation_config.json", encoder_no_repeat_ngram_size=3),
-                ["encoder_no_repeat_ngram_size=3"]),
+    "n-grams": (
+        edit("generation_config.json", encoder_no_repeat_ngram_size=3),
+        ["encoder_no_repeat_ngram_size=3"],
+    ),
     "bad phrase": (edit("generation_config.json", bad_words_ids=[[4, 5]]), ["[4, 5]"]),
     "bad id": (edit("generation_config.json", bad_words_ids=[[999]]), ["999", "295 tokens"]),
     "forced other end": (
-        edit("generation_config.json", forced_eos_token_id=9), ["forced_eos_token_id=9"]),
+        edit("generation_config.json", forced_eos_token_id=9),
+        ["forced_eos_token_id=9"],
+    ),
     "forced begin": (
-        edit("generation_config.json", forced_bos_token_id=9), ["forced_bos_token_id=9"]),
+        edit("generation_config.json", forced_bos_token_id=9),
+        ["forced_bos_token_id=9"],
+    ),
     "stopping": (edit("generation_config.json", early_stopping="soon"), ["early_stopping='soon'"]),
     "penalty below 0": (
-        edit("generation_config.json", length_penalty=-1.0), ["length_penalty=-1.0"]),
+        edit("generation_config.json", length_penalty=-1.0),
+        ["length_penalty=-1.0"],
+    ),
     "another tokenizer": (
-        edit("tokenizer_config.json", tokenizer_class="BertTokenizer"), ["BertTokenizer"]),
+        edit("tokenizer_config.json", tokenizer_class="BertTokenizer"),
+        ["BertTokenizer"],
+    ),
     "no tokens": (lambda folder: (folder / "vocab.json").write_text("{}"), ["to a different id"]),
     "no heads": (edit("config.json", encoder_attention_heads=0), ["num_heads=0"]),
     "lengths of text": (edit("generation_config.json", max_length="x"), ["TypeError"]),
     "ids of text": (edit("generation_config.json", bad_words_ids=[5]), ["TypeError"]),
     "a list of activations": (edit("config.json", activation_function=[]), ["TypeError"]),
     "two vocabularies named": (
-        edit("tokenizer_config.json", separate_vocabs=True), ["separate_vocabs=True"]),
+        edit("tokenizer_config.json", separate_vocabs=True),
+        ["separate_vocabs=True"],
+    ),
     "no end symbol": (edit("tokenizer_config.json", eos_token="<end>"), ["'<end>' (eos_token)"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DAMAGE)
@@ -235,8 +255,10 @@ REFUSED = {
     "head_dim": ({"head_dim": 5}, ["model.head_dim=5"]),
     "decoder's head_dim": ({"head_dim": 8, "num_decoder_heads": 1}, ["model.head_dim=8"]),
     "pre-norm, two tables": (
-        {"norm_position": "pre", "tie_embeddings": "decoder"}, ["pre-norm", "decoder"]),
-}  # fmt: skip
+        {"norm_position": "pre", "tie_embeddings": "decoder"},
+        ["pre-norm", "decoder"],
+    ),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -388,7 +410,7 @@ def test_fine_tuning_starts_from_the_imported_model(tiny_run, translator, tmp_pa
     config_of_run = pretrained.read_config(tmp_path / "run")
     assert config_of_run.model.d_model == translator.config.model.d_model
     assert config_of_run.model.dropout_rate == 0.0
-    # It goes on without the directory, which may be gone.
+    # It resumes without the directory, which may be deleted.
     shutil.rmtree(folder)
     longer = dataclasses.replace(config.train, num_steps=10)
     train(dataclasses.replace(config, train=longer), tmp_path / "run")

@@ -41,12 +41,18 @@ VARIANTS = {
     "untied": {"tie_embeddings": "none", "source_vocab_size": 17},
     "wide_heads": {"head_dim": 6, "norm_epsilon": 1e-3},
     "unequal_stacks": {
-        "num_encoder_layers": 1, "num_decoder_layers": 3, "num_decoder_heads": 4,
-        "decoder_d_ff": 10},
+        "num_encoder_layers": 1,
+        "num_decoder_layers": 3,
+        "num_decoder_heads": 4,
+        "decoder_d_ff": 10,
+    },
     "switches": {
-        "scale_embeddings": False, "output_bias": True, "positional": "halves",
-        "position_offset": 3},
-}  # fmt: skip
+        "scale_embeddings": False,
+        "output_bias": True,
+        "positional": "halves",
+        "position_offset": 3,
+    },
+}
 
 
 def variant(name):
@@ -313,8 +319,9 @@ def test_parameter_counts_are_those_of_the_paper(recipe, tokens, parameters):
     assert sum(x.size for x in jax.tree.leaves(shapes)) == parameters
 
 
-@pytest.mark.parametrize("field", ["dropout_rate", "attention_dropout_rate",
-                                   "activation_dropout_rate"])  # fmt: skip
+@pytest.mark.parametrize(
+    "field", ["dropout_rate", "attention_dropout_rate", "activation_dropout_rate"]
+)
 def test_dropout_of_each_kind_acts_only_in_training(field):
     config = dataclasses.replace(TINY, **{field: 0.5})
     model, params = Transformer(config), random_params(config)

@@ -13,7 +13,7 @@ SENTENCES = [source for source, _ in digit_pairs(5, seed=2)]
 
 
 class Echo:
-    """Says what we say, but for one change."""
+    """Our results with one change."""
 
     name, measure, tolerance = "echo", "logit", 0.1
 

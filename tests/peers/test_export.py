@@ -61,16 +61,19 @@ MARIAN = {
     "nothing tied": ({"tie": "none"}, "MarianMTModel"),
     "bias, silu, decoder sizes": (
         {"output_bias": True, "activation": "silu", "num_decoder_heads": 2, "decoder_d_ff": 16},
-        "MarianMTModel"),
+        "MarianMTModel",
+    ),
     "not scaled": ({"scale_embeddings": False, "activation": "gelu_tanh"}, "MarianMTModel"),
     "pre-norm": ({"norm_position": "pre"}, "PegasusForConditionalGeneration"),
     "pre-norm, learned": (
         {"norm_position": "pre", "positional": "learned", "output_bias": True},
-        "PegasusForConditionalGeneration"),
+        "PegasusForConditionalGeneration",
+    ),
     "pre-norm, M2M-100's positions": (
         {"norm_position": "pre", "positional": "tensor2tensor", "position_offset": 1},
-        "M2M100ForConditionalGeneration"),
-}  # fmt: skip
+        "M2M100ForConditionalGeneration",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", MARIAN)
@@ -143,8 +146,13 @@ def test_export_to_ctranslate2_scores_as_our_model(name, tokenizers, tmp_path):
     assert result.identical == len(SENTENCES)
 
 
-ARGUMENTS = [("marian",), ("stablehlo",), ("ctranslate2",), ("ctranslate2", "float16"),
-             ("ctranslate2", "int8")]  # fmt: skip
+ARGUMENTS = [
+    ("marian",),
+    ("stablehlo",),
+    ("ctranslate2",),
+    ("ctranslate2", "float16"),
+    ("ctranslate2", "int8"),
+]
 
 
 @pytest.mark.parametrize("arguments", ARGUMENTS)
@@ -205,7 +213,7 @@ def test_export_to_marian_with_another_epsilon_tolerates_small_differences(
 
 
 def test_export_check_detects_a_tokenizer_that_decodes_differently(translator, tmp_path):
-    """Two tokens are exchanged in the vocabulary: the same ids mean something else."""
+    """Two tokens are swapped in the vocabulary, so the same ids mean something else."""
     import json
 
     from tests.test_huggingface import write

@@ -27,21 +27,27 @@ MARIAN = {
     "embeddings not scaled": {"scale_embedding": False},
     "two vocabularies": {"share_encoder_decoder_embeddings": False},
     "two vocabularies, own output": {
-        "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": False,
+    },
     "one vocabulary, nothing tied": {"tie_word_embeddings": False},
     "more encoder than decoder": {"encoder_layers": 3, "decoder_layers": 1},
     "other sizes in the decoder": {
-        "decoder_attention_heads": 2, "decoder_ffn_dim": 20, "encoder_layers": 1},
+        "decoder_attention_heads": 2,
+        "decoder_ffn_dim": 20,
+        "encoder_layers": 1,
+    },
     "one head": {"encoder_attention_heads": 1, "decoder_attention_heads": 1},
-}  # fmt: skip
+}
 PRE_NORM = {
     "M2M-100": ("M2M100ForConditionalGeneration", {"activation_function": "relu"}),
     "M2M-100, gelu, not scaled": (
         "M2M100ForConditionalGeneration",
-        {"activation_function": "gelu", "scale_embedding": False, "pad_token_id": 4}),
+        {"activation_function": "gelu", "scale_embedding": False, "pad_token_id": 4},
+    ),
     "M2M-100, nothing tied": ("M2M100ForConditionalGeneration", {"tie_word_embeddings": False}),
     "Pegasus": ("PegasusForConditionalGeneration", {"scale_embedding": True}),
-}  # fmt: skip
+}
 TOLERANCE = 1e-4
 
 
@@ -220,7 +226,7 @@ def zeroed(*names):
 
 
 def swapped(one, other):
-    """Exchanges two modules wherever both are."""
+    """Swaps two modules wherever both exist."""
 
     def change(path, x, leaves):
         names = {one: other, other: one}
@@ -242,19 +248,30 @@ BREAKAGES = {
     "query and key swapped": swapped("query", "key"),
     "key and value swapped": swapped("key", "value"),
     "heads cut the other way": altered(
-        lambda p, x, _: x.reshape(x.shape[0], x.shape[2], x.shape[1]).swapaxes(1, 2)
-        if p[-2:] == ("query", "kernel") else x),
+        lambda p, x, _: (
+            x.reshape(x.shape[0], x.shape[2], x.shape[1]).swapaxes(1, 2)
+            if p[-2:] == ("query", "kernel")
+            else x
+        )
+    ),
     "output projection not transposed": altered(
-        lambda p, x, _: x.reshape(32, 32).T.reshape(x.shape) if p[-2:] == ("out", "kernel") else x),
+        lambda p, x, _: x.reshape(32, 32).T.reshape(x.shape) if p[-2:] == ("out", "kernel") else x
+    ),
     "embeddings not scaled": reconfigured(scale_embeddings=False),
     "wrong sinusoids": reconfigured(positional="interleaved"),
     "positions from 1": reconfigured(position_offset=1),
     "pre-norm": lambda config, params: (
         dataclasses.replace(config, norm_position="pre"),
-        {**params, **{f"{s}_norm": params["encoder_layers_0"]["feed_forward_norm"]
-                      for s in ("encoder", "decoder")}}),
+        {
+            **params,
+            **{
+                f"{s}_norm": params["encoder_layers_0"]["feed_forward_norm"]
+                for s in ("encoder", "decoder")
+            },
+        },
+    ),
     "wrong activation": reconfigured(activation="relu"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

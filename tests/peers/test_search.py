@@ -1,4 +1,4 @@
-"""Search options beside Hugging Face's `generate` and CTranslate2, on the same weights."""
+"""Search options compared with Hugging Face's `generate` and CTranslate2, on the same weights."""
 
 import collections
 import dataclasses
@@ -21,8 +21,13 @@ from transformer_jax.interop import ctranslate2
 from transformer_jax.interop.huggingface import writing
 
 LIMIT = 12
-BASE = {"length_penalty": 1.0, "length_penalty_kind": "power", "stopping": "first_k",
-        "max_decode_len": LIMIT, "max_decode_ratio": 100.0}  # fmt: skip
+BASE = {
+    "length_penalty": 1.0,
+    "length_penalty_kind": "power",
+    "stopping": "first_k",
+    "max_decode_len": LIMIT,
+    "max_decode_ratio": 100.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +61,14 @@ def hugging_face(ours, tmp_path_factory):
         if beam_size > 1:
             settings |= {"length_penalty": 1.0, "early_stopping": True}
         out = model.generate(
-            input_ids=ids, attention_mask=mask, num_beams=beam_size, do_sample=False,
-            max_length=LIMIT + 1, forced_eos_token_id=None, **settings,
-        )[:, 1:].tolist()  # fmt: skip
+            input_ids=ids,
+            attention_mask=mask,
+            num_beams=beam_size,
+            do_sample=False,
+            max_length=LIMIT + 1,
+            forced_eos_token_id=None,
+            **settings,
+        )[:, 1:].tolist()
         return [tuple(row[: row.index(eos)] if eos in row else row) for row in out]
 
     generate.model = model  # type: ignore[attr-defined]
@@ -66,8 +76,10 @@ def hugging_face(ours, tmp_path_factory):
 
 
 def outputs(ours, beam_size, **settings):
-    found = ours.translate(SENTENCES, beam_size=beam_size, at_limit="cut", **BASE, **settings)
-    return [one.ids for one in found]
+    translations = ours.translate(
+        SENTENCES, beam_size=beam_size, at_limit="cut", **BASE, **settings
+    )
+    return [translation.ids for translation in translations]
 
 
 @pytest.mark.peers
@@ -92,13 +104,15 @@ def test_search_options_equal_hugging_face_generate(ours, hugging_face, settings
     for beam_size in beams:
         # Their sequence begins with the start symbol, which ours does not count as written.
         start = {"bad_words_ids": [[ours.config.model.decoder_start_id]]}
-        own = dict(settings)
-        own["suppressed_ids"] = (
-            ours.config.model.decoder_start_id, *settings.get("suppressed_ids", ()))  # fmt: skip
+        our_settings = dict(settings)
+        our_settings["suppressed_ids"] = (
+            ours.config.model.decoder_start_id,
+            *settings.get("suppressed_ids", ()),
+        )
         start["bad_words_ids"] += theirs.get("bad_words_ids", [])
-        found = outputs(ours, beam_size, **own)
-        assert found == hugging_face(beam_size, **(theirs | start))
-        changed |= found != outputs(ours, beam_size)
+        ids = outputs(ours, beam_size, **our_settings)
+        assert ids == hugging_face(beam_size, **(theirs | start))
+        changed |= ids != outputs(ours, beam_size)
     assert changed or not settings
 
 
@@ -121,10 +135,16 @@ def test_sampling_truncation_equals_hugging_face_generate():
         ({"top_k": 20}, [theirs.TopKLogitsWarper(20)]),
         ({"top_p": 0.8}, [theirs.TopPLogitsWarper(0.8)]),
         ({"min_p": 0.05}, [theirs.MinPLogitsWarper(0.05)]),
-        ({"temperature": 1.5, "top_k": 50, "top_p": 0.9, "min_p": 0.02},
-         [theirs.TemperatureLogitsWarper(1.5), theirs.TopKLogitsWarper(50),
-          theirs.TopPLogitsWarper(0.9), theirs.MinPLogitsWarper(0.02)]),
-    ]  # fmt: skip
+        (
+            {"temperature": 1.5, "top_k": 50, "top_p": 0.9, "min_p": 0.02},
+            [
+                theirs.TemperatureLogitsWarper(1.5),
+                theirs.TopKLogitsWarper(50),
+                theirs.TopPLogitsWarper(0.9),
+                theirs.MinPLogitsWarper(0.02),
+            ],
+        ),
+    ]
     for settings, warpers in cases:
         want = log_probs
         for warper in warpers:
@@ -134,9 +154,10 @@ def test_sampling_truncation_equals_hugging_face_generate():
         got = np.asarray(warp(columns, values_of(config, 6)))[..., 0].T
         np.testing.assert_array_equal(got > NEVER, np.isfinite(want.numpy()))
         np.testing.assert_allclose(
-            np.asarray(torch.softmax(torch.tensor(got), -1)), torch.softmax(want, -1).numpy(),
+            np.asarray(torch.softmax(torch.tensor(got), -1)),
+            torch.softmax(want, -1).numpy(),
             atol=1e-5,
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.peers
@@ -187,9 +208,13 @@ def test_search_options_equal_ctranslate2(ours, translator_there, settings, thei
         ours.tokenizers.source.tokens(i) for i in ours.tokenizers.source.encode_batch(SENTENCES)
     ]
     results = translator_there.translate_batch(
-        tokens, beam_size=beam_size, patience=1, length_penalty=1.0, max_decoding_length=LIMIT,
+        tokens,
+        beam_size=beam_size,
+        patience=1,
+        length_penalty=1.0,
+        max_decoding_length=LIMIT,
         **({"min_decoding_length": 0} | theirs),
-    )  # fmt: skip
+    )
     target = ours.tokenizers.target
     want = [tuple(target.token_id(p) for p in r.hypotheses[0]) for r in results]
     same = sum(a == b for a, b in zip(outputs(ours, beam_size, **settings), want, strict=True))
@@ -203,12 +228,15 @@ def test_prefixes_equal_ctranslate2(ours, translator_there):
     results = translator_there.translate_batch(
         [source.tokens(source.encode(s)) for s in SENTENCES[:4]],
         target_prefix=[target.tokens(target.encode(p)) or None for p in prefixes],
-        beam_size=4, patience=1, length_penalty=1.0, max_decoding_length=LIMIT,
-    )  # fmt: skip
+        beam_size=4,
+        patience=1,
+        length_penalty=1.0,
+        max_decoding_length=LIMIT,
+    )
     requests = [Request(s, p) for s, p in zip(SENTENCES, prefixes, strict=False)]
-    found = ours.translate(requests, beam_size=4, at_limit="cut", **BASE)
+    translations = ours.translate(requests, beam_size=4, at_limit="cut", **BASE)
     want = [tuple(target.token_id(p) for p in r.hypotheses[0]) for r in results]
-    for one, ids in zip(found, want, strict=True):
+    for one, ids in zip(translations, want, strict=True):
         n = min(len(one.ids), len(ids))
         assert one.ids[:n] == ids[:n]
 
@@ -230,11 +258,23 @@ def test_scores_of_pairs_equal_ctranslate2(ours, translator_there):
 def test_decode_benchmark_runs(tmp_path):
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "benchmarks/decode.py", "--size=tiny", "--vocab_size=64", "--batches=3,1",
-         "--turns=1", "--num_tokens=4", "--length=6", f"--json={tmp_path / 'out.json'}"],
-        cwd=root, capture_output=True, text=True, check=False,
+        [
+            sys.executable,
+            "benchmarks/decode.py",
+            "--size=tiny",
+            "--vocab_size=64",
+            "--batches=3,1",
+            "--turns=1",
+            "--num_tokens=4",
+            "--length=6",
+            f"--json={tmp_path / 'out.json'}",
+        ],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(root)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert [row["engine"] for row in rows] == 4 * ["ours", "ctranslate2", "transformers"]
