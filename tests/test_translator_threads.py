@@ -30,7 +30,7 @@ def test_translator_threads_share_two_workers_and_give_the_same(translator, monk
     want = [translator.translate([text], beam_size=2)[0] for text in TEXTS]
     scores = translator.score(TEXTS[:1], ["zwei eins"])
     running, most, seen = [], [], set()
-    run = Programs._run
+    run = Programs.run
 
     def count(*args, **kwargs):
         running.append(1)
@@ -41,7 +41,7 @@ def test_translator_threads_share_two_workers_and_give_the_same(translator, monk
         finally:
             running.pop()
 
-    monkeypatch.setattr(Programs, "_run", count)
+    monkeypatch.setattr(Programs, "run", count)
     translators = [translator, fresh(translator)]
     barrier = threading.Barrier(8)
 

@@ -93,11 +93,15 @@ class BatchTranslator:
         sources = batching.pad_rows(
             [text.source for text in texts], batch.rows, batch.length, self.programs.ids.source_pad
         )
-        structure = structure_of(self.settings.search)
-        max_decode_len, constraints = self._constraints(batch, texts, [()] * len(texts))
-        hypotheses = self.programs.search(
-            self.params, sources, constraints, structure, max_decode_len
+        search = functools.partial(
+            self.programs.run,
+            self.programs.functions.search,
+            self.params,
+            sources,
+            structure=structure_of(self.settings.search),
         )
+        max_decode_len, constraints = self._constraints(batch, texts, [()] * len(texts))
+        hypotheses = search(constraints, max_decode_len=max_decode_len)
         results = [self._translations(hypotheses, row, text) for row, text in enumerate(texts)]
 
         # Texts whose outputs lack a phrase are searched again, with room for their phrases.
@@ -108,7 +112,7 @@ class BatchTranslator:
         if self.settings.decode.method == "beam" and any(wanted):
             longer, constraints = self._constraints(batch, texts, wanted)
             max_decode_len = max(max_decode_len, longer)
-            hypotheses = self.programs.search(self.params, sources, constraints, structure, longer)
+            hypotheses = search(constraints, max_decode_len=longer)
             for row, (text, phrases_of_row) in enumerate(zip(texts, wanted, strict=True)):
                 if phrases_of_row:
                     more = self._translations(hypotheses, row, text)
@@ -218,8 +222,13 @@ class BatchTranslator:
             for text, (best, *_) in zip(texts, results, strict=True)
         ]
         targets = batching.pad_rows(outputs, batch.rows, max_decode_len, ids.target_pad)
-        weights = self.programs.attention(
-            self.params, sources, targets, choice.layer, choice.head
+        weights = self.programs.run(
+            self.programs.functions.attention,
+            self.params,
+            sources,
+            targets,
+            layer=choice.layer,
+            head=choice.head,
         )  # [B, T, S]
         for row, (text, hypotheses) in enumerate(zip(texts, results, strict=True)):
             source = text.source[text.num_source_tags : -1]

@@ -4,7 +4,7 @@ import collections
 import functools
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -12,15 +12,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.data.tokenizer_pair import SpecialIds
-from transformer_jax.decoding.batch_functions import BatchFunctions, DeviceParams, TokenScores
+from transformer_jax.decoding.batch_functions import BatchFunctions, DeviceParams
 from transformer_jax.decoding.batching import TokenRows
-from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.processors import Processor
-from transformer_jax.decoding.search_settings import SearchConstraints, SearchStructure
+from transformer_jax.decoding.search_settings import SearchConstraints
 from transformer_jax.model import decoder_weights
 from transformer_jax.model.transformer import Params
 
 AXIS = "data"
+Result = TypeVar("Result")
 # Compiled programs that are kept, those used last: a structure of settings has about two for each
 # of about ten lengths.
 MAX_PROGRAMS = 256
@@ -75,7 +75,7 @@ class Programs:
     ):
         self.ids = ids
         self.num_devices = len(devices)
-        self._functions = BatchFunctions(tuple(models), ids, tuple(processors))
+        self.functions = BatchFunctions(tuple(models), ids, tuple(processors))
         self._starts_word = starts_word
         self._mesh = jax.make_mesh(
             (len(devices),), (AXIS,), (jax.sharding.AxisType.Auto,), devices=devices
@@ -99,7 +99,7 @@ class Programs:
         with self._device_params_lock:
             if self._device_params is None or self._device_params[0] is not params:
                 trees = params if isinstance(params, tuple) else (params,)
-                models = self._functions.models
+                models = self.functions.models
                 if len(trees) != len(models):
                     raise ValueError(f"{len(trees)} parameter trees for {len(models)} models")
                 trees, starts_word = jax.device_put(
@@ -115,74 +115,57 @@ class Programs:
         with self._device_params_lock:
             self._device_params = None
 
-    def search(
+    def run(
         self,
+        function: Callable[..., Result],
         params: DeviceParams,
-        sources: TokenRows,
-        constraints: SearchConstraints,
-        structure: SearchStructure,
-        max_decode_len: int,
-    ) -> Hypotheses:
-        """Runs `BatchFunctions.search`; the result is on the host, as of all methods below."""
-        static = {"structure": structure, "max_decode_len": max_decode_len}
-        return self._run("search", params, (sources, constraints), static)
+        *batch: TokenRows | SearchConstraints,
+        **static: Hashable,
+    ) -> Result:
+        """Runs a function of `functions`; the result is on the host.
 
-    def score(self, params: DeviceParams, sources: TokenRows, targets: TokenRows) -> TokenScores:
-        """Runs `BatchFunctions.score`."""
-        return self._run("score", params, (sources, targets), {})
-
-    def attention(
-        self,
-        params: DeviceParams,
-        sources: TokenRows,
-        targets: TokenRows,
-        layer: int,
-        head: int | None,
-    ) -> np.ndarray:
-        """Runs `BatchFunctions.attention`."""
-        static = {"layer": layer, "head": head}
-        return self._run("attention", params, (sources, targets), static)
-
-    def _run(
-        self, name: str, params: DeviceParams, batch: tuple[Any, ...], static: dict[str, Any]
-    ) -> Any:
-        """Runs a function by a program that is compiled for these shapes and `static` values."""
-        leaves, structure = jax.tree.flatten(batch)
+        Args:
+          function: such as `functions.search`.
+          params: its first argument.
+          *batch: its other arguments, with a row for each sentence.
+          **static: its keyword arguments; each combination is compiled.
+        """
+        leaves, tree = jax.tree.flatten(batch)
         several = self.num_devices > 1
         sharded = several and len(leaves[0]) % self.num_devices == 0
         if several and not sharded:
             params = jax.tree.map(lambda x: x.addressable_data(0), params)
         shapes = tuple((x.shape, str(x.dtype)) for x in leaves)
-        key = (name, *static.values(), shapes, structure, matmul_precision())
+        key = (function.__name__, *static.values(), shapes, tree, matmul_precision())
         program = self._cache.find(key)
         if program is None:
             with self._cache.compiling:
                 program = self._cache.find(key)
                 if program is None:
-                    program = self._compile(name, params, batch, static, sharded)
+                    program = self._compile(function, params, batch, static, sharded)
                     self._cache.add(key, program)
         return jax.device_get(program(params, *batch))
 
     def _compile(
         self,
-        name: str,
+        function: Callable,
         params: DeviceParams,
         batch: tuple[Any, ...],
         static: dict[str, Any],
         sharded: bool,
     ) -> Callable:
-        function = functools.partial(getattr(self._functions, name), **static)
-        function.__name__ = name  # type: ignore[attr-defined]  # of the program
+        bound: Any = functools.partial(function, **static)
+        bound.__name__ = function.__name__  # of the program
         if sharded:
             by_row = PartitionSpec(AXIS)
-            function = jax.shard_map(
-                function,
+            bound = jax.shard_map(
+                bound,
                 mesh=self._mesh,
                 in_specs=(PartitionSpec(), *[by_row] * len(batch)),
                 out_specs=by_row,
                 check_vma=False,
             )
-        return jax.jit(function).lower(params, *batch).compile()
+        return jax.jit(bound).lower(params, *batch).compile()
 
 
 def matmul_precision() -> str | None:

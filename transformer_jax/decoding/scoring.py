@@ -88,7 +88,8 @@ class PairScorer:
         """Scores of the pairs of one batch; language tags do not count."""
         ids = self.programs.ids
         sources, targets = zip(*pairs, strict=True)
-        scores = self.programs.score(
+        scores = self.programs.run(
+            self.programs.functions.score,
             self.params,
             batching.pad_rows(sources, batch.rows, batch.length, ids.source_pad),
             batching.pad_rows(targets, batch.rows, batch.length, ids.target_pad),
