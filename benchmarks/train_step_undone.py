@@ -43,10 +43,10 @@ def _optimizer() -> None:
     def adam(config, schedule):
         tx = optax.adam(schedule, config.b1, config.b2, config.eps)
 
-        def update(grads, state, params, *, good, **_):
+        def update(grads, state, params, *, accept, **_):
             updates, new_state = tx.update(grads, state, params)
-            updates = jax.tree.map(lambda u: jnp.where(good, u, 0.0), updates)
-            return updates, jax.tree.map(lambda a, b: jnp.where(good, a, b), new_state, state)
+            updates = jax.tree.map(lambda u: jnp.where(accept, u, 0.0), updates)
+            return updates, jax.tree.map(lambda a, b: jnp.where(accept, a, b), new_state, state)
 
         return optax.GradientTransformationExtraArgs(tx.init, update)
 

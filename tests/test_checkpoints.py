@@ -177,13 +177,13 @@ def test_resume_names_any_damaged_file_and_uses_the_checkpoint_before(
             continue  # nothing to cut or flip
         damage(path)
         lines = []
-        assert checkpoint_lib.newest_intact(folder, lines.append) == 2, name
+        assert checkpoint_lib.find_resume_step(folder, lines.append) == 2, name
         assert len(lines) == 1
         assert "checkpoint 3 is damaged" in lines[0]
         if name != digests.NAME:
             assert name in lines[0]
         assert (folder / "damaged_checkpoints" / "3").exists()
-        assert checkpoint_lib.newest_intact(folder, lines.append) == 2
+        assert checkpoint_lib.find_resume_step(folder, lines.append) == 2
         assert len(lines) == 1
 
 
@@ -193,9 +193,9 @@ def test_resume_moves_nothing_if_all_checkpoints_are_damaged(three_checkpoints, 
     for step in ("1", "2", "3"):
         flip(folder / "checkpoints" / step / "params" / "_METADATA")
     with pytest.raises(UserError, match=r"Every checkpoint in .* is damaged .*_METADATA"):
-        checkpoint_lib.newest_intact(folder, print)
+        checkpoint_lib.find_resume_step(folder, print)
     assert checkpoint_lib.steps(folder) == [1, 2, 3]
-    assert checkpoint_lib.newest_intact(tmp_path, print) is None
+    assert checkpoint_lib.find_resume_step(tmp_path, print) is None
 
 
 def test_loading_does_not_replace_a_lost_average_by_the_parameters(tmp_path):
@@ -212,9 +212,9 @@ def test_resume_moves_older_checkpoints_with_damaged_scores(three_checkpoints, t
     folder = epath.Path(tmp_path / "run")
     shutil.copytree(three_checkpoints, folder)
     truncate(folder / "checkpoints" / "2" / "metrics" / "metrics")
-    assert checkpoint_lib.newest_intact(folder, print, read_only=True) == 3
+    assert checkpoint_lib.find_resume_step(folder, print, move_damaged=False) == 3
     assert checkpoint_lib.steps(folder) == [1, 2, 3]
-    assert checkpoint_lib.newest_intact(folder, print) == 3
+    assert checkpoint_lib.find_resume_step(folder, print) == 3
     assert checkpoint_lib.steps(folder) == [1, 3]
 
 

@@ -1,6 +1,7 @@
 """Faults of long runs: kills, full disks, bad batches, signals, a second process."""
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -17,7 +18,8 @@ from tests.conftest import fill, tiny_config
 from tests.test_processes import ROOT, train_command, wait_for
 from transformer_jax.diagnostics.replay import replay
 from transformer_jax.errors import UserError
-from transformer_jax.training import faults, loop, setup
+from transformer_jax.runs import checkpoint, digests
+from transformer_jax.training import faults, loop, reporting, setup
 from transformer_jax.training.loop import train
 from transformer_jax.training.step import TrainStep
 
@@ -94,15 +96,15 @@ def test_resume_uses_the_checkpoint_before_a_damaged_one(data, undisturbed, tmp_
 
 def at_steps(monkeypatch, actions):
     """Calls `actions[t]` before step t + 1."""
-    original = loop.Trainer._read
+    original = loop.Trainer._process_metrics
 
-    def read(self, unread):
-        if unread is not None and unread[0] in actions:
-            self._report_failed_save(self._checkpointer.wait())  # of earlier saves, which succeed
-            actions.pop(unread[0])()
-        original(self, unread)
+    def process(self, pending):
+        if pending is not None and pending[0] in actions:
+            self._saver._report(self._saver._checkpointer.wait())  # of earlier saves, which succeed
+            actions.pop(pending[0])()
+        original(self, pending)
 
-    monkeypatch.setattr(loop.Trainer, "_read", read)
+    monkeypatch.setattr(loop.Trainer, "_process_metrics", process)
 
 
 def make_read_only(folder):
@@ -163,6 +165,44 @@ def test_last_checkpoint_that_cannot_be_written_is_an_error(data, small_disk, mo
         run(short_config(data), small_disk / "run")
     (small_disk / "filler").unlink()
     assert int(run(short_config(data), small_disk / "run").step) == 12
+
+
+def fail_saves(monkeypatch, workdir, steps):
+    """Lets the next save of each of `steps` fail in the background, as on a full disk."""
+    original = digests.write
+
+    def write(folder):
+        step = int(folder.name.partition(".")[0])
+        if step in steps:
+            steps.remove(step)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(folder)
+
+    monkeypatch.setattr(digests, "write", write)
+
+
+def test_failed_saves_are_named_and_the_last_step_keeps_its_scores(
+    data, tmp_path, monkeypatch, capsys
+):
+    scores = {"eval_bleu": 5.0, "eval_loss": 1.0}
+    monkeypatch.setattr(loop, "evaluate", lambda *_: (scores, []))
+    fail_saves(monkeypatch, tmp_path, [2, 3])
+    config = short_config(data, num_steps=3, checkpoint_every_steps=1, eval_every_steps=3)
+    assert train(config, tmp_path)
+    reports = [line for line in capsys.readouterr().out.splitlines() if "could not" in line]
+    reason = "the checkpoint could not be written (No space left on device); that of step 1 is kept"
+    continues = "training continues, and saves again when the next checkpoint is due"
+    assert reports == [f"step 2: {reason}; {continues}", f"step 3: {reason}; saving step 3 now"]
+    assert checkpoint.steps(tmp_path) == [1, 3]
+    assert checkpoint.read_metrics(tmp_path, 3) == scores
+
+
+def test_error_about_the_last_step_has_the_reason_of_a_save_that_fails_at_once(
+    data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(checkpoint.Checkpointer, "_probe", lambda _: "Read-only file system")
+    with pytest.raises(UserError, match=r"Step 1 could not be saved .* \(Read-only file system\);"):
+        train(short_config(data, num_steps=1), tmp_path)
 
 
 # --- Steps that go wrong -------------------------------------------------------------------------
@@ -270,6 +310,31 @@ def test_advice_for_skipped_steps_fits_their_cause(tmp_path):
     assert "config.train.skip_spikes=3" in faults.advice(spikes, 500, finite)
 
 
+# --- Opening a run -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [UserError("other devices"), RuntimeError("out of memory")])
+def test_open_run_closes_everything_where_the_state_cannot_be_made(
+    data, tmp_path, monkeypatch, error
+):
+    closed = []
+
+    def fail(*_):
+        raise error
+
+    for owner in (checkpoint.Checkpointer, reporting.Reporter):
+        monkeypatch.setattr(owner, "close", lambda self: closed.append(type(self).__name__))
+    monkeypatch.setattr(loop.Trainer, "init_state", fail)
+    with pytest.raises(type(error)), loop.open_run(short_config(data), tmp_path):
+        pass
+    assert closed == ["Checkpointer", "Reporter"]
+
+    monkeypatch.setattr(checkpoint.Checkpointer, "close", fail)
+    with pytest.raises(type(error)), loop.open_run(short_config(data), tmp_path):
+        pass
+    assert closed == ["Checkpointer", "Reporter", "Reporter"]
+
+
 # --- Signals and other processes -----------------------------------------------------------------
 
 
@@ -301,6 +366,16 @@ def test_sigterm_saves_once_and_resume_is_exact(tmp_path):
     assert last[0]["step"] == step + 15
     for name in ("train_loss", "grad_norm", "batch_digest"):
         assert last[0][name] == last[1][name]
+
+
+def test_stop_between_compiling_and_the_first_step_saves_step_0(data, tmp_path):
+    config = short_config(data, num_steps=2)
+    assert not train(config, tmp_path, stop_after=0)
+    assert checkpoint.steps(tmp_path) == [0]
+    with loop.open_run(config, tmp_path, read_only=True) as trainer:
+        assert trainer.step == trainer.state.step == 0
+        with pytest.raises(ValueError, match="read_only=True"):
+            trainer.run()
 
 
 @pytest.mark.slow

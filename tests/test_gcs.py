@@ -159,10 +159,10 @@ def test_bucket_listing_shows_files_of_other_processes(bucket, gcs):
 def save(workdir, *steps, **config):
     checkpointer = checkpoint_lib.Checkpointer(workdir, CheckpointConfig(**config))
     for step in steps:
-        problem = checkpointer.save(
+        failed = checkpointer.save(
             step, {"params": {"w": jnp.full((3,), float(step))}}, {"metrics": {"eval_bleu": -step}}
         )
-        assert problem is None
+        assert failed is None
     assert checkpointer.close() is None
 
 
@@ -207,7 +207,7 @@ def test_fine_tuning_restarts_from_its_model_after_a_kill_in_the_first_save(buck
 def test_digests_in_a_bucket_are_compared_without_downloading(bucket, gcs):
     save(bucket, 1, 2)
     before = len(gcs.downloads())
-    assert checkpoint_lib.newest_intact(bucket, print) == 2
+    assert checkpoint_lib.find_resume_step(bucket, print) == 2
     read = {name.rpartition("/")[2] for name in gcs.downloads()[before:]}
     assert read == {digests.NAME, "_CHECKPOINT_METADATA"}
 
@@ -220,7 +220,7 @@ def test_damaged_checkpoint_in_a_bucket_is_reported_and_moved(bucket, damage):
     (name,) = [n for n in objects if n.startswith("params/d/")][:1]
     damage(newest / name)
     lines = []
-    assert checkpoint_lib.newest_intact(bucket, lines.append) == 1
+    assert checkpoint_lib.find_resume_step(bucket, lines.append) == 1
     assert len(lines) == 1
     assert f"checkpoint 2 is damaged: {name}" in lines[0]
     moved = names(bucket / "damaged_checkpoints" / "2")
@@ -230,12 +230,12 @@ def test_damaged_checkpoint_in_a_bucket_is_reported_and_moved(bucket, damage):
 
 def test_checkpoints_move_between_a_disk_and_a_bucket_with_their_digests(bucket, tmp_path):
     def check(folder):
-        assert checkpoint_lib.newest_intact(folder, print) == 2
+        assert checkpoint_lib.find_resume_step(folder, print) == 2
         params, _ = load_params(folder, "latest", CheckpointConfig(), TARGET)
         np.testing.assert_array_equal(params["w"], 2.0)
         data = folder / "checkpoints" / "2" / "params" / "d"
         flip(next(iter(data.iterdir())))
-        assert checkpoint_lib.newest_intact(folder, lambda _: None, read_only=True) == 1
+        assert checkpoint_lib.find_resume_step(folder, lambda _: None, move_damaged=False) == 1
 
     save(bucket / "first", 1, 2)
     down = epath.Path(tmp_path / "down")

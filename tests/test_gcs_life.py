@@ -92,7 +92,7 @@ def test_run_in_a_bucket_killed_twice_equals_an_uninterrupted_run(bucket, tmp_pa
     files = {"config.json", "data.json", "metrics.jsonl", "samples.jsonl"}
     folders = {"checkpoints", "tensorboard", "tokenizer"}
     assert {name.split("/")[0] for name in names(workdir)} == files | folders
-    assert checkpoint_lib.newest_intact(workdir, print) == NUM_STEPS
+    assert checkpoint_lib.find_resume_step(workdir, print) == NUM_STEPS
     saved = names(workdir / "checkpoints" / str(NUM_STEPS) / "params")
     assert {name.split("/")[0] for name in saved} >= {"ocdbt.process_0", "ocdbt.process_1"}
     ours = Translator.load(workdir, str(NUM_STEPS))

@@ -213,7 +213,7 @@ def test_processes_continue_after_a_disk_was_full(data, small_disk):
             break
     (small_disk / "filler").unlink()
     failed_step = int(line.split("step ")[1].split(":")[0])
-    wait_for(checkpoints / str(failed_step // 4 * 4 + 8), both[0])
+    wait_for(checkpoints / str(failed_step // 4 * 4 + 12), both[0])
     both[1].send_signal(signal.SIGTERM)
     first, _ = finish(both)
     assert "asked to stop: saved step" in first

@@ -135,7 +135,7 @@ def test_adam_has_optax_updates_and_state(name, clip_norm):
         grads = jax.tree.map(lambda p, s=step: jnp.cos(p * (s + 1)) * 3.0, want)
         updates, their_state = theirs.update(grads, their_state, want)
         want = optax.apply_updates(want, updates)
-        updates, our_state = ours.update(grads, our_state, got, good=jnp.bool_(True))
+        updates, our_state = ours.update(grads, our_state, got, accept=jnp.bool_(True))
         got = optax.apply_updates(got, updates)
         for a, b in zip(
             jax.tree.leaves((got, our_state)), jax.tree.leaves((want, their_state)), strict=True
@@ -152,9 +152,9 @@ def test_optimizers_change_nothing_in_a_bad_step(name):
     )
     tx = make_optimizer(config, make_schedule(config, 8, 10))
     params = {"a": jnp.arange(3.0)}
-    _, state = tx.update({"a": jnp.ones(3)}, tx.init(params), params, good=jnp.bool_(True))
+    _, state = tx.update({"a": jnp.ones(3)}, tx.init(params), params, accept=jnp.bool_(True))
     bad = {"a": jnp.array([jnp.nan, jnp.inf, 1.0])}
-    updates, after = tx.update(bad, state, params, good=jnp.bool_(False))
+    updates, after = tx.update(bad, state, params, accept=jnp.bool_(False))
     np.testing.assert_array_equal(updates["a"], 0.0)
     jax.tree.map(np.testing.assert_array_equal, after, state)
     assert int(num_updates(after)) == 1

@@ -12,6 +12,7 @@ from etils import epath
 from tests.conftest import tiny_config, write_pairs
 from transformer_jax.errors import UserError
 from transformer_jax.runs import workdir as workdir_lib
+from transformer_jax.runs.checkpoint import Checkpointer
 from transformer_jax.training import loop, runners, setup
 from transformer_jax.training.loop import train
 
@@ -48,7 +49,7 @@ def test_resume_needs_memory_for_one_state(tmp_path, monkeypatch, runner):
 
         return call
 
-    monkeypatch.setattr(loop.Checkpointer, "restore", watched(loop.Checkpointer.restore))
+    monkeypatch.setattr(Checkpointer, "restore", watched(Checkpointer.restore))
     monkeypatch.setattr(runners.Runner, "init", watched(runners.Runner.init))
     monkeypatch.setattr(runners, "_map_shards", watched(runners._map_shards))
     with loop.open_run(config, tmp_path / "run") as trainer:

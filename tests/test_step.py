@@ -13,7 +13,7 @@ from transformer_jax.diagnostics import hlo
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.ops import losses
 from transformer_jax.training import partition, runners
-from transformer_jax.training.step import TrainStep
+from transformer_jax.training.step import Sums, TrainStep
 
 SHAPE = BatchShape(rows=16, source_len=10, target_len=9)
 
@@ -332,6 +332,17 @@ def test_step_that_is_not_finite_changes_only_the_count():
     assert metrics["skipped"] == 0
     assert metrics["learning_rate"] == pytest.approx(float(step.schedule(0)))  # of update 1
     assert not np.array_equal(after.params["target_embedding"], state.params["target_embedding"])
+
+
+def test_skipped_step_keeps_the_average_even_if_parameters_are_not_finite():
+    step = TrainStep(step_config(ema_decay=0.9))
+    state = jax.jit(step.init_state)(jax.random.key(0))
+    broken = jax.tree.map(lambda p: p.at[0].set(jnp.inf), state.params)
+    zeros = jax.tree.map(jnp.zeros_like, state.params)
+    sums = Sums(zeros, losses.LossSums(*[jnp.float32(jnp.nan)] * 4))
+    after, metrics = jax.jit(step.apply_sums)(state.replace(params=broken), sums)
+    assert metrics["skipped"] == 1
+    jax.tree.map(np.testing.assert_array_equal, after.ema, state.ema)
 
 
 def test_skip_spikes_after_its_warmup(monkeypatch):

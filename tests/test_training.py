@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import struct
 import types
 
@@ -203,6 +204,15 @@ def test_resume_refuses_other_settings(tiny_run, change, words):
     for word in words:
         assert word in str(error.value)
     assert (workdir / "config.json").read_text() == before
+
+
+def test_resume_refuses_a_checkpoint_with_the_state_of_another_step(tiny_run, tmp_path):
+    data, workdir = tiny_run
+    shutil.copytree(workdir, tmp_path / "run")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    (checkpoints / "60").rename(checkpoints / "61")
+    with pytest.raises(UserError, match=r"Checkpoint 61 in .* contains the state of step 60;"):
+        train(tiny_config(data, num_steps=70), tmp_path / "run")
 
 
 def test_resume_refuses_another_corpus(tiny_run, tmp_path):

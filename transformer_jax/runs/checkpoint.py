@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from etils import epath
 from orbax.checkpoint import v1 as ocp
@@ -24,6 +24,13 @@ from transformer_jax.runs.retention import UNSCHEDULED, Retention
 
 PyTree = Any  # of arrays, or of what describes arrays
 SAVE_SECONDS = 600  # a save that takes longer has failed
+
+
+class FailedSave(NamedTuple):
+    """A checkpoint that could not be written."""
+
+    step: int
+    reason: str
 
 
 class Checkpointer:
@@ -42,7 +49,7 @@ class Checkpointer:
         self._response: ocp.AsyncResponse[bool] | None = None
         self.newest_saved: int | None = None
 
-    def save(self, step: int, items: dict[str, PyTree], meta: dict[str, Any]) -> str | None:
+    def save(self, step: int, items: dict[str, PyTree], meta: dict[str, Any]) -> FailedSave | None:
         """Starts to save; returns as soon as the arrays are copied.
 
         Args:
@@ -52,7 +59,8 @@ class Checkpointer:
             where only a stop was the reason to save.
 
         Returns:
-          None, or why this save, or the one before it, has failed.
+          This save, if it has failed at once. Else the one before, if it has failed and `wait` was
+          not called after it.
         """
         checkpointables = {name: tree for name, tree in items.items() if tree is not None}
         checkpointables["meta"] = meta
@@ -66,21 +74,27 @@ class Checkpointer:
                 step, checkpointables, force=True, metrics=metrics or None
             )
 
-        earlier_problem = self.wait()
+        earlier = self.wait()
         self._remove_unfinished()
         # All processes must agree before any of them calls Orbax.
-        refusal = _first_problem(self._probe())
-        return refusal or self._attempt(start) or earlier_problem
+        reason = _first_problem(self._probe()) or self._attempt(start)
+        return FailedSave(step, reason) if reason else earlier
 
-    def wait(self) -> str | None:
-        """Waits for the save that was started last; None, or why it has failed."""
-        if self._response is None:
+    def wait(self) -> FailedSave | None:
+        """Waits for the save that was started last, together with all processes.
+
+        Returns:
+          That save, if it has failed.
+        """
+        if self._response is None or self._saving is None:
             return None
-        problem = self._attempt(self._response.result)
-        if problem is None:
-            self.newest_saved = self._saving
+        step = self._saving
+        reason = self._attempt(self._response.result)
         self._saving = self._response = None
-        return problem
+        if reason:
+            return FailedSave(step, reason)
+        self.newest_saved = step
+        return None
 
     def is_saving(self) -> bool:
         """Whether a save is still being written."""
@@ -95,13 +109,13 @@ class Checkpointer:
         self.newest_saved = step
         return {name: restored.get(name) for name in targets}, restored["meta"]
 
-    def close(self) -> str | None:
-        """Waits until everything is written; None, or why it could not be."""
-        problem = self.wait()
+    def close(self) -> FailedSave | None:
+        """Waits until everything is written; returns the last save, if it has failed."""
+        failed = self.wait()
         if self._orbax is not None:
             self._orbax.close()
             self._orbax = None
-        return problem
+        return failed
 
     def _attempt(self, action: Callable[[], object]) -> str | None:
         """Why `action` has failed on any process; all of them then open a new Orbax manager."""
@@ -222,13 +236,21 @@ def _reason(error: BaseException) -> str:
     return text.split(". ")[0].rstrip(":")[:300]
 
 
-def newest_intact(
-    workdir: epath.PathLike, say: Callable[[str], None], read_only: bool = False
+def find_resume_step(
+    workdir: epath.PathLike, say: Callable[[str], None], *, move_damaged: bool = True
 ) -> int | None:
-    """The step of the newest checkpoint whose files are what was written; None without any.
+    """Finds the newest checkpoint whose files are what was written.
 
     Newer ones, which are damaged, are reported and moved to `<workdir>/damaged_checkpoints/`. So
-    are older ones whose scores cannot be read. With `read_only` they are only reported.
+    are older ones whose scores cannot be read.
+
+    Args:
+      workdir: folder of the run.
+      say: gets a line about each damaged checkpoint.
+      move_damaged: False: only report them.
+
+    Returns:
+      Its step; None where there is no checkpoint.
 
     Raises:
       UserError: where there are checkpoints, and every one is damaged; nothing is moved then.
@@ -243,7 +265,7 @@ def newest_intact(
                 if why is not None:
                     damaged[older] = why
             for bad, why in damaged.items():
-                moved = "" if read_only else f"; moved to {_move_aside(folder / str(bad))}"
+                moved = f"; moved to {_move_aside(folder / str(bad))}" if move_damaged else ""
                 say(f"checkpoint {bad} is damaged: {why}{moved}")
             return step
         damaged[step] = problem

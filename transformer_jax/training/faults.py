@@ -1,15 +1,12 @@
-"""Faults of long runs: requests to stop, and steps that are skipped."""
+"""Skipped steps: their batches are written to files, and ten in a row end the run."""
 
 import io
 import json
 import math
-import signal
-import threading
 from typing import Any
 
 import numpy as np
 from etils import epath
-from jax.experimental import multihost_utils
 
 from transformer_jax import distributed, paths
 from transformer_jax.config import Config
@@ -22,44 +19,6 @@ from transformer_jax.training.setup import TrainingData
 from transformer_jax.training.step import Metrics
 
 MAX_SKIPPED_IN_A_ROW = 10
-
-
-class StopRequest:
-    """Whether the run was asked to stop, by SIGTERM or a preemption notice to any process.
-
-    With several processes, JAX's preemption service listens, and chooses a step at which all stop.
-
-    Args:
-      after: a step after which to stop in any case.
-    """
-
-    def __init__(self, after: int | None = None) -> None:
-        self._after = after
-        self._got_signal = False
-        self._old_handler: Any = None  # as `signal` returns it
-
-    def __enter__(self) -> "StopRequest":
-        if (
-            distributed.process_count() == 1
-            and threading.current_thread() is threading.main_thread()
-        ):
-            self._old_handler = signal.signal(signal.SIGTERM, self._handle_signal)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._old_handler is not None:
-            signal.signal(signal.SIGTERM, self._old_handler)
-
-    def _handle_signal(self, *_: object) -> None:
-        self._got_signal = True
-
-    def reached(self, step: int) -> bool:
-        """Whether to stop before step `step`; the same answer on all processes."""
-        if self._after is not None and step > self._after:
-            return True
-        if distributed.process_count() == 1:
-            return self._got_signal
-        return multihost_utils.reached_preemption_sync_point(step)
 
 
 def record_skipped_step(

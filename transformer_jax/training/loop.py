@@ -1,13 +1,22 @@
-"""The training loop: set up a run, step, evaluate, save, and resume where the run stopped."""
+"""The training loop: sets up a run, or resumes it, then steps, evaluates and saves.
+
+Words:
+  step: reads one batch; step n uses batch n - 1. It updates the parameters, unless it is *skipped*
+    (`step.py`).
+  ended: the last step is done, or early stopping has ended the run. The other way to leave the loop
+    is a request to *stop*, after which the run can be resumed.
+  runner: puts the step on devices, in its layout of the state. Checkpoints have a layout of their
+    own, which every runner can read (`runners.py`).
+  primary process: process 0, the only one that prints and writes, except for its checkpoint shards.
+  window: the steps since the last log line.
+"""
 
 import contextlib
-import dataclasses
 import functools
 import time
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 from etils import epath
 
 from transformer_jax import distributed, paths
@@ -17,38 +26,39 @@ from transformer_jax.decoding.engine import Engine
 from transformer_jax.errors import UserError
 from transformer_jax.runs import host_memory
 from transformer_jax.runs import workdir as workdir_lib
-from transformer_jax.runs.checkpoint import Checkpointer, newest_intact
+from transformer_jax.runs.checkpoint import find_resume_step
 from transformer_jax.runs.retention import quality
 from transformer_jax.training import faults, setup
 from transformer_jax.training.evaluate import evaluate
-from transformer_jax.training.faults import StopRequest
 from transformer_jax.training.partition import choose_devices
 from transformer_jax.training.progress import Progress
 from transformer_jax.training.reporting import Reporter, Window
 from transformer_jax.training.runners import Runner, make_runner
+from transformer_jax.training.saving import StateSaver
 from transformer_jax.training.step import Metrics, PyTree, TrainState
+from transformer_jax.training.stopping import StopRequest
 
 
 def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None) -> bool:
     """Trains in `workdir`, or resumes there, until `train.num_steps` or early stopping.
 
     On SIGTERM, a preemption notice, and after step `stop_after`, it saves and returns. The next
-    call resumes the run. Before the first step there is nothing to save, and SIGTERM ends the
-    process.
+    call resumes the run. Until everything is compiled there is nothing to save, and SIGTERM ends
+    the process. A stop between that and the first step saves step 0.
 
     Args:
-      config: of the run.
-      workdir: folder of the run; made if missing.
-      stop_after: step to stop after; None: only the config ends the run.
+      config: the run's configuration.
+      workdir: the run's folder; made if missing.
+      stop_after: a step of the run, after which to stop; None: only the config ends the run.
 
     Returns:
-      Whether the run has ended.
+      True if the run has ended; False if it was asked to stop and can be resumed.
 
     Raises:
-      UserError: before any compilation, for whatever cannot work. Later, where training cannot
-        continue or the last checkpoint could not be written.
+      UserError: before compiling, if the config, data or work directory cannot be used. Later, if
+        training cannot continue or the last checkpoint could not be written.
     """
-    host_memory.keep_freed_memory()
+    host_memory.keep_freed_memory()  # saves up to a fifth of a step's time on CPU
     with open_run(config, workdir) as trainer:
         return trainer.run(stop_after)
 
@@ -59,46 +69,55 @@ def open_run(
 ) -> Iterator["Trainer"]:
     """Sets up the run in `workdir` and yields its `Trainer`, at the step where the run stopped.
 
-    The work directory is locked until the context ends. Stages that can fail on one process alone
-    are called through `distributed`, which raises their errors on every process.
+    The work directory is locked until the context ends. What can fail on one process alone is
+    called through `distributed`, which raises a `UserError` of any process on all of them.
 
     Args:
-      config: of the run.
-      workdir: folder of the run.
-      read_only: write no file of the run.
+      config: the run's configuration.
+      workdir: the run's folder.
+      read_only: for tools that inspect a run: change none of its files. The work directory is
+        locked all the same, and `Trainer.run` refuses.
     """
-    config, folder = paths.locate(config, workdir)
+    config, folder = paths.locate(config, workdir)  # with paths made absolute
     workdir = epath.Path(folder)
     validate(config)
     say = functools.partial(print, flush=True) if distributed.is_primary() else lambda _: None
     with contextlib.ExitStack() as stack:
+        # On the primary process alone. Names are for the runtime, whose errors contain them.
         lock = workdir_lib.lock(workdir)
-        distributed.run_on_primary(lambda: stack.enter_context(lock), "lock")
+        distributed.run_on_primary(lambda: stack.enter_context(lock), name="lock")
         devices = choose_devices(config)
-        step = distributed.run_on_primary(
-            lambda: newest_intact(workdir, say, read_only), "checkpoints"
+        resume_step = distributed.run_on_primary(
+            lambda: find_resume_step(workdir, say, move_damaged=not read_only), name="checkpoints"
         )
+        # On the primary process, and then on the others, which read its caches. The config returns
+        # with the tokenizers' vocabulary sizes.
         config, data = distributed.run_primary_first(
-            lambda: setup.prepare(config, workdir, say, read_only), "data"
+            lambda: setup.prepare(config, workdir, say, read_only), name="data"
         )
         runner = make_runner(config, devices)
         reporter = Reporter(
-            workdir, step or 0, config.train.num_steps, distributed.is_primary() and not read_only
+            workdir,
+            first_step=resume_step or 0,
+            num_steps=config.train.num_steps,
+            is_primary=distributed.is_primary() and not read_only,
         )
+        stack.callback(reporter.close)
         for line in runner.describe():
             reporter.say(line)
 
-        trainer = Trainer(config, workdir, data.without_params(), runner, reporter)
-        if step is None:
-            trainer.start(data.initial_params)
-        else:
-            trainer.restore(step)
-            reporter.say(f"resuming from step {step}")
-        del data  # the initial parameters are on the devices now
+        trainer = Trainer(config, workdir, data.without_params(), runner, reporter, read_only)
         try:
+            if resume_step is None:
+                trainer.init_state(data.initial_params)
+            else:
+                trainer.restore(resume_step)
+                reporter.say(f"resuming from step {resume_step}")
+            del data  # frees the initial parameters: they are on the devices now
             yield trainer
         except BaseException as error:
-            # Closing waits for the other processes, who may not know of an error here.
+            # Closing waits for the other processes, which raise every UserError too. Any other
+            # error they may not know of.
             if distributed.process_count() == 1 or isinstance(error, UserError):
                 trainer.close()
             raise
@@ -109,12 +128,18 @@ class Trainer:
     """One run: its state on the devices, and everything that happens between steps.
 
     Attributes:
+      config: the run's configuration, complete.
+      data: training batches and validation pairs.
+      runner: the step on the devices.
+      row_multiple: batches get empty rows up to a multiple of this number, so that the shards and
+        accumulated parts of a batch are equal.
       state: parameters, optimizer state and average, in the layout of `runner`.
       step: steps done.
       progress: counters that are saved with the state.
     """
 
-    state: TrainState
+    state: TrainState  # by `init_state` or `restore`
+    _window: Window  # by `run`
 
     def __init__(
         self,
@@ -123,15 +148,16 @@ class Trainer:
         data: setup.TrainingData,
         runner: Runner,
         reporter: Reporter,
+        read_only: bool = False,
     ):
         self.config, self.data, self.runner = config, data, runner
-        self.step, self.progress = 0, Progress()
         self.row_multiple = runner.num_batch_shards * config.train.accumulate_steps
+        self.step, self.progress = 0, Progress()
         self._workdir = workdir
         self._reporter = reporter
-        self._checkpointer = Checkpointer(workdir, config.checkpoint)
+        self._read_only = read_only
+        self._saver = StateSaver(workdir, config.checkpoint, runner, reporter)
         self._engine = Engine(config, data.tokenizers)
-        self._window = Window(data.padding)
 
     def run(self, stop_after: int | None = None) -> bool:
         """Trains until the run ends or is asked to stop; returns whether it has ended.
@@ -141,47 +167,57 @@ class Trainer:
           while the run has not ended and was not asked to stop:
             take a step
             read the metrics of the step before, so that the device never waits
-            evaluate and save, if either is due
+            evaluate, if that is due
+            save, if that is due, and after every evaluation, so that the best parameters are kept
           save the last step
         """
+        if self._read_only:
+            raise ValueError("The run was opened with read_only=True; `run` writes into it.")
         train = self.config.train
         if self._has_ended():
             self._reporter.say(f"{self._why_ended()}; nothing to do")
             return True
         self.compile()
         batches = load_batches(self.batches(), self.step)
-        unread: tuple[int, Metrics] | None = None  # newest step and its metrics
+        pending: tuple[int, Metrics] | None = None  # the newest step and its metrics, not yet read
+        scores: dict[str, float] = {}  # of the newest step, if it was evaluated
         save_is_due = False
-        self._window.resume()
-        with StopRequest(stop_after) as stop:
-            while not self._has_ended() and not stop.reached(self.step + 1):
+        self._window = Window(self.data.padding)
+        with StopRequest(stop_after) as stop:  # also during the last save
+            while not self._has_ended() and not stop.is_due(before_step=self.step + 1):
                 self.state, metrics = self.runner.step(self.state, next(batches))
                 self.step += 1
-                self._read(unread)
-                unread = self.step, metrics
+                self._process_metrics(pending)
+                pending = self.step, metrics
 
-                eval_is_due = self._is_due(train.eval_every_steps)
-                save_is_due |= self._is_due(train.checkpoint_every_steps)
+                scores = {}
+                eval_is_due = self._is_due(self.step, train.eval_every_steps)
+                save_is_due |= self._is_due(self.step, train.checkpoint_every_steps)
                 if eval_is_due or save_is_due:
-                    self._read(unread)
-                    unread = None
+                    self._process_metrics(pending)
+                    pending = None
                     with self._window.paused():
-                        scores = self._evaluate() if eval_is_due else {}
-                        # Parameters after a skipped step are worth no checkpoint, unless they
-                        # were evaluated: the next step that is not skipped is saved instead.
-                        if scores or not self.progress.skipped_in_a_row:
-                            self._save(scores)
+                        if eval_is_due:
+                            scores = self._evaluate()
+                        # While steps are skipped the parameters do not change, and a run that
+                        # diverges would replace its good checkpoints. The save waits for an update.
+                        if scores or self.progress.skipped_in_a_row == 0:
+                            self._saver.save(self.step, self.state, self.progress, scores)
                             save_is_due = False
-            self._read(unread)
-            self._save_last_step()
-            if not self._has_ended():
-                self._reporter.say(
-                    f"asked to stop: saved step {self.step}; the same command resumes the run"
-                )
-                return False
-            self.data.epochs.close()
-            self._reporter.say(self._why_ended())
-            return True
+            self._process_metrics(pending)
+            scheduled = self._is_due(self.step, train.checkpoint_every_steps) or self._is_due(
+                self.step, train.eval_every_steps
+            )
+            self._saver.save_last(self.step, self.state, self.progress, scores, scheduled)
+            self._reporter.flush()
+        if not self._has_ended():
+            self._reporter.say(
+                f"asked to stop: saved step {self.step}; the same command resumes the run"
+            )
+            return False
+        self.data.epochs.close()  # removes cached tokens that only a resumed run would need
+        self._reporter.say(self._why_ended())
+        return True
 
     def compile(self) -> None:
         """Compiles the step for every batch shape, the largest first."""
@@ -193,35 +229,30 @@ class Trainer:
         self._reporter.say(f"compiled {len(shapes)} batch shape(s) in {seconds:.1f} s")
 
     def batches(self) -> BatchSource:
-        """The batches of the run; of each, the rows that this process loads."""
+        """The batches of the run, of each the rows that this process loads."""
         return self.data.batches(self.config, self.row_multiple, self.runner.local_rows)
 
-    def start(self, params: PyTree = None) -> None:
-        """Initialises the state with given parameters (on the host), or with fresh ones."""
+    def init_state(self, params: PyTree | None = None) -> None:
+        """Makes the state before the first step, with `params` (on the host) or fresh ones."""
         self.state = self.runner.init(self.config.seed, params)
 
     def restore(self, step: int) -> None:
-        """Continues from the checkpoint of `step`, written on any devices, by any runner."""
-        if hasattr(self, "state"):
-            del self.state  # two may not fit
-        target = self.runner.restore_target().to_items()
-        items, meta = self._checkpointer.restore(step, target)
-        state = TrainState.from_items(items)
-        del items
-        self.state = self.runner.from_checkpoint_layout(state)
-        self.step, self.progress = step, Progress(**meta["progress"])
+        """Continues from the checkpoint of `step`."""
+        # Shapes alone, which frees the old state: device memory may not hold two.
+        self.state = self.runner.restore_target()
+        self.state, self.progress = self._saver.restore(step)
+        self.step = step
 
     def close(self) -> None:
-        """Waits until everything is written."""
-        self._checkpointer.close()
-        self._reporter.close()
+        """Waits until the last checkpoint is written, or reports that it could not be."""
+        self._saver.close()
 
-    # --- When ----------------------------------------------------------------------------------
+    # --- Schedule and end of the run -----------------------------------------------------------
 
-    def _is_due(self, every_steps: int) -> bool:
-        """Whether this step ends a period of `every_steps`, or the run; 0: never."""
-        at_end = self.step == self.config.train.num_steps
-        return bool(every_steps) and (self.step % every_steps == 0 or at_end)
+    def _is_due(self, step: int, every_steps: int) -> bool:
+        """Whether `step` ends a period of `every_steps`, or the run; 0: never."""
+        at_end = step == self.config.train.num_steps
+        return bool(every_steps) and (step % every_steps == 0 or at_end)
 
     def _has_ended(self) -> bool:
         """Whether the last step is done, or early stopping ends the run."""
@@ -240,11 +271,15 @@ class Trainer:
 
     # --- Metrics -------------------------------------------------------------------------------
 
-    def _read(self, unread: tuple[int, Metrics] | None) -> None:
-        """Waits for the metrics of a step, counts them, and reports every `log_every_steps`."""
-        if unread is None:
+    def _process_metrics(self, pending: tuple[int, Metrics] | None) -> None:
+        """Waits for the metrics of a step, counts it, and logs if that is due; None: does nothing.
+
+        Raises:
+          UserError: after too many skipped steps in a row.
+        """
+        if pending is None:
             return
-        step, metrics = unread[0], jax.device_get(unread[1])
+        step, metrics = pending[0], jax.device_get(pending[1])
         skipped = bool(metrics["skipped"])
         self.progress = self.progress.after_step(skipped)
         if skipped:
@@ -254,20 +289,23 @@ class Trainer:
         else:
             self._window.add(metrics)
         self._reporter.advance(step)
-        if step % self.config.train.log_every_steps == 0 or step == self.config.train.num_steps:
-            if distributed.is_primary() and self._window.num_steps:
-                summary = self._window.summary(self.progress.skipped)
-                digest = self.data.batches(self.config).digest(step - 1)
-                self._reporter.training(step, summary | {"batch_digest": digest})
-            self._window = Window(self.data.padding)
-            self._window.resume()
-            if distributed.process_count() == 1 and not self._checkpointer.is_saving():
-                self._report_failed_save(self._checkpointer.wait())
+        if self._is_due(step, self.config.train.log_every_steps):
+            self._log(step)
+
+    def _log(self, step: int) -> None:
+        """Writes the metrics of the window, and starts another one."""
+        if distributed.is_primary() and self._window.num_steps:
+            summary = self._window.summary(self.progress.skipped)
+            # Equal digests show that two runs, or a resumed one, train on the same batches.
+            digest = self.data.batches(self.config).digest(step - 1)
+            self._reporter.training(step, summary | {"batch_digest": digest})
+        self._window = Window(self.data.padding)
+        self._saver.report_finished()
 
     # --- Evaluation ----------------------------------------------------------------------------
 
     def _evaluate(self) -> dict[str, float]:
-        """Scores and translates the validation set, and reports; returns the metrics."""
+        """Scores and translates the validation set, and reports; returns the scores."""
         state = self.runner.to_checkpoint_layout(self.state)
         params = self.runner.gather(state.params if state.ema is None else state.ema)
         metrics, samples = evaluate(self.config, self._engine, params, self.data.validation)
@@ -276,51 +314,3 @@ class Trainer:
         metric = self.config.checkpoint.best_metric
         self.progress = self.progress.after_evaluation(self.step, metric, quality(scores, metric))
         return scores
-
-    # --- Checkpoints ---------------------------------------------------------------------------
-
-    def _save(self, metrics: dict[str, float], scheduled: bool = True) -> None:
-        """Starts to save, in the background; reports if this save or the one before failed."""
-        state = self.runner.to_checkpoint_layout(self.state)
-        if self.runner.mesh.devices.flat[0].platform == "cpu":
-            # Orbax writes in the background from the very buffers that the next step overwrites.
-            state = jax.tree.map(jnp.copy, state)
-        meta = {
-            "metrics": metrics,
-            "progress": dataclasses.asdict(self.progress),
-            "scheduled": scheduled,
-        }
-        problem = self._checkpointer.save(self.step, state.to_items(), meta)
-        self._report_failed_save(problem)
-
-    def _report_failed_save(self, problem: str | None) -> None:
-        if problem:
-            newest = self._checkpointer.newest_saved
-            self._reporter.say(
-                f"step {self.step}: the checkpoint could not be written ({problem}); "
-                + (f"that of step {newest} is kept" if newest is not None else "there is none yet")
-                + ", training continues and tries again at the next"
-            )
-
-    def _save_last_step(self) -> None:
-        """Saves the newest step unless it is saved, and waits until it is written.
-
-        Raises:
-          UserError: where it could not be written.
-        """
-        self._report_failed_save(self._checkpointer.wait())
-        problem = None
-        if self._checkpointer.newest_saved != self.step:
-            train = self.config.train
-            periods = (train.checkpoint_every_steps, train.eval_every_steps)
-            self._save({}, scheduled=any(map(self._is_due, periods)))
-            problem = self._checkpointer.wait()
-        self._reporter.flush()
-        newest = self._checkpointer.newest_saved
-        if newest != self.step:
-            raise UserError(
-                f"Step {self.step} could not be saved in {self._workdir}"
-                + (f" ({problem})" if problem else "")
-                + (f"; step {newest} is the newest there" if newest is not None else "")
-                + "; make room or fix the folder, and give the same command again."
-            )

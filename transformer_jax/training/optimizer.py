@@ -47,7 +47,7 @@ def make_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Adam, AdamW or Adafactor under `schedule`, after clipping by global norm if it is set.
 
-    `update` needs the parameters, and takes one argument more than Optax's: `good`, a boolean
+    `update` needs the parameters, and takes one argument more than Optax's: `accept`, a boolean
     scalar. Where it is False, updates are 0 and the state stays as it was.
 
     `b1`, `b2` and `eps` are those of Adam and AdamW; Adafactor has its own constants. Weight decay
@@ -87,10 +87,10 @@ def decays(config: OptimizerConfig, params: PyTree) -> PyTree:
 def _adam(
     config: OptimizerConfig, schedule: optax.Schedule
 ) -> optax.GradientTransformationExtraArgs:
-    """Optax's `adam` or `adamw`, with its state and arithmetic, and `good`.
+    """Optax's `adam` or `adamw`, with its state and arithmetic, and `accept`.
 
     Why not Optax's own: it computes moments and updates both from the old moments. If the result
-    is then selected by `good`, XLA copies the old moments, which takes 30% more temporary memory
+    is then selected by `accept`, XLA copies the old moments, which takes 30% more temporary memory
     for the base model on CPU. With `lax.cond` in place of the selection no memory is added, but
     XLA for GPU stops the host in every step until the condition is known, and the host can no
     longer run ahead. Here the updates are computed from the new moments, which a barrier enforces.
@@ -101,18 +101,18 @@ def _adam(
     else:
         init = optax.adam(schedule, b1, b2, config.eps).init
 
-    def update(grads, state, params, *, good=True, **_):
+    def update(grads, state, params, *, accept=True, **_):
         adam_state, *other_states, schedule_state = state
 
         def new_moment(old, value, decay):
-            return jnp.where(good, decay * old + (1.0 - decay) * value, old)
+            return jnp.where(accept, decay * old + (1.0 - decay) * value, old)
 
         mu = jax.tree.map(lambda m, g: new_moment(m, g, b1), adam_state.mu, grads)
         nu = jax.tree.map(lambda v, g: new_moment(v, g * g, b2), adam_state.nu, grads)
 
         count = (adam_state.count + 1).astype(jnp.float32)
         mean_correction, variance_correction = 1.0 / (1.0 - b1**count), 1.0 / (1.0 - b2**count)
-        learning_rate = jnp.where(good, schedule(schedule_state.count), 0.0)
+        learning_rate = jnp.where(accept, schedule(schedule_state.count), 0.0)
 
         def param_update(m, v, param, decay):
             m, v = jax.lax.optimization_barrier((m, v))
@@ -122,7 +122,7 @@ def _adam(
             return -learning_rate * direction
 
         def new_count(old):
-            return jnp.where(good, optax.safe_increment(old), old)
+            return jnp.where(accept, optax.safe_increment(old), old)
 
         updates = jax.tree.map(param_update, mu, nu, params, decays(config, params))
         new_state = (
@@ -138,7 +138,7 @@ def _adam(
 def _adafactor(
     config: OptimizerConfig, schedule: optax.Schedule
 ) -> optax.GradientTransformationExtraArgs:
-    """Optax's Adafactor with decoupled weight decay, and `good`."""
+    """Optax's Adafactor with decoupled weight decay, and `accept`."""
 
     def decay_weights(updates, params):
         return jax.tree.map(
@@ -154,9 +154,9 @@ def _adafactor(
         optax.scale_by_schedule(schedule),
     )
 
-    def update(grads, state, params, *, good=True, **_):
+    def update(grads, state, params, *, accept=True, **_):
         updates, new_state = tx.update(grads, state, params)
-        updates = jax.tree.map(lambda update: jnp.where(good, update, 0.0), updates)
-        return updates, jax.tree.map(lambda new, old: jnp.where(good, new, old), new_state, state)
+        updates = jax.tree.map(lambda update: jnp.where(accept, update, 0.0), updates)
+        return updates, jax.tree.map(lambda new, old: jnp.where(accept, new, old), new_state, state)
 
     return optax.GradientTransformationExtraArgs(tx.init, update)

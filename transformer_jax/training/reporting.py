@@ -259,7 +259,10 @@ def _without_torch():
 
 
 class Window:
-    """Metrics of the steps between two reports, without skipped ones."""
+    """Loss and throughput since the last log line, without skipped steps.
+
+    Its clock starts when it is made.
+    """
 
     def __init__(self, padding: float):
         self._padding = padding
@@ -267,7 +270,7 @@ class Window:
         self._last: Metrics = {}
         self.num_steps = 0
         self._seconds = 0.0
-        self._started: float | None = None
+        self._started: float | None = time.monotonic()
 
     def resume(self) -> None:
         """Starts the clock."""

@@ -61,6 +61,7 @@ class Runner(abc.ABC):
 
     Attributes:
       mesh: with the axes `partition.AXES`.
+      platform: of the devices, as JAX names it.
       num_batch_shards: devices that share a batch's rows.
       specs: a `PartitionSpec` for each parameter.
       shardings: a `NamedSharding` for each array of the state, in checkpoint layout.
@@ -70,6 +71,7 @@ class Runner(abc.ABC):
         self.train_step = step
         self.mesh = partition.make_mesh(step.config, devices)
         self.num_devices = self.mesh.size
+        self.platform = self.mesh.devices.flat[0].platform
         self.num_batch_shards = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
         self._shapes = jax.eval_shape(lambda: step.init_state(jax.random.key(0)))
         self.specs = partition.param_specs(step.config, self.mesh, self._shapes.params)
@@ -86,7 +88,7 @@ class Runner(abc.ABC):
         count = distributed.process_count()
         yield (
             f"model: {self.num_params():,} parameters on {self.num_devices} "
-            f"{self.mesh.devices.flat[0].platform} device(s)"
+            f"{self.platform} device(s)"
             + (f" of {count} processes" if count > 1 else "")
             + f", runner {self.train_step.config.parallel.runner}"
             + (f", {mesh}" if mesh else "")

@@ -42,6 +42,7 @@ class TrainingData:
     initial_params: PyTree = None  # of train.init_from; None: fresh, or those of a checkpoint
 
     def without_params(self) -> "TrainingData":
+        """The same without `initial_params`, to free their memory on the host."""
         return dataclasses.replace(self, initial_params=None)
 
     def batches(
@@ -50,7 +51,7 @@ class TrainingData:
         row_multiple: int = 1,
         local_rows: Callable[[int], np.ndarray] | None = None,
     ) -> BatchSource:
-        """The batches of the run; arguments as of `BatchSource`."""
+        """The batches of the run: step n uses batch n - 1. Arguments as of `BatchSource`."""
         ids = special_ids(self.tokenizers, config.model)
         return BatchSource(self.epochs, ids, config.train.num_steps, row_multiple, local_rows)
 

@@ -1,7 +1,12 @@
-"""The training step as two pure functions that know no devices.
+"""The training step as two pure functions that know no devices: methods of `TrainStep`.
 
-`grad_sums` returns sums of gradients, loss and tokens over any part of a batch. Sums of parts are
-the sums of the whole. `apply_sums` divides once and updates. A runner adds up in between.
+    gradient of a step = sum of gradients over its target tokens / number of its target tokens
+
+`grad_sums` returns the sums over any part of a batch. Sums over the parts of a batch add up to the
+sums over the batch. `apply_sums` divides them once and updates the parameters. Between the two
+calls a runner adds up the sums of its devices.
+
+A *step* reads one batch. An *update* changes the parameters. A *skipped* step makes no update.
 """
 
 from collections.abc import Callable
@@ -19,23 +24,27 @@ from transformer_jax.training.optimizer import PyTree, make_optimizer, make_sche
 
 Metrics = dict[str, jax.Array]  # float32 scalars of one step, by name
 
-# With train.skip_spikes, gradient norms are compared with their running mean from this update on.
-SPIKE_WARMUP = 100
+# With train.skip_spikes, a gradient norm is compared with a mean over about the last
+# 1 / (1 - SPIKE_DECAY) = 100 updates, once there were as many.
 SPIKE_DECAY = 0.99
+SPIKE_WARMUP = 100
 
 
 @flax.struct.dataclass
 class TrainState:
     """What one step passes to the next."""
 
-    step: jax.Array  # batches seen, skipped ones included
+    step: jax.Array  # steps done, skipped ones included
     params: PyTree
     opt_state: PyTree
     ema: PyTree  # exponential average of params, or None
-    usual_norm: jax.Array | None = None  # running mean of gradient norms, with train.skip_spikes
+    usual_norm: jax.Array | None = None  # mean gradient norm of updates, with train.skip_spikes
 
     def to_items(self) -> dict[str, PyTree]:
-        """The items of a checkpoint, by name."""
+        """The items of a checkpoint, by name.
+
+        There are three, so that decoding reads `params` or `ema` without the optimizer.
+        """
         optimizer = {"step": self.step, "opt_state": self.opt_state}
         if self.usual_norm is not None:
             optimizer["usual_norm"] = self.usual_norm
@@ -62,7 +71,7 @@ class Sums(NamedTuple):
 
 
 class TrainStep:
-    """The pure functions of one run, closed over its model, schedule and optimizer."""
+    """The step of one run, with its model, schedule and optimizer."""
 
     def __init__(self, config: Config):
         self.config = config
@@ -80,6 +89,7 @@ class TrainStep:
             step=jnp.zeros((), jnp.int32),
             params=params,
             opt_state=self.tx.init(params),
+            # A copy: the step donates its state, and no buffer may be donated twice.
             ema=jax.tree.map(jnp.copy, params) if self.config.train.ema_decay else None,
             usual_norm=jnp.zeros(()) if self.config.train.skip_spikes else None,
         )
@@ -88,36 +98,43 @@ class TrainStep:
         self, params: PyTree, batch: dict[str, jax.Array], rng: jax.Array
     ) -> losses.LossSums:
         """Loss of a batch with dropout, without an array of all logits `[B, T, V]`."""
-        apply: Callable[..., Any] = self.model.apply  # Flax types it as if states came with it
+        # Flax annotates `apply` to return (output, variables). It returns the output alone where
+        # nothing is mutable, as here.
+        apply: Callable[..., Any] = self.model.apply
         variables, rngs = {"params": params}, {"dropout": rng}
-        hidden = apply(
-            variables, batch, deterministic=False, rngs=rngs, method="hidden"
-        )  # [B, T, M]
+        # [B, T, M]
+        hidden = apply(variables, batch, deterministic=False, rngs=rngs, method="hidden")
+        # [V, M], and [V] or None
         table, bias = apply(variables, method="output_projection")
         return losses.projected_cross_entropy(
             hidden.reshape(-1, hidden.shape[-1]),  # --> [B * T, M]
             table,
             batch["targets"].reshape(-1),  # --> [B * T]
-            batch["loss_mask"].reshape(-1),
+            batch["loss_mask"].reshape(-1),  # --> [B * T]
             self.config.train.label_smoothing,
             bias=bias,
         )
+
+    def _loss(
+        self, params: PyTree, batch: dict[str, jax.Array], rng: jax.Array
+    ) -> tuple[jax.Array, losses.LossSums]:
+        """The sum to differentiate, and all sums of a batch."""
+        sums = self.loss_sums(params, batch, rng)
+        return sums.loss, sums
 
     def grad_sums(self, params: PyTree, batch: dict[str, jax.Array], rng: jax.Array) -> Sums:
         """Sums over `batch`, computed one after the other for `accumulate_steps` equal parts.
 
         Args:
-          params: of the model.
+          params: the model's parameters.
           batch: arrays `[B, S]` and `[B, T]`, as `data.loader.make_batch` returns them.
-          rng: key of this step's dropout.
+          rng: key of the dropout. The runner passes another one at each step, and on each device.
         """
+        grad_fn = jax.grad(self._loss, has_aux=True)
 
-        def loss(params, part, rng):
-            sums = self.loss_sums(params, part, rng)
-            return sums.loss, sums
-
-        def part_sums(part, rng):
-            return Sums(*jax.grad(loss, has_aux=True)(params, part, rng))
+        def part_sums(part: dict[str, jax.Array], part_rng: jax.Array) -> Sums:
+            grads, loss_sums = grad_fn(params, part, part_rng)
+            return Sums(grads, loss_sums)
 
         num_parts = self.config.train.accumulate_steps
         if num_parts == 1:
@@ -138,29 +155,35 @@ class TrainStep:
         return jax.lax.scan(add_part, zeros, (jnp.arange(num_parts), parts))[0]
 
     def apply_sums(self, state: TrainState, sums: Sums) -> tuple[TrainState, Metrics]:
-        """The update for sums over the whole batch, and the step's metrics.
+        """The state after the update by sums over the entire batch, and the step's metrics.
 
-        Where loss or gradients are not finite, or the gradient is a spike (`train.skip_spikes`),
-        only the number of steps changes, and the metric `skipped` is 1. The host never has to
-        undo an update.
+        A step is skipped where its loss or gradient is not finite, and with `train.skip_spikes`
+        also where its gradient norm is a spike. Then only the number of steps changes, and the
+        metric `skipped` is 1. The host never has to undo an update.
+
+        A norm that rises for good would be a spike at every step, because the usual norm is that of
+        updates. `faults.check_skipped_in_a_row` then ends the run with advice.
         """
-        tokens = jnp.maximum(sums.losses.tokens, 1.0)
+        tokens = jnp.maximum(sums.losses.tokens, 1.0)  # a batch of padding alone has 0
         grads = jax.tree.map(lambda g: g / tokens, sums.grads)
         grad_norm = optax.global_norm(grads)
+        # Updates so far. Skipped steps do not count, so the learning rate waits during them.
         count = num_updates(state.opt_state)
-        good = jnp.isfinite(sums.losses.loss) & jnp.isfinite(grad_norm)
+        accept = jnp.isfinite(sums.losses.loss) & jnp.isfinite(grad_norm)
         if state.usual_norm is not None:
-            limit = self.config.train.skip_spikes * state.usual_norm
-            good &= (count < SPIKE_WARMUP) | (grad_norm <= limit)
+            spike_factor = self.config.train.skip_spikes
+            is_usual = grad_norm <= spike_factor * state.usual_norm
+            accept &= (count < SPIKE_WARMUP) | is_usual
 
-        updates, opt_state = self.tx.update(grads, state.opt_state, state.params, good=good)
+        # Unless `accept`, updates are 0 and the optimizer's state stays as it was.
+        updates, opt_state = self.tx.update(grads, state.opt_state, state.params, accept=accept)
         params = optax.apply_updates(state.params, updates)
         new_state = TrainState(
             step=state.step + 1,
             params=params,
             opt_state=opt_state,
-            ema=self._average(state.ema, params, count, good),
-            usual_norm=_usual_norm(state.usual_norm, grad_norm, count, good),
+            ema=_updated_ema(state.ema, params, self.config.train.ema_decay, count, accept),
+            usual_norm=_updated_usual_norm(state.usual_norm, grad_norm, count, accept),
         )
         metrics = {
             "loss_sum": sums.losses.loss,
@@ -168,28 +191,34 @@ class TrainStep:
             "tokens": sums.losses.tokens,
             "learning_rate": jnp.asarray(self.schedule(count), jnp.float32),
             "grad_norm": grad_norm,
-            "skipped": 1.0 - good.astype(jnp.float32),
+            "skipped": 1.0 - accept.astype(jnp.float32),
         }
         return new_state, metrics
 
-    def _average(self, ema: PyTree, params: PyTree, count: jax.Array, good: jax.Array) -> PyTree:
-        """The exponential average with the new parameters; None where none is kept."""
-        if ema is None:
-            return None
-        # Early on the average forgets faster, so that it does not remember the initialisation.
-        count = count.astype(jnp.float32)
-        decay = jnp.minimum(self.config.train.ema_decay, (1.0 + count) / (10.0 + count))
-        weight = jnp.where(good, 1.0 - decay, 0.0)
-        return jax.tree.map(lambda e, p: e + weight * (p - e), ema, params)
+
+def _updated_ema(
+    ema: PyTree, params: PyTree, max_decay: float, count: jax.Array, accept: jax.Array
+) -> PyTree:
+    """The exponential average with the new parameters; None if the run keeps none.
+
+    At first it forgets faster, so that it does not remember the initialisation, by the rule of
+    TensorFlow's `ExponentialMovingAverage(num_updates=count)`.
+    """
+    if ema is None:
+        return None
+    n = count.astype(jnp.float32)
+    decay = jnp.minimum(max_decay, (1.0 + n) / (10.0 + n))
+    # Selected, not weighted by 0: 0 * NaN is NaN.
+    return jax.tree.map(lambda e, p: jnp.where(accept, e + (1.0 - decay) * (p - e), e), ema, params)
 
 
-def _usual_norm(
-    usual_norm: jax.Array | None, grad_norm: jax.Array, count: jax.Array, good: jax.Array
+def _updated_usual_norm(
+    usual_norm: jax.Array | None, grad_norm: jax.Array, count: jax.Array, accept: jax.Array
 ) -> jax.Array | None:
-    """The running mean of gradient norms with this one; None where none is kept."""
+    """The running mean of the gradient norms of updates; None if the run keeps none."""
     if usual_norm is None:
         return None
-    count = count.astype(jnp.float32)
-    decay = jnp.minimum(SPIKE_DECAY, count / (1.0 + count))  # at first the plain mean
+    n = count.astype(jnp.float32)
+    decay = jnp.minimum(SPIKE_DECAY, n / (1.0 + n))  # at first the plain mean
     mean = decay * usual_norm + (1.0 - decay) * grad_norm
-    return jnp.where(good, mean, usual_norm)
+    return jnp.where(accept, mean, usual_norm)
