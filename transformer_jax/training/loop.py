@@ -70,7 +70,8 @@ def open_run(
     """Sets up the run in `workdir` and yields its `Trainer`, at the step where the run stopped.
 
     The work directory is locked until the context ends. What can fail on one process alone is
-    called through `distributed`, which raises a `UserError` of any process on all of them.
+    called through `distributed`, which raises a `UserError` of any process on all of them. The name
+    of such a call is for the runtime, whose errors contain it.
 
     Args:
       config: the run's configuration.
@@ -78,20 +79,19 @@ def open_run(
       read_only: for tools that inspect a run: change none of its files. The work directory is
         locked all the same, and `Trainer.run` refuses.
     """
-    config, folder = paths.locate(config, workdir)  # with paths made absolute
+    config, folder = paths.locate(config, workdir)  # with `~` expanded
     workdir = epath.Path(folder)
     validate(config)
     say = functools.partial(print, flush=True) if distributed.is_primary() else lambda _: None
     with contextlib.ExitStack() as stack:
-        # On the primary process alone. Names are for the runtime, whose errors contain them.
         lock = workdir_lib.lock(workdir)
         distributed.run_on_primary(lambda: stack.enter_context(lock), name="lock")
         devices = choose_devices(config)
         resume_step = distributed.run_on_primary(
             lambda: find_resume_step(workdir, say, move_damaged=not read_only), name="checkpoints"
         )
-        # On the primary process, and then on the others, which read its caches. The config returns
-        # with the tokenizers' vocabulary sizes.
+        # On the primary process first: the others read its caches. The config that it returns has
+        # the vocabulary sizes of the tokenizers.
         config, data = distributed.run_primary_first(
             lambda: setup.prepare(config, workdir, say, read_only), name="data"
         )
@@ -107,6 +107,7 @@ def open_run(
             reporter.say(line)
 
         trainer = Trainer(config, workdir, data.without_params(), runner, reporter, read_only)
+        is_set_up = False
         try:
             if resume_step is None:
                 trainer.init_state(data.initial_params)
@@ -114,11 +115,12 @@ def open_run(
                 trainer.restore(resume_step)
                 reporter.say(f"resuming from step {resume_step}")
             del data  # frees the initial parameters: they are on the devices now
+            is_set_up = True
             yield trainer
         except BaseException as error:
-            # Closing waits for the other processes, which raise every UserError too. Any other
-            # error they may not know of.
-            if distributed.process_count() == 1 or isinstance(error, UserError):
+            # Closing waits for the other processes. Only a UserError of `run` is on all of them.
+            is_on_all = is_set_up and isinstance(error, UserError)
+            if distributed.process_count() == 1 or is_on_all:
                 trainer.close()
             raise
         trainer.close()

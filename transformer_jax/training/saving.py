@@ -65,13 +65,8 @@ class StateSaver:
     ) -> None:
         """Saves the newest step, unless it is saved, and waits until it is written.
 
-        Args:
-          step: as of `save`, like the others.
-          state: as of `save`.
-          progress: as of `save`.
-          scores: as of `save`.
-          scheduled: False if only a request to stop is the reason. Such checkpoints are not
-            averaged.
+        The arguments are those of `save`, and `scheduled`: False if only a request to stop is the
+        reason. Such checkpoints are not averaged.
 
         Raises:
           UserError: where it could not be written.
