@@ -61,6 +61,7 @@ def _loss() -> None:
     import jax.numpy as jnp
 
     from transformer_jax.ops import losses
+    from transformer_jax.ops.dense import projected_logits
 
     def projected(hidden, table, targets, weights, label_smoothing=0.0, chunk_size=512, bias=None):
         size = min(chunk_size, len(targets))
@@ -68,7 +69,7 @@ def _loss() -> None:
         @jax.checkpoint
         def chunk(args):
             h, t, w = args
-            logits = losses.projected_logits(h, table.astype(h.dtype), bias)
+            logits = projected_logits(h, table.astype(h.dtype), bias)
             return losses.cross_entropy(logits, t, w, label_smoothing)
 
         def divide(x):

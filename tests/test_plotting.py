@@ -148,7 +148,9 @@ def test_intermediates_are_empty_unless_requested():
 
     module = SelfAttention(ModelConfig(d_model=4, num_heads=2), causal=True)
     x, ids = np.ones((1, 2, 4), np.float32), np.ones((1, 2), np.int32)
-    assert set(module.init(jax.random.key(0), x, ids, ids, deterministic=True)) == {"params"}
+    assert set(module.init(jax.random.key(0), x, True, positions=ids, segment_ids=ids)) == {
+        "params"
+    }
 
 
 def test_sentence_attention_equals_that_of_the_search(translator):

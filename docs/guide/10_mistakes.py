@@ -84,7 +84,8 @@ def forgetful_encoder(params):
     def encode(model):
         x = model.embed_source(model.source_table, source_words, positions, True)
         for layer in model.encoder_layers:
-            layer(x, positions, segment_ids, True)  # right: x = layer(…)
+            # right: x = layer(…)
+            layer(x, True, positions=positions, segment_ids=segment_ids)
         return model.encoder_norm(x)
 
     return Transformer(config).apply({"params": params}, method=encode)
@@ -142,16 +143,25 @@ mistakes.append(compare("a feed-forward without its activation", feed_forward, l
 # %%
 def decoder_layer(layer_params, x, encoded):
     return DecoderLayer(config).apply(
-        {"params": layer_params}, x, encoded, positions, segment_ids, segment_ids, True
+        {"params": layer_params},
+        x,
+        True,
+        encoded=encoded,
+        positions=positions,
+        segment_ids=segment_ids,
+        source_segment_ids=segment_ids,
     )
 
 
 def decoder_layer_of_input(layer_params, x, encoded):
     def run(layer):
         h = layer.self_attention_norm(x)
-        y = x + layer.self_attention(h, positions, segment_ids, True)
+        y = x + layer.self_attention(h, True, positions=positions, segment_ids=segment_ids)
         h = layer.cross_attention_norm(y)
-        z = x + layer.cross_attention(h, encoded, segment_ids, segment_ids, True)  # right: y + …
+        h = layer.cross_attention(
+            h, True, encoded=encoded, segment_ids=segment_ids, source_segment_ids=segment_ids
+        )
+        z = x + h  # right: y + h
         return z + layer.feed_forward(layer.feed_forward_norm(z), True)
 
     return DecoderLayer(config).apply({"params": layer_params}, method=run)

@@ -35,7 +35,7 @@ divided = ModelConfig(d_model=4, num_heads=2)  # head_dim: 4 / 2
 def init(config):
     module = SelfAttention(config, causal=False)
     return module, nn.meta.unbox(
-        module.init(jax.random.key(0), x, positions, everywhere, deterministic=True)
+        module.init(jax.random.key(0), x, True, positions=positions, segment_ids=everywhere)
     )
 
 
@@ -60,7 +60,7 @@ for name, config in (("full width", full), ("divided", divided)):
 # %%
 module, variables = init(full)
 output, seen = module.apply(
-    variables, x, positions, everywhere, deterministic=True, mutable=["intermediates"]
+    variables, x, True, positions=positions, segment_ids=everywhere, mutable=["intermediates"]
 )
 inside = {name: array for name, (array,) in seen["intermediates"].items()}
 for name, array in inside.items():

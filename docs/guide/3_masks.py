@@ -69,13 +69,18 @@ T, S, M = 6, 4, 16
 config = ModelConfig(d_model=M, num_heads=4, d_ff=32)
 target, source = (jnp.array(rng.normal(size=(1, n, M)), jnp.float32) for n in (T, S))
 layer = DecoderLayer(config)
-fixed = (jnp.arange(T)[None], jnp.ones((1, T), jnp.int32), jnp.ones((1, S), jnp.int32), True)
-params = [layer.init(jax.random.key(n), target, source, *fixed) for n in range(2)]
+fixed = {
+    "deterministic": True,
+    "positions": jnp.arange(T)[None],
+    "segment_ids": jnp.ones((1, T), jnp.int32),
+    "source_segment_ids": jnp.ones((1, S), jnp.int32),
+}
+params = [layer.init(jax.random.key(n), target, encoded=source, **fixed) for n in range(2)]
 
 
 def two_layers(target, source):
     for layer_params in params:
-        target = layer.apply(layer_params, target, source, *fixed)
+        target = layer.apply(layer_params, target, encoded=source, **fixed)
     return target
 
 

@@ -58,11 +58,15 @@ print("largest difference", float(jnp.max(jnp.abs(shuffled - transformed[:, orde
 
 # %%
 layer = EncoderLayer(ModelConfig(d_model=16, num_heads=4, d_ff=64, norm_position="pre"))
-fixed = (jnp.arange(7)[None], jnp.ones((1, 7), jnp.int32), True)
+fixed = {
+    "deterministic": True,
+    "positions": jnp.arange(7)[None],
+    "segment_ids": jnp.ones((1, 7), jnp.int32),
+}
 silent = jax.tree.map(
-    jnp.zeros_like, nn.meta.unbox(layer.init(jax.random.key(2), sentence, *fixed))
+    jnp.zeros_like, nn.meta.unbox(layer.init(jax.random.key(2), sentence, **fixed))
 )
-unchanged = layer.apply(silent, sentence, *fixed)
+unchanged = layer.apply(silent, sentence, **fixed)
 print("largest change", float(jnp.max(jnp.abs(unchanged - sentence))))
 
 # %% [markdown]
@@ -88,7 +92,7 @@ def stack(norm_position):
 
     def loss(params, x, direction):
         def step(x, layer_params):
-            x = layer.apply(layer_params, x, *fixed)
+            x = layer.apply(layer_params, x, **fixed)
             return x, jnp.linalg.norm(x)
 
         out, sizes = jax.lax.scan(step, x, params)
@@ -97,7 +101,7 @@ def stack(norm_position):
         return jnp.sum(out * direction), sizes
 
     def one_draw(rng, x, direction):
-        init = jax.vmap(lambda rng: nn.meta.unbox(layer.init(rng, x, *fixed)))
+        init = jax.vmap(lambda rng: nn.meta.unbox(layer.init(rng, x, **fixed)))
         params = init(jax.random.split(rng, depth))
         grads, sizes = jax.grad(loss, has_aux=True)(params, x, direction)
         kernels = grads["params"]["feed_forward"]["up"]["kernel"]

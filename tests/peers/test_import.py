@@ -67,13 +67,13 @@ def functions(config):
     """Our encoder, teacher-forced logits, and logits of cached steps, compiled."""
     model = Transformer(config)
 
-    def apply(params, *args, method):
-        return model.apply({"params": params}, *args, method=method)
+    def apply(params, *args, method, **segments):
+        return model.apply({"params": params}, *args, method=method, **segments)
 
     @jax.jit
     def run(params, source, mask, inputs):
-        encoded = apply(params, source, None, mask, method="encode")
-        hidden = apply(params, encoded, inputs, mask, method="decode")
+        encoded = apply(params, source, method="encode", segment_ids=mask)
+        hidden = apply(params, encoded, inputs, method="decode", source_segment_ids=mask)
         weights = decoder_weights.prepare(config, params)
         cache = incremental.init_cache(
             config, weights, encoded, mask.astype(bool), 1, inputs.shape[1]

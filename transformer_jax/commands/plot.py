@@ -204,7 +204,7 @@ def _schedule() -> "Figure":
 
 def _positions() -> "Figure":
     from transformer_jax import plotting
-    from transformer_jax.ops.positional import SINUSOIDS, position_table
+    from transformer_jax.ops.positional import SINUSOIDS, sinusoid_table
     from transformer_jax.runs import workdir
 
     model = workdir.read_config(FLAGS.workdir[0]).model
@@ -213,7 +213,7 @@ def _positions() -> "Figure":
             f"The model has {model.positional} positions; only a table of sinusoids can be drawn "
             "without its parameters."
         )
-    return plotting.positions(position_table(model))
+    return plotting.positions(sinusoid_table(model))
 
 
 def _lengths() -> "Figure":

@@ -19,7 +19,7 @@ from transformer_jax.decoding.search import search
 from transformer_jax.decoding.search_settings import SearchConstraints, SearchStructure
 from transformer_jax.model import decoder_weights
 from transformer_jax.model.transformer import Params, Transformer
-from transformer_jax.ops import losses
+from transformer_jax.ops.dense import projected_logits
 
 LOGITS_AT_ONCE = 2**24  # of scoring, on a device: 64 MB in float32, whatever the vocabulary
 
@@ -101,7 +101,7 @@ class BatchFunctions:
         def score_chunk(chunk: tuple[list[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
             chunk_hiddens, chunk_targets = chunk
             by_model = [
-                jax.nn.log_softmax(losses.projected_logits(hidden, table, bias))
+                jax.nn.log_softmax(projected_logits(hidden, table, bias))
                 for hidden, (table, bias) in zip(chunk_hiddens, projections, strict=True)
             ]  # [chunk, V] each
             log_probs = by_model[0]
@@ -143,7 +143,7 @@ class BatchFunctions:
         segment_ids = sources.mask().astype(jnp.int32)
         encoded: list[Any] = [
             Transformer(model).apply(
-                {"params": tree}, sources.ids, None, segment_ids, method="encode"
+                {"params": tree}, sources.ids, segment_ids=segment_ids, method="encode"
             )
             for model, tree in zip(self.models, params.params, strict=True)
         ]
@@ -163,9 +163,8 @@ class BatchFunctions:
             decoded = apply(
                 model_encoded,
                 decoder_inputs,
-                source_segment_ids,
-                None,
-                segment_ids,
+                segment_ids=segment_ids,
+                source_segment_ids=source_segment_ids,
                 method="decode",
                 **options,
             )

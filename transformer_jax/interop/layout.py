@@ -8,7 +8,7 @@ from jax.typing import ArrayLike
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.transformer import Params
-from transformer_jax.ops.positional import position_table
+from transformer_jax.ops.positional import sinusoid_table
 
 Path = tuple[str, ...]
 
@@ -79,5 +79,5 @@ def position_tables(config: ModelConfig, params: Params) -> tuple[np.ndarray, np
     if config.positional == "none":
         table = np.zeros((config.max_len, config.d_model), np.float32)
     else:
-        table = position_table(config)
+        table = sinusoid_table(config)
     return table, table

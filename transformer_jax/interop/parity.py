@@ -134,7 +134,7 @@ class Reference:
 
         def logits(model: Transformer, source, source_mask, inputs) -> jax.Array:
             encoded = model.encode(source, segment_ids=source_mask)
-            return model.logits(model.decode(encoded, inputs, source_mask))
+            return model.logits(model.decode(encoded, inputs, source_segment_ids=source_mask))
 
         apply = nn.apply(logits, Transformer(self.config.model))
         return jax.jit(lambda params, *arrays: apply({"params": params}, *arrays))

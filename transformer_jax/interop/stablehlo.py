@@ -58,7 +58,7 @@ def export_functions(
 
     def encode(params, inputs, mask):
         tree, _ = _join(model, params)
-        return module.apply({"params": tree}, inputs, None, mask, method="encode")
+        return module.apply({"params": tree}, inputs, segment_ids=mask, method="encode")
 
     def init_cache(params, encoded, mask, beams, steps):
         _, weights = _join(model, params)

@@ -12,7 +12,7 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.model.transformer import Params
 from transformer_jax.ops.norms import NormParams
 from transformer_jax.ops.platforms import compute_dtype
-from transformer_jax.ops.positional import SINUSOIDS, position_table
+from transformer_jax.ops.positional import SINUSOIDS, sinusoid_table
 
 
 @flax.struct.dataclass
@@ -70,7 +70,7 @@ def prepare(config: ModelConfig, params: Params) -> DecoderWeights:
     dtype = compute_dtype(config)
     positions = None
     if config.positional in SINUSOIDS:
-        positions = jnp.asarray(position_table(config)).astype(dtype)
+        positions = jnp.asarray(sinusoid_table(config)).astype(dtype)
     elif config.positional == "learned":
         positions = params["embed_target"]["positions"].astype(dtype)
     return DecoderWeights(

@@ -1,11 +1,21 @@
 """Layers of the encoder-decoder ("Attention Is All You Need", sections 3.1 to 3.3).
 
 A residual branch is `norm(x + dropout(branch(x)))` in a post-norm model, as in the paper, and
-`x + dropout(branch(norm(x)))` in a pre-norm model. The norm's `before` and `after` normalize in one
-of the two places.
+`x + dropout(branch(norm(x)))` in a pre-norm model. `Norm.before` normalizes in pre-norm models
+only, and `Norm.after` in post-norm models only.
 
-Letters of shapes: B batch, T target or query length, S source or key length, H heads, D head_dim,
-M d_model, F d_ff, V vocabulary.
+Letters of shapes: B batch, L any length, S source or key length, T target or query length,
+H heads, D head_dim, M d_model, F d_ff. In self-attention, S = T = L.
+
+These arguments have one meaning in all layers:
+
+  deterministic: True disables dropout.
+  encoded: `[B, S, M]`, output of the encoder.
+  positions: `[B, L]` or `[1, L]` integers; only rotary positions read them here.
+  segment_ids: `[B, L]` integers, of the sequence `x`. Positions attend within their segment, so a
+    row may pack several sentences. Segment 0 is padding: no position attends to it, and its own
+    attention is zero.
+  source_segment_ids: `[B, S]` integers, of `encoded`.
 """
 
 import flax.linen as nn
@@ -34,21 +44,14 @@ class EncoderLayer(nn.Module):
         self.dropout = Dropout(self.config.dropout_rate)
 
     def __call__(
-        self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array, deterministic: bool
+        self, x: jax.Array, deterministic: bool, *, positions: jax.Array, segment_ids: jax.Array
     ) -> jax.Array:
-        """Output `[B, S, M]` of the layer.
-
-        Args:
-          x: `[B, S, M]`.
-          positions: `[B, S]` or `[1, S]` integers.
-          segment_ids: `[B, S]` integers; 0 is padding.
-          deterministic: no dropout.
-        """
-        h = self.self_attention_norm.before(x)
-        h = self.self_attention(h, positions, segment_ids, deterministic)
+        """Maps `x` `[B, S, M]` to `[B, S, M]`."""
+        x, h = self.self_attention_norm.before(x)
+        h = self.self_attention(h, deterministic, positions=positions, segment_ids=segment_ids)
         x = self.self_attention_norm.after(x + self.dropout(h, deterministic))
 
-        h = self.feed_forward_norm.before(x)
+        x, h = self.feed_forward_norm.before(x)
         h = self.feed_forward(h, deterministic)
         return self.feed_forward_norm.after(x + self.dropout(h, deterministic))
 
@@ -70,31 +73,29 @@ class DecoderLayer(nn.Module):
     def __call__(
         self,
         x: jax.Array,
+        deterministic: bool,
+        *,
         encoded: jax.Array,
         positions: jax.Array,
         segment_ids: jax.Array,
         source_segment_ids: jax.Array,
-        deterministic: bool,
     ) -> jax.Array:
-        """Output `[B, T, M]` of the layer.
-
-        Args:
-          x: `[B, T, M]`.
-          encoded: `[B, S, M]`, output of the encoder.
-          positions: `[B, T]` or `[1, T]` integers.
-          segment_ids: `[B, T]` integers; 0 is padding.
-          source_segment_ids: `[B, S]` integers; 0 is padding.
-          deterministic: no dropout.
-        """
-        h = self.self_attention_norm.before(x)
-        h = self.self_attention(h, positions, segment_ids, deterministic)
+        """Maps `x` `[B, T, M]` to `[B, T, M]`."""
+        x, h = self.self_attention_norm.before(x)
+        h = self.self_attention(h, deterministic, positions=positions, segment_ids=segment_ids)
         x = self.self_attention_norm.after(x + self.dropout(h, deterministic))
 
-        h = self.cross_attention_norm.before(x)
-        h = self.cross_attention(h, encoded, segment_ids, source_segment_ids, deterministic)
+        x, h = self.cross_attention_norm.before(x)
+        h = self.cross_attention(
+            h,
+            deterministic,
+            encoded=encoded,
+            segment_ids=segment_ids,
+            source_segment_ids=source_segment_ids,
+        )
         x = self.cross_attention_norm.after(x + self.dropout(h, deterministic))
 
-        h = self.feed_forward_norm.before(x)
+        x, h = self.feed_forward_norm.before(x)
         h = self.feed_forward(h, deterministic)
         return self.feed_forward_norm.after(x + self.dropout(h, deterministic))
 
@@ -102,14 +103,14 @@ class DecoderLayer(nn.Module):
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (section 3.2.2): the projections, and attention between them.
 
-    The size of a head, D, is independent of `d_model / num_heads` (`config.head_dim`).
+    D is `config.head_dim`, by default `d_model / num_heads`.
     """
 
     config: ModelConfig
 
     def setup(self) -> None:
         embed = (("embed", self.config.d_model),)
-        heads = ("heads", self.config.num_heads), ("kv", self.config.resolved_head_dim)
+        heads = (("heads", self.config.num_heads), ("kv", self.config.resolved_head_dim))
         self.query = Dense(embed, heads)
         self.key = Dense(embed, heads)
         self.value = Dense(embed, heads)
@@ -120,25 +121,25 @@ class MultiHeadAttention(nn.Module):
         query: jax.Array,
         key: jax.Array,
         value: jax.Array,
+        deterministic: bool,
+        *,
         query_segment_ids: jax.Array,
         key_segment_ids: jax.Array,
-        deterministic: bool,
         causal: bool,
     ) -> jax.Array:
-        """Attention within each segment, projected to `[B, T, M]`.
+        """Attention of all heads, projected to `[B, T, M]`.
 
         Args:
           query: `[B, T, H, D]`.
           key: `[B, S, H, D]`.
           value: `[B, S, H, D]`.
-          query_segment_ids: `[B, T]` integers; 0 is padding.
-          key_segment_ids: `[B, S]` integers; 0 is padding.
-          deterministic: no dropout.
+          deterministic: True disables dropout.
+          query_segment_ids: `[B, T]`.
+          key_segment_ids: `[B, S]`.
           causal: position t attends to positions 0 .. t only.
         """
-        capture_attention(self, query, key, value, query_segment_ids, key_segment_ids, causal)
         dropout_rate = 0.0 if deterministic else self.config.attention_dropout_rate
-        out = dot_product_attention(
+        context = dot_product_attention(
             query,
             key,
             value,
@@ -147,9 +148,26 @@ class MultiHeadAttention(nn.Module):
             key_segment_ids=key_segment_ids,
             dropout_rate=dropout_rate,
             rng=self.make_rng("dropout") if dropout_rate else None,
-            implementation=self.config.attention,
+            implementation=self.config.attention,  # formula or fused kernel; "auto": the fastest
         )  # --> [B, T, H, D]
-        return self.out(out)
+        if self.is_mutable_collection("intermediates"):
+            mask = make_segment_mask(query_segment_ids, key_segment_ids)
+            if causal:
+                mask = mask & make_causal_mask(query.shape[1], key.shape[1])
+            self.capture(query, key, value, mask)
+        return self.out(context)
+
+    def capture(self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> None:
+        """Stores what the heads compute in the collection `intermediates`.
+
+        Names are `queries` `[B, T, H, D]`, `keys` and `values` `[B, S, H, D]`, and `weights`
+        `[B, H, T, S]`. The weights are computed by the formula, without dropout, because fused
+        kernels do not return theirs. XLA removes arrays that a compiled function does not return.
+        """
+        self.sow("intermediates", "queries", query)
+        self.sow("intermediates", "keys", key)
+        self.sow("intermediates", "values", value)
+        self.sow("intermediates", "weights", attention_weights(query, key, mask=mask))
 
 
 class SelfAttention(MultiHeadAttention):
@@ -158,22 +176,21 @@ class SelfAttention(MultiHeadAttention):
     causal: bool
 
     def __call__(
-        self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array, deterministic: bool
+        self, x: jax.Array, deterministic: bool, *, positions: jax.Array, segment_ids: jax.Array
     ) -> jax.Array:
-        """Attention of each position to its segment, `[B, T, M]`.
-
-        Args:
-          x: `[B, T, M]`.
-          positions: `[B, T]` or `[1, T]` integers, for rotary positions.
-          segment_ids: `[B, T]` integers; 0 is padding.
-          deterministic: no dropout.
-        """
+        """Maps `x` `[B, L, M]` to `[B, L, M]`."""
         query, key, value = project_heads(x, self.query, self.key, self.value)
         if self.config.positional == "rotary":
             query = apply_rotary(query, positions, self.config.positional_base)
             key = apply_rotary(key, positions, self.config.positional_base)
         return self.attend(
-            query, key, value, segment_ids, segment_ids, deterministic, causal=self.causal
+            query,
+            key,
+            value,
+            deterministic,
+            query_segment_ids=segment_ids,
+            key_segment_ids=segment_ids,
+            causal=self.causal,
         )
 
 
@@ -183,33 +200,36 @@ class CrossAttention(MultiHeadAttention):
     def __call__(
         self,
         x: jax.Array,
+        deterministic: bool,
+        *,
         encoded: jax.Array,
         segment_ids: jax.Array,
         source_segment_ids: jax.Array,
-        deterministic: bool,
     ) -> jax.Array:
-        """Attention of each target position to the source of its segment, `[B, T, M]`.
-
-        Args:
-          x: `[B, T, M]`.
-          encoded: `[B, S, M]`, output of the encoder.
-          segment_ids: `[B, T]` integers; 0 is padding.
-          source_segment_ids: `[B, S]` integers; 0 is padding.
-          deterministic: no dropout.
-        """
-        (query,) = project_heads(x, self.query)
+        """Maps `x` `[B, T, M]` to `[B, T, M]`."""
+        query = self.query(x)  # --> [B, T, H, D]
         key, value = project_heads(encoded, self.key, self.value)
         return self.attend(
-            query, key, value, segment_ids, source_segment_ids, deterministic, causal=False
+            query,
+            key,
+            value,
+            deterministic,
+            query_segment_ids=segment_ids,
+            key_segment_ids=source_segment_ids,
+            causal=False,
         )
 
 
 def project_heads(x: jax.Array, *projections: Dense) -> list[jax.Array]:
-    """Projects `x` `[B, T, M]` to one array `[B, T, H, D]` for each projection, by one product."""
-    # Stacked after the heads, as `dense` requires: only the first merged axis may be sharded.
+    """Projects `x` `[B, L, M]` to one array `[B, L, H, D]` for each of n projections.
+
+    One product with the stacked kernels is faster than n products. The kernels are separate
+    parameters, as in published checkpoints.
+    """
+    # `dense` flattens the output axes. Heads come first: that axis is sharded over devices.
     kernel = jnp.stack([p.kernel for p in projections], axis=2)  # --> [M, H, n, D]
     bias = jnp.stack([p.bias for p in projections], axis=1)  # --> [H, n, D]
-    out = dense(x, kernel, bias)  # --> [B, T, H, n, D]
+    out = dense(x, kernel, bias)  # --> [B, L, H, n, D]
     return [out[..., i, :] for i in range(len(projections))]
 
 
@@ -218,35 +238,13 @@ class FeedForward(nn.Module):
 
     config: ModelConfig
 
+    # Not `setup`: dropout's bits depend on its automatic name, and resumed runs need the same bits.
     @nn.compact
     def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
-        """Maps each position of `x` `[B, T, M]` by itself, `[B, T, M]`."""
-        embed, mlp = (("embed", self.config.d_model),), (("mlp", self.config.d_ff),)
-        x = Dense(embed, mlp, name="up")(x)  # --> [B, T, F]
-        x = ACTIVATIONS[self.config.activation](x)
-        x = Dropout(self.config.activation_dropout_rate)(x, deterministic)
-        return Dense(mlp, embed, name="down")(x)  # --> [B, T, M]
-
-
-def capture_attention(
-    module: nn.Module,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    query_segment_ids: jax.Array,
-    key_segment_ids: jax.Array,
-    causal: bool,
-) -> None:
-    """Stores what the heads compute in the collection `intermediates`, where it is mutable.
-
-    Names are `queries` `[B, T, H, D]`, `keys` and `values` `[B, S, H, D]`, and `weights`
-    `[B, H, T, S]`. XLA removes the arrays that a compiled function does not return.
-    """
-    if not module.is_mutable_collection("intermediates"):
-        return
-    mask = make_segment_mask(query_segment_ids, key_segment_ids)
-    if causal:
-        mask = mask & make_causal_mask(query.shape[1], key.shape[1])
-    weights = attention_weights(query, key, mask=mask)
-    for name, x in {"queries": query, "keys": key, "values": value, "weights": weights}.items():
-        module.sow("intermediates", name, x)
+        """Applies the same function to each position of `x` `[B, L, M]`, to `[B, L, M]`."""
+        embed = (("embed", self.config.d_model),)
+        mlp = (("mlp", self.config.d_ff),)
+        h = Dense(embed, mlp, name="up")(x)  # --> [B, L, F]
+        h = ACTIVATIONS[self.config.activation](h)
+        h = Dropout(self.config.activation_dropout_rate)(h, deterministic)
+        return Dense(mlp, embed, name="down")(h)  # --> [B, L, M]

@@ -1,6 +1,8 @@
 """Modules that own parameters or random bits: dense layers, norms and dropout.
 
-They call the pure functions of `transformer_jax.ops` and name the axes of their parameters.
+They call the pure functions of `transformer_jax.ops` and name the axes of their parameters. Those
+replace Flax's for two reasons: `ops.dense` accumulates gradients of parameters in float32, and the
+random bits of `ops.dropout` cost almost nothing.
 """
 
 import flax.linen as nn
@@ -27,8 +29,8 @@ def with_axes(init: Initializer, *names: str) -> Initializer:
 class Dense(nn.Module):
     """A dense layer with `kernel` `[*inner, *outer]` and `bias` `[*outer]`."""
 
-    inner: Axes
-    outer: Axes
+    inner: Axes  # of the input
+    outer: Axes  # of the output
 
     def setup(self) -> None:
         names, sizes = zip(*self.inner, *self.outer, strict=True)
@@ -65,18 +67,20 @@ class Norm(nn.Module):
         """`x` normalized, `[..., M]`."""
         return norms.norm(self.config, self.weights, x)
 
-    def before(self, x: jax.Array) -> jax.Array:
-        """What a residual branch reads, `[..., M]`: `norm(x)` in pre-norm, `x` in post-norm."""
-        return norms.norm_before(self.config, self.weights, x)
+    def before(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The residual stream `x` and what a branch reads of it, each `[..., M]`.
+
+        The branch reads `norm(x)` in a pre-norm model and `x` in a post-norm model.
+        """
+        if self.config.norm_position == "pre":
+            # Without the barrier, XLA for CPU recomputes the sum of all later branches' gradients
+            # for every earlier layer.
+            x = jax.lax.optimization_barrier(x)
+        return x, norms.norm_before(self.config, self.weights, x)
 
     def after(self, x: jax.Array) -> jax.Array:
         """What follows the residual sum `x` `[..., M]`: `x` in pre-norm, `norm(x)` in post-norm."""
-        x = norms.norm_after(self.config, self.weights, x)
-        if self.config.norm_position == "post":
-            return x
-        # Without the barrier, XLA for CPU recomputes the sum of all later branches' gradients for
-        # every earlier layer.
-        return jax.lax.optimization_barrier(x)
+        return norms.norm_after(self.config, self.weights, x)
 
 
 class Dropout(nn.Module):
@@ -86,7 +90,7 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
-        """`x` of any shape, unchanged where `deterministic`."""
+        """`x` of any shape, unchanged if `deterministic`."""
         if deterministic or self.rate == 0.0:
             return x
         return dropout(x, self.rate, self.make_rng("dropout"))

@@ -1,9 +1,15 @@
 """The encoder-decoder of "Attention Is All You Need" as a Flax linen module.
 
-It reads complete sequences. `incremental` is the same decoder, one position at a time.
+It processes entire sequences. `model.incremental` is the same decoder with a cache, one position
+per call. `tests/test_model.py` compares both with one oracle.
+
+Parameters are float32. `Embedding` returns the compute type (`platforms.compute_dtype`), and layers
+keep it: `Dense` casts its parameters to the type of its input. Norms, softmax and logits are
+computed in float32.
+
+Letters of shapes: B batch, S source length, T target length, L any length, M d_model, V vocabulary.
 """
 
-import inspect
 from typing import Any
 
 import flax.linen as nn
@@ -13,88 +19,105 @@ import jax.numpy as jnp
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.layers import DecoderLayer, EncoderLayer
 from transformer_jax.model.primitives import Dropout, Norm, with_axes
+from transformer_jax.ops.dense import projected_logits
 from transformer_jax.ops.embedding import embed_tokens
-from transformer_jax.ops.losses import projected_logits
 from transformer_jax.ops.platforms import compute_dtype
-from transformer_jax.ops.positional import SINUSOIDS, position_table
+from transformer_jax.ops.positional import SINUSOIDS, sinusoid_table
 
 Params = dict[str, Any]  # nested by module name; the leaves are arrays
 
 
 class Embedding(nn.Module):
-    """Scaled token vectors plus positions, with dropout (sections 3.4 and 3.5)."""
+    """`dropout(token_table[tokens] · sqrt(M) + position_table[positions])`.
+
+    Sections 3.4, 3.5 and 5.4 of the paper. The factor is omitted without `scale_embeddings`.
+    """
 
     config: ModelConfig
 
     def setup(self) -> None:
         config = self.config
-        self.position_table = None
+        # `rotary` positions are applied in `SelfAttention`, and `none` adds nothing.
+        self.position_table: jax.Array | None = None
         if config.positional in SINUSOIDS:
-            self.position_table = jnp.asarray(position_table(config))
+            self.position_table = jnp.asarray(sinusoid_table(config))
         elif config.positional == "learned":
-            init = with_axes(nn.initializers.normal(0.02), "positions", "embed")
+            init = with_axes(nn.initializers.normal(0.02), "positions", "embed")  # as in BERT
             self.position_table = self.param("positions", init, (config.max_len, config.d_model))
         self.dropout = Dropout(config.dropout_rate)
 
     def __call__(
-        self, table: jax.Array, tokens: jax.Array, positions: jax.Array, deterministic: bool
+        self, token_table: jax.Array, tokens: jax.Array, positions: jax.Array, deterministic: bool
     ) -> jax.Array:
-        """Vectors `[B, T, M]` in the type of the computation.
+        """Vectors `[B, L, M]` in the compute type.
 
         Args:
-          table: `[V, M]`.
-          tokens: `[B, T]` integers.
-          positions: `[B, T]` or `[1, T]` integers.
-          deterministic: no dropout.
+          token_table: `[V, M]`, an argument because source and target may share it.
+          tokens: `[B, L]` integers.
+          positions: `[B, L]` or `[1, L]` integers below max_len.
+          deterministic: True disables dropout.
         """
         dtype = compute_dtype(self.config)
-        x = embed_tokens(self.config, table, self.position_table, tokens, positions, dtype)
+        x = embed_tokens(self.config, token_table, self.position_table, tokens, positions, dtype)
         return self.dropout(x, deterministic)
 
 
 class Transformer(nn.Module):
     """Encoder and decoder with their embeddings.
 
-    Tokens and segment ids are integers, `[B, S]` for the source and `[B, T]` for the target.
-    Segment id 0 is padding. Positions default to 0, 1, 2, …; rows that pack several sentences pass
-    positions that restart with each segment.
+    Segment ids are integers, `[B, S]` for the source and `[B, T]` for the target. Positions attend
+    within their segment, and segment id 0 is padding. By default no position is padding: pass
+    segment ids if a row contains some. Positions default to 0, 1, 2, … and are below
+    `config.max_len`. Rows that pack several sentences pass positions that restart with each.
+
+    `config.tie_embeddings` names the tables `[V, M]` that are one parameter: `all` (source, target
+    and output), `decoder` (target and output) or `none`.
     """
 
     config: ModelConfig
     remat: bool = False  # recompute the layers' activations in the backward pass
 
     def setup(self) -> None:
-        config, decoder_config = self.config, self.config.for_decoder()
-        encoder_layer = recomputed(EncoderLayer) if self.remat else EncoderLayer
-        decoder_layer = recomputed(DecoderLayer) if self.remat else DecoderLayer
+        config = self.config
+        encoder_layer_class = with_remat(EncoderLayer) if self.remat else EncoderLayer
+        decoder_layer_class = with_remat(DecoderLayer) if self.remat else DecoderLayer
+        # In layers of the decoder, `num_heads` and `d_ff` are its own, if the config has such.
+        decoder_config = config.for_decoder()
         self.embed_source = Embedding(config)
         self.embed_target = Embedding(config)
-        self.encoder_layers = [encoder_layer(config) for _ in range(config.num_encoder_layers)]
-        self.decoder_layers = [
-            decoder_layer(decoder_config) for _ in range(config.num_decoder_layers)
+        self.encoder_layers = [
+            encoder_layer_class(config) for _ in range(config.num_encoder_layers)
         ]
-        if config.norm_position == "pre":
-            self.encoder_norm = Norm(config)
-            self.decoder_norm = Norm(config)
+        self.decoder_layers = [
+            decoder_layer_class(decoder_config) for _ in range(config.num_decoder_layers)
+        ]
+        # Pre-norm layers do not normalize their output, so each stack ends with a norm.
+        has_final_norm = config.norm_position == "pre"
+        self.encoder_norm = Norm(config) if has_final_norm else None
+        self.decoder_norm = Norm(config) if has_final_norm else None
 
+        # The variance is 1 for embeddings times sqrt(M), and for logits of normalized outputs.
         init = with_axes(nn.initializers.normal(config.d_model**-0.5), "vocab", "embed")
         source_shape = (config.source_vocab_size, config.d_model)
         target_shape = (config.target_vocab_size, config.d_model)
         self.target_table = self.param("target_embedding", init, target_shape)
-        self.source_table = self.target_table
-        if config.tie_embeddings != "all":
+        if config.tie_embeddings == "all":
+            self.source_table = self.target_table
+        else:
             self.source_table = self.param("source_embedding", init, source_shape)
-        self.output_table = self.target_table
         if config.tie_embeddings == "none":
             self.output_table = self.param("output_embedding", init, target_shape)
+        else:
+            self.output_table = self.target_table
         self.output_bias = None
         if config.output_bias:
             zeros = with_axes(nn.initializers.zeros, "vocab")
-            self.output_bias = self.param("output_bias", zeros, target_shape[:1])
+            self.output_bias = self.param("output_bias", zeros, (config.target_vocab_size,))
 
     def encode(
         self,
         inputs: jax.Array,
+        *,
         positions: jax.Array | None = None,
         segment_ids: jax.Array | None = None,
         deterministic: bool = True,
@@ -102,10 +125,10 @@ class Transformer(nn.Module):
         """Encoder output `[B, S, M]`.
 
         Args:
-          inputs: `[B, S]` tokens.
+          inputs: `[B, S]` source tokens.
           positions: `[B, S]` or `[1, S]`; None: 0 .. S - 1.
           segment_ids: `[B, S]`; None: one segment without padding.
-          deterministic: no dropout.
+          deterministic: True disables dropout.
         """
         if positions is None:
             positions = jnp.arange(inputs.shape[1])[None]
@@ -113,16 +136,17 @@ class Transformer(nn.Module):
             segment_ids = jnp.ones_like(inputs)
         x = self.embed_source(self.source_table, inputs, positions, deterministic)
         for layer in self.encoder_layers:
-            x = layer(x, positions, segment_ids, deterministic)
-        return self.encoder_norm(x) if self.config.norm_position == "pre" else x
+            x = layer(x, deterministic, positions=positions, segment_ids=segment_ids)
+        return x if self.encoder_norm is None else self.encoder_norm(x)
 
     def decode(
         self,
         encoded: jax.Array,
         decoder_inputs: jax.Array,
-        source_segment_ids: jax.Array | None = None,
+        *,
         positions: jax.Array | None = None,
         segment_ids: jax.Array | None = None,
+        source_segment_ids: jax.Array | None = None,
         deterministic: bool = True,
     ) -> jax.Array:
         """Decoder output `[B, T, M]`, before the projection to the vocabulary.
@@ -130,10 +154,10 @@ class Transformer(nn.Module):
         Args:
           encoded: `[B, S, M]` from `encode`.
           decoder_inputs: `[B, T]`, the target tokens shifted right.
-          source_segment_ids: `[B, S]`; None: one segment without padding.
           positions: `[B, T]` or `[1, T]`; None: 0 .. T - 1.
           segment_ids: `[B, T]`; None: one segment without padding.
-          deterministic: no dropout.
+          source_segment_ids: `[B, S]`; None: one segment without padding.
+          deterministic: True disables dropout.
         """
         if positions is None:
             positions = jnp.arange(decoder_inputs.shape[1])[None]
@@ -143,21 +167,37 @@ class Transformer(nn.Module):
             source_segment_ids = jnp.ones(encoded.shape[:2], jnp.int32)
         x = self.embed_target(self.target_table, decoder_inputs, positions, deterministic)
         for layer in self.decoder_layers:
-            x = layer(x, encoded, positions, segment_ids, source_segment_ids, deterministic)
-        return self.decoder_norm(x) if self.config.norm_position == "pre" else x
+            x = layer(
+                x,
+                deterministic,
+                encoded=encoded,
+                positions=positions,
+                segment_ids=segment_ids,
+                source_segment_ids=source_segment_ids,
+            )
+        return x if self.decoder_norm is None else self.decoder_norm(x)
 
     def hidden(self, batch: dict[str, jax.Array], deterministic: bool = True) -> jax.Array:
-        """Decoder output `[B, T, M]` of a training batch (teacher forcing)."""
+        """Decoder output `[B, T, M]` of a training batch (teacher forcing).
+
+        Args:
+          batch: `inputs`, `inputs_positions` and `inputs_segment_ids` `[B, S]`; `decoder_inputs`,
+            `targets_positions` and `targets_segment_ids` `[B, T]`. Other keys are not read.
+          deterministic: True disables dropout.
+        """
         encoded = self.encode(
-            batch["inputs"], batch["inputs_positions"], batch["inputs_segment_ids"], deterministic
+            batch["inputs"],
+            positions=batch["inputs_positions"],
+            segment_ids=batch["inputs_segment_ids"],
+            deterministic=deterministic,
         )
         return self.decode(
             encoded,
             batch["decoder_inputs"],
-            batch["inputs_segment_ids"],
-            batch["targets_positions"],
-            batch["targets_segment_ids"],
-            deterministic,
+            positions=batch["targets_positions"],
+            segment_ids=batch["targets_segment_ids"],
+            source_segment_ids=batch["inputs_segment_ids"],
+            deterministic=deterministic,
         )
 
     def output_projection(self) -> tuple[jax.Array, jax.Array | None]:
@@ -166,21 +206,22 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Logits `[B, T, V]` in float32 of the decoder's output `[B, T, M]`."""
-        return projected_logits(hidden, self.output_table.astype(hidden.dtype), self.output_bias)
+        return projected_logits(hidden, self.output_table, self.output_bias)
 
     def __call__(self, batch: dict[str, jax.Array], deterministic: bool = True) -> jax.Array:
-        """Logits `[B, T, V]` of a training batch."""
+        """Logits `[B, T, V]` of a training batch, whose keys are those of `hidden`."""
         return self.logits(self.hidden(batch, deterministic))
 
 
-def recomputed(layer: type[nn.Module]) -> type[nn.Module]:
-    """`layer`, whose activations are computed again in the backward pass."""
-    arguments = list(inspect.signature(layer.__call__).parameters)
-    return nn.remat(layer, static_argnums=arguments.index("deterministic"))
+def with_remat(layer_class: type[nn.Module]) -> type[nn.Module]:
+    """`layer_class` whose activations are recomputed in the backward pass."""
+    # `deterministic` selects Python branches, so it is static. `nn.remat` names static arguments by
+    # position: 0 is `self`, 1 is `x`.
+    return nn.remat(layer_class, static_argnums=2)
 
 
 def init_params(config: ModelConfig, rng: jax.Array) -> Params:
-    """Fresh parameters; trace it with `jax.eval_shape` for shapes alone."""
+    """Randomly initialised parameters; under `jax.eval_shape`, their shapes."""
     return nn.meta.unbox(_init_with_axes(config, rng))
 
 
@@ -191,11 +232,14 @@ def param_axes(config: ModelConfig) -> Params:
 
 
 def _init_with_axes(config: ModelConfig, rng: jax.Array) -> Params:
-    """Fresh parameters, each boxed with the names of its axes."""
-    tokens = jnp.ones((1, 2), jnp.int32)
-    return Transformer(config).init({"params": rng}, tokens, tokens, method=_run)["params"]
+    """Parameters, each in a box (`nn.LogicallyPartitioned`) with the names of its axes."""
+    tokens = jnp.ones((1, 2), jnp.int32)  # no parameter depends on these values or this shape
+    variables = Transformer(config).init({"params": rng}, tokens, tokens, method=_call_all_modules)
+    return variables["params"]
 
 
-def _run(model: Transformer, inputs: jax.Array, decoder_inputs: jax.Array) -> jax.Array:
-    """Calls every module of the model once, so that all parameters are created."""
+def _call_all_modules(
+    model: Transformer, inputs: jax.Array, decoder_inputs: jax.Array
+) -> jax.Array:
+    """Calls every module of the model, because Flax creates parameters in the first call."""
     return model.logits(model.decode(model.encode(inputs), decoder_inputs))

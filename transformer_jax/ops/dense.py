@@ -1,4 +1,4 @@
-"""A dense layer for training: activations times a kernel, plus a bias."""
+"""A dense layer for training, and the projection to the vocabulary."""
 
 import math
 
@@ -54,3 +54,13 @@ def _backward(residuals: Residuals, d_out: jax.Array) -> tuple[jax.Array, jax.Ar
 
 
 dense.defvjp(_forward, _backward)
+
+
+def projected_logits(hidden: jax.Array, table: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """Float32 logits `[..., V]` of `hidden` `[..., M]`, by `table` `[V, M]` and `bias` `[V]`.
+
+    The product reads the table in the type of `hidden` and accumulates in float32.
+    """
+    table = table.astype(hidden.dtype)
+    logits = jnp.einsum("...m,vm->...v", hidden, table, preferred_element_type=jnp.float32)
+    return logits if bias is None else logits + bias

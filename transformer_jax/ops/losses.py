@@ -10,6 +10,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.ops.dense import projected_logits
+
 
 class LossSums(NamedTuple):
     """Sums over tokens, each a float32 scalar; divide by `tokens` for means."""
@@ -105,12 +107,6 @@ def projected_cross_entropy(
             chunked(hidden), table, bias, chunked(targets), chunked(weights), label_smoothing
         )
     )
-
-
-def projected_logits(hidden: jax.Array, table: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """Float32 logits `[..., V]` of `hidden` `[..., M]`, by `table` `[V, M]` and `bias` `[V]`."""
-    logits = jnp.einsum("...m,vm->...v", hidden, table, preferred_element_type=jnp.float32)
-    return logits if bias is None else logits + bias
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))

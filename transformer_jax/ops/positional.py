@@ -33,7 +33,7 @@ def sinusoids(
     return table.reshape(length, d_model).astype(np.float32)
 
 
-def position_table(config: ModelConfig) -> np.ndarray:
+def sinusoid_table(config: ModelConfig) -> np.ndarray:
     """Sinusoids of positions 0 .. max_len - 1 of a model, `[max_len, M]` float32."""
     offset = config.position_offset
     table = sinusoids(

@@ -127,7 +127,10 @@ def _weights(model: ModelConfig) -> Callable[..., tuple[jax.Array, ...]]:
         def run(module):
             encoded = module.encode(inputs, segment_ids=source_segments)
             return module.decode(
-                encoded, decoder_inputs, source_segments, segment_ids=target_segments
+                encoded,
+                decoder_inputs,
+                segment_ids=target_segments,
+                source_segment_ids=source_segments,
             )
 
         _, state = apply({"params": params}, method=run, mutable=["intermediates"])
