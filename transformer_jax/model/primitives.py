@@ -53,6 +53,8 @@ class Norm(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
+        # A box is a parameter with the names of its axes. `param` removes a box by default, but its
+        # type does not know of a dict of boxes.
         boxed = self.param("norm", self._init, unbox=False)
         self.weights: norms.NormParams = nn.meta.unbox(boxed)
 

@@ -1,7 +1,7 @@
 """The encoder-decoder of "Attention Is All You Need" as a Flax linen module.
 
 It processes entire sequences. `model.incremental` is the same decoder with a cache, one position
-per call. `tests/test_model.py` compares both with one oracle.
+per call. Change both together: `tests/test_model.py` compares them with one oracle.
 
 Parameters are float32. `Embedding` returns the compute type (`platforms.compute_dtype`), and layers
 keep it: `Dense` casts its parameters to the type of its input. Norms, softmax and logits are
@@ -81,7 +81,7 @@ class Transformer(nn.Module):
         config = self.config
         encoder_layer_class = with_remat(EncoderLayer) if self.remat else EncoderLayer
         decoder_layer_class = with_remat(DecoderLayer) if self.remat else DecoderLayer
-        # In layers of the decoder, `num_heads` and `d_ff` are its own, if the config has such.
+        # Replaces `num_heads` and `d_ff` by `num_decoder_heads` and `decoder_d_ff`, if these are set.
         decoder_config = config.for_decoder()
         self.embed_source = Embedding(config)
         self.embed_target = Embedding(config)
@@ -96,7 +96,7 @@ class Transformer(nn.Module):
         self.encoder_norm = Norm(config) if has_final_norm else None
         self.decoder_norm = Norm(config) if has_final_norm else None
 
-        # The variance is 1 for embeddings times sqrt(M), and for logits of normalized outputs.
+        # Embeddings times sqrt(M), and logits of normalized outputs, have variance 1.
         init = with_axes(nn.initializers.normal(config.d_model**-0.5), "vocab", "embed")
         source_shape = (config.source_vocab_size, config.d_model)
         target_shape = (config.target_vocab_size, config.d_model)
