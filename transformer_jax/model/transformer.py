@@ -81,7 +81,7 @@ class Transformer(nn.Module):
         config = self.config
         encoder_layer_class = with_remat(EncoderLayer) if self.remat else EncoderLayer
         decoder_layer_class = with_remat(DecoderLayer) if self.remat else DecoderLayer
-        # Replaces `num_heads` and `d_ff` by `num_decoder_heads` and `decoder_d_ff`, if these are set.
+        # With `num_decoder_heads` and `decoder_d_ff`, if set, as `num_heads` and `d_ff`.
         decoder_config = config.for_decoder()
         self.embed_source = Embedding(config)
         self.embed_target = Embedding(config)
