@@ -62,11 +62,11 @@ class BatchTranslator:
     """Translates batches with one set of settings; safe to call from several threads.
 
     Args:
-      programs: of the model.
-      params: of the model.
-      encoder: of the languages.
-      settings: of the call.
-      bleu_tokenizer: of `mbr` by BLEU.
+      programs: run the model's functions.
+      params: the model's parameters, on the devices.
+      encoder: turns requests into token ids, with the tags of the languages.
+      settings: what the call asks for.
+      bleu_tokenizer: splits words where `mbr` compares by BLEU.
     """
 
     programs: Programs
@@ -93,15 +93,8 @@ class BatchTranslator:
         sources = batching.pad_rows(
             [text.source for text in texts], batch.rows, batch.length, self.programs.ids.source_pad
         )
-        search = functools.partial(
-            self.programs.run,
-            self.programs.functions.search,
-            self.params,
-            sources,
-            structure=structure_of(self.settings.search),
-        )
         max_decode_len, constraints = self._constraints(batch, texts, [()] * len(texts))
-        hypotheses = search(constraints, max_decode_len=max_decode_len)
+        hypotheses = self._search(sources, constraints, max_decode_len)
         results = [self._translations(hypotheses, row, text) for row, text in enumerate(texts)]
 
         # Texts whose outputs lack a phrase are searched again, with room for their phrases.
@@ -112,7 +105,7 @@ class BatchTranslator:
         if self.settings.decode.method == "beam" and any(wanted):
             longer, constraints = self._constraints(batch, texts, wanted)
             max_decode_len = max(max_decode_len, longer)
-            hypotheses = search(constraints, max_decode_len=longer)
+            hypotheses = self._search(sources, constraints, longer)
             for row, (text, phrases_of_row) in enumerate(zip(texts, wanted, strict=True)):
                 if phrases_of_row:
                     more = self._translations(hypotheses, row, text)
@@ -122,6 +115,18 @@ class BatchTranslator:
         if self.settings.attention:
             self._add_attention(batch, texts, sources, results, max_decode_len)
         return results
+
+    def _search(
+        self, sources: TokenRows, constraints: SearchConstraints, max_decode_len: int
+    ) -> Hypotheses:
+        return self.programs.run(
+            self.programs.functions.search,
+            self.params,
+            sources,
+            constraints,
+            structure=structure_of(self.settings.search),
+            max_decode_len=max_decode_len,
+        )
 
     def _constraints(
         self, batch: Batch, texts: Sequence[EncodedText], wanted: Sequence[Sequence[Phrase]]

@@ -1,8 +1,13 @@
 """Beam search as one jitted loop; with one beam it is greedy search.
 
-Letters of shapes: R rows, k beams of a row, N candidates of a row (2k, or 1 if k = 1), V tokens of
-the vocabulary, T tokens of the longest output, S of the longest source. A row is one independent
-search: a sentence, or one beam group of it (`beam_groups`).
+Letters of shapes:
+
+    R  rows. A row is one independent search: a sentence, or one beam group of it (`beam_groups`)
+    k  beams of a row
+    N  candidates of a row: 2k, or 1 if k = 1; more with phrases
+    V  tokens of the vocabulary
+    T  tokens of the longest output
+    S  tokens of the longest source
 
 The life of a hypothesis: a *beam* is extended by one token into *candidates*. A candidate that ends
 and ranks high enough is *finished*. The best k others *survive* as the new beams.
@@ -66,10 +71,12 @@ class BeamState:
 class BeamSearch:
     """The best continuations of the start symbol in each row.
 
-    Stopping rules: `first_k` ends a row once k hypotheses have finished (CTranslate2 with
-    patience 1, Hugging Face with `early_stopping=True`); `hf_default` once the worst of k finished
-    ones beats the best beam at its present length; `exact` once the worst of the number of
-    hypotheses asked for beats what any beam could still reach.
+    Stopping rules, for each row:
+
+    - `first_k`: k hypotheses have finished (CTranslate2 with patience 1, Hugging Face with
+      `early_stopping=True`).
+    - `hf_default`: the worst of k finished hypotheses beats the best beam at its present length.
+    - `exact`: the worst of the hypotheses asked for beats what any beam could still reach.
 
     Args:
       decoder: gives logits, and reorders its cache.

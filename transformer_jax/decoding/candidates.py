@@ -87,7 +87,9 @@ def force_tokens(
       beam_log_probs: `[R, k]`.
     """
     rows, beams = beam_log_probs.shape
-    missing = ((0, 0), (0, candidates.ranking.shape[1] - beams))
+    num_candidates = candidates.ranking.shape[1]
+    assert num_candidates >= beams
+    missing = ((0, 0), (0, num_candidates - beams))
     totals = jnp.maximum(beam_log_probs + next_log_probs.forced_log_probs, NEVER)  # [R, k]
     totals = jnp.pad(totals, missing, constant_values=NEVER)  # --> [R, N]
     parents = jnp.pad(jnp.broadcast_to(jnp.arange(beams), (rows, beams)), missing)  # --> [R, N]

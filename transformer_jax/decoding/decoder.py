@@ -25,7 +25,7 @@ class Decoder(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """V."""
+        """Number of tokens in the target vocabulary, V."""
 
     def step(self, cache: Cache, tokens: jax.Array) -> tuple[jax.Array, Cache]:
         """Logits `[V, B·K]` of the token after `tokens` `[B·K]`, and the new cache."""
@@ -45,8 +45,8 @@ class ModelDecoder:
     """A model, or an ensemble whose probabilities are averaged.
 
     Args:
-      configs: of the models.
-      weights: of each model, from `decoder_weights.prepare`.
+      configs: sizes of each model.
+      weights: of each model's decoder, from `decoder_weights.prepare`.
     """
 
     configs: Sequence[ModelConfig]

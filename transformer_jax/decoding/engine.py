@@ -40,8 +40,9 @@ class Engine:
     """Translates and scores with given parameters; compiled programs stay for later calls.
 
     Args:
-      config: of the model. As many local devices as `parallel` asks for share the batches.
-      tokenizers: of the model.
+      config: of the run, with the model's sizes and the default search settings. As many local
+        devices as `parallel` asks for share the batches.
+      tokenizers: turn text into the model's token ids, and back.
       others: further models of the same vocabularies, whose probabilities are averaged with it.
         Parameters are then a tuple, of the model and of the others.
       processors: decoding rules besides those of the settings.
@@ -134,11 +135,7 @@ class Engine:
             requests = iter(items)
         translator, precision = self._batch_translator(params, settings), matmul_precision()
         run = functools.partial(workers.run, self.device, precision, translator.translate_batch)
-        return (
-            translations
-            for items, numbers in _numbered(windows(requests, window, ready))
-            for translations in _translate_window(translator, run, items, numbers, on_error)
-        )
+        return _translate_windows(translator, run, windows(requests, window, ready), on_error)
 
     def warmup(
         self,
@@ -230,11 +227,14 @@ RunBatches = Callable[
 ]
 
 
-def _numbered(read_windows: Iterable[Items]) -> Iterator[tuple[Items, list[int]]]:
-    """Each window with the numbers of its items in the user's input, from 1."""
+def _translate_windows(
+    translator: BatchTranslator, run: RunBatches, read_windows: Iterable[Items], on_error: str
+) -> Iterator[list[Translation]]:
+    """Translations of each item of all windows, in order."""
     num_read = 0
     for items in read_windows:
-        yield items, line_numbers(items, num_read + 1)
+        numbers = line_numbers(items, num_read + 1)
+        yield from _translate_window(translator, run, items, numbers, on_error)
         num_read += len(items)
 
 

@@ -1,8 +1,8 @@
 """Texts longer than the model reads: where they are cut, and how translations of parts are joined.
 
-Cuts are in the second half of what still fits. The best kind of place is the end of a sentence,
-then the end of a clause, a comma, a space between words, any place. Of equal places the last is
-taken.
+A cut is in the second half of the longest part that fits. The end of a sentence is best, then the
+end of a clause, a comma, a space between words, and any other place. Of equal places the last one
+is chosen.
 """
 
 import functools

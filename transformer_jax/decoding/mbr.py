@@ -89,9 +89,9 @@ def ngram_matches(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Counts the n-grams that each two sequences share, as often as both contain them.
 
-    Each (n-gram, k-th time in a sequence) is a column of a bit matrix, each sequence a row. The
-    bits that two rows share are their matches. (A matrix product would start more threads in every
-    thread of the search.)
+    Rows of a bit matrix are sequences, columns are pairs of an n-gram and a number k. A bit says
+    that the sequence contains the n-gram at least k times, so the bits that two rows share are
+    their matches. (A matrix product would start more threads in every thread of the search.)
 
     Returns:
       For each order from 1: the n-grams in each sequence, `[N]`, and the matches, `[N, N]`.

@@ -31,9 +31,9 @@ class PairScorer:
     """Scores pairs with one set of parameters.
 
     Args:
-      programs: of the model.
-      params: of the model.
-      encoder: of the languages.
+      programs: run the model's functions.
+      params: the model's parameters, on the devices.
+      encoder: turns texts into token ids, with the tags of the languages.
       device: JAX's default device while a batch is scored.
     """
 
@@ -57,14 +57,10 @@ class PairScorer:
         limits = self.encoder.max_len, batch_tokens, self.programs.num_devices
         results: dict[int, PairScores] = {}
         batches = batching.group_by_length(lengths, *limits)
-        # On the workers, so that batches of all users take turns.
-        scored = workers.run(
-            self.device,
-            matmul_precision(),
-            self._score_batch,
-            ((batch, [pairs[i] for i in batch.indices]) for batch in batches),
-        )
-        for batch, scores in zip(batches, scored, strict=True):
+        for batch in batches:
+            call = (batch, [pairs[i] for i in batch.indices])
+            # On a worker, so that batches of all users take turns; one at a time, to save memory.
+            (scores,) = workers.run(self.device, matmul_precision(), self._score_batch, [call])
             results |= zip(batch.indices, scores, strict=True)
         return [results[i] for i in range(len(pairs))]
 
