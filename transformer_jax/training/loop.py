@@ -43,8 +43,8 @@ def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None
     """Trains in `workdir`, or resumes there, until `train.num_steps` or early stopping.
 
     On SIGTERM, a preemption notice, and after step `stop_after`, it saves and returns. The next
-    call resumes the run. Until everything is compiled there is nothing to save, and SIGTERM ends
-    the process. A stop between that and the first step saves step 0.
+    call resumes the run. Until everything is compiled there is nothing new to save, and SIGTERM
+    ends the process. A stop between that and the first step of a new run saves step 0.
 
     Args:
       config: the run's configuration.
