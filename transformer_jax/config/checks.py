@@ -131,7 +131,8 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[str]:
             f"config.data.normalization={data.normalization!r} must be one of "
             f"{', '.join(NORMALIZATIONS)}, or two of them as SOURCE,TARGET."
         )
-    unchosen = ("identity", "nmt_nfkc")  # the default, and that of a run of 0.1.0
+    (setting,) = (s for s in all_settings(DataConfig) if s.path == "normalization")
+    unchosen = (setting.default, setting.former)  # of new runs, and of those of 0.1.0
     if data.tokenizer_model and data.normalization not in unchosen:
         yield (
             f"config.data.normalization={data.normalization} is for a tokenizer that is trained; "

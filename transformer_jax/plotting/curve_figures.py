@@ -32,14 +32,12 @@ PANELS: dict[str, dict[str, str]] = {
 def learning_curves(
     runs: Mapping[str, Sequence[Metrics]],
     panels: Mapping[str, Mapping[str, str]] = PANELS,
-    per_row: int = 3,
 ) -> Figure:
     """Metrics of one or several runs over steps. Panels without any metric are omitted.
 
     Args:
       runs: name of a run -> lines of its `metrics.jsonl`.
       panels: title -> metric -> label.
-      per_row: panels in a row.
 
     Raises:
       ValueError: no run has any of the metrics.
@@ -48,7 +46,7 @@ def learning_curves(
     shown = {title: names for title, names in panels.items() if present & set(names)}
     if not shown:
         raise ValueError("no run has any of the metrics asked for")
-    across = min(per_row, len(shown))
+    across = min(PANELS_IN_A_ROW, len(shown))
     down = math.ceil(len(shown) / across)
     figure, axes = make_axes((across * 3.6, down * 2.5), down, across)
     for panel, (title, names) in zip(axes, shown.items(), strict=False):

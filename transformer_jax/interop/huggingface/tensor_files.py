@@ -51,7 +51,9 @@ def open_tensors(folder: epath.Path, allow_pickle: bool) -> Iterator[Tensors]:
         for part in files:
             path = folder / part
             if not path.exists():
-                raise UserError(f"{folder} has no {part}.")
+                raise UserError(
+                    f"{folder} has no {part}; copy the model again, with all its files."
+                )
             if kind == "pytorch_model.bin" and not allow_pickle:
                 raise UserError(
                     f"{path} is a pickle, which can run any program. If you trust its source, set "
@@ -108,7 +110,10 @@ def _open_safetensors(
     for name in file.keys():  # noqa: SIM118, `file` is not a mapping
         dtype = file.get_slice(name).get_dtype()
         if dtype not in _DTYPES:
-            raise UserError(f"{path}: {name} has the type {dtype}, which is not supported.")
+            raise UserError(
+                f"{path}: {name} has the type {dtype}; only {', '.join(_DTYPES)} are read. Convert "
+                "the model to one of them."
+            )
     return {name: functools.partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118
 
 
@@ -131,7 +136,9 @@ def _open_pickle(
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{path} is damaged ({reason}); copy it again.") from error
     if not all(isinstance(tensor, torch.Tensor) for tensor in stored.values()):
-        raise UserError(f"{path} must hold tensors by name, and nothing else.")
+        raise UserError(
+            f"{path} must contain tensors by name and nothing else; save the model's state_dict."
+        )
 
     def read(name: str) -> np.ndarray:
         return np.array(stored[name].float().numpy())  # a copy: the file may change
