@@ -13,6 +13,7 @@ from transformer_jax.plotting.style import BLUE, LINES, SIGNED, Figure, make_axe
 
 Metrics = Mapping[str, Any]  # a line of metrics.jsonl
 
+PANELS_IN_A_ROW = 3
 # Title of a panel -> its metrics -> their labels.
 PANELS: dict[str, dict[str, str]] = {
     "loss": {"train_loss": "training, label smoothing included", "eval_loss": "validation"},
