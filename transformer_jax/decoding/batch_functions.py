@@ -71,7 +71,7 @@ class BatchFunctions:
             sources.mask(),
             structure.beam_size,
             cache_sizes(max_decode_len)[0],
-            coverage=structure.coverage_penalty,
+            coverage=structure.has_coverage_penalty,
             independent=structure.is_sampling or structure.beam_size == 1,
         )
         hypotheses = search(

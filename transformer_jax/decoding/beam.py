@@ -9,14 +9,16 @@ Letters of shapes:
     T  tokens of the longest output
     S  tokens of the longest source
 
-The life of a hypothesis: a *beam* is extended by one token into *candidates*. A candidate that ends
-and ranks high enough is *finished*. The best k others *survive* as the new beams.
+The life of a hypothesis: each *beam* is extended by one token into *candidates*. A candidate that
+ends is *finished* if it ranks high enough, and dropped otherwise. The best k that do not end
+*survive* as the new beams. A finished hypothesis is *complete* if it lacks no phrase. A row is
+*done* when its finished hypotheses change no more; its beams are still computed.
 
 `NEVER` is the log-probability of what is impossible: far below all others, but finite, so that
 sums with it are never NaN. A row has less than k beams where the log-probability of some is NEVER.
 
 `LogitsProcessors` force a hypothesis that reaches its length limit to end there, unless `at_limit`
-says otherwise. So its score is that of force-decoding it.
+says otherwise. So its score includes the end symbol, and force-decoding gives the same.
 """
 
 import dataclasses
@@ -49,7 +51,7 @@ class Finished:
     tokens: jax.Array  # [R, k, T], without the start symbol
     log_probs: jax.Array  # [R, k]
     scores: jax.Array  # [R, k]; NEVER where there is none
-    lengths: jax.Array  # [R, k] number of tokens, the end symbol included
+    lengths: jax.Array  # [R, k] number of tokens, with the end symbol unless cut at the limit
     num_missing: jax.Array  # [R, k] phrases that it does not contain
 
 
@@ -58,7 +60,7 @@ class BeamState:
     """A search in progress."""
 
     index: jax.Array  # position of the next token: the length of the beams
-    cache: Cache | None  # None after the last step
+    cache: Cache | None  # None once `decode_loop` has ended
     tokens: jax.Array  # [R, k, T] of the beams, without the start symbol
     log_probs: jax.Array  # [R, k] of the beams
     finished: Finished
@@ -136,7 +138,7 @@ class BeamSearch:
             state.cache, previous_tokens.reshape(-1)
         )  # [R * k] --> [V, R * k]
         prefixes = Prefixes(state.tokens, state.index, self.constraints)
-        next_log_probs = self.processors(logits, prefixes)  # [V, R, k]
+        next_log_probs = self.processors(logits, prefixes)  # NextLogProbs of [V, R, k]
 
         # 2. Candidates, those of them that finish, and those that survive.
         selection = self.selector.select(prefixes, state.log_probs, next_log_probs)
@@ -167,7 +169,7 @@ class BeamSearch:
     def _scores(self, candidates: Candidates, length: jax.Array, cache: Cache) -> jax.Array:
         """Scores of candidates of `length` tokens, `[R, N]`; the cache is not yet reordered."""
         scores = candidates.log_probs / self._length_penalty(length)[:, None]
-        if self.structure.coverage_penalty:
+        if self.structure.has_coverage_penalty:
             beta = self.constraints.values.coverage_penalty[:, None]
             coverage = self.decoder.coverage(cache)  # [R, k, S]
             penalty = coverage_penalty(coverage, beta)  # --> [R, k]
@@ -207,7 +209,7 @@ class BeamSearch:
     def _is_done(self, state: BeamState) -> jax.Array:
         """Whether each row stops after this step, `[R]`, by the rule `structure.stopping`."""
         best_beam = jnp.max(state.log_probs, axis=1)
-        # Complete hypotheses come first, so the scores still fall from left to right.
+        # `Finished` has complete ones first, so the masked scores still fall from left to right.
         scores = jnp.where(state.finished.num_missing > 0, NEVER, state.finished.scores)
         if self.structure.stopping == "first_k":
             enough = state.num_complete >= self.beams
@@ -215,8 +217,10 @@ class BeamSearch:
             enough = scores[:, -1] >= best_beam / self._length_penalty(state.index)
         elif self.structure.stopping == "exact":
             # No beam's final score is above this bound: log-probabilities never rise, the coverage
-            # penalty is at most 0, and with alpha >= 0 the divisor is largest at the limit.
-            bound = best_beam / self._length_penalty(self.constraints.max_lens)
+            # penalty is at most 0, and the divisor is largest at the limit. (`validate` refuses a
+            # negative alpha or beta.)
+            longest = jnp.maximum(self.constraints.max_lens, 1)
+            bound = best_beam / self._length_penalty(longest)
             needed = jnp.minimum(self.constraints.num_hypotheses, self.beams)[:, None]
             enough = jnp.take_along_axis(scores, needed - 1, axis=1)[:, 0] >= bound
         else:

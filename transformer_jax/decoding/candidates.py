@@ -11,14 +11,17 @@ from transformer_jax.decoding.hypotheses import gather_beams
 from transformer_jax.decoding.processors import FREE, NextLogProbs, Prefixes
 from transformer_jax.ops.top_k import NEVER, top_k_columns
 
-NO_TOKEN = -1  # in place of the token of a candidate that does not exist
+# In place of the next token of a phrase that is met. Its candidate is impossible: it may become a
+# beam at NEVER, whose logits do not count.
+NO_TOKEN = -1
 
 
 @flax.struct.dataclass
 class Candidates:
     """Continuations of a row's k beams by one token."""
 
-    ranking: jax.Array  # [R, N] by which they are compared; at least NEVER, which is impossible
+    # [R, N] log-probability minus ranking cost, by which they are compared; NEVER is impossible.
+    ranking: jax.Array
     log_probs: jax.Array  # [R, N] of the entire hypothesis; at least NEVER
     parents: jax.Array  # [R, N] the beam that each continues
     tokens: jax.Array  # [R, N] the token that it adds
@@ -48,13 +51,14 @@ def best_candidates(next_log_probs: NextLogProbs, beam_log_probs: jax.Array) -> 
     vocab, _, beams = log_probs.shape
     num_candidates = min(2 * beams, vocab * beams) if beams > 1 else 1
     # The largest of ranked + beam_log_probs, of all V * k continuations of a row.
-    ranked = log_probs if cost is None else log_probs - cost
+    ranked = log_probs if cost is None else log_probs - cost  # a cost is at least 0
     ranking, parents, tokens = top_k_columns(
         ranked, beam_log_probs, num_candidates
     )  # --> [R, N] each
     ranking = jnp.maximum(ranking, NEVER)
-    totals = ranking
-    if cost is not None:
+    if cost is None:
+        totals = ranking
+    else:
         totals = total_log_probs(log_probs, beam_log_probs, parents, tokens)
     return Candidates(ranking=ranking, log_probs=totals, parents=parents, tokens=tokens)
 

@@ -13,11 +13,11 @@ Tree = TypeVar("Tree")
 class Hypotheses:
     """Outputs of B sentences, K of each, best first."""
 
-    tokens: jax.Array  # [B, K, T], the end symbol included, then padding
+    tokens: jax.Array  # [B, K, T], with the end symbol unless cut at the limit, then padding
     # [B, K], log-probability over length penalty, plus coverage penalty; NEVER where there is none.
     scores: jax.Array
-    log_probs: jax.Array  # [B, K], natural log-probability of all tokens and the end symbol
-    lengths: jax.Array  # [B, K], number of tokens, the end symbol included
+    log_probs: jax.Array  # [B, K], natural log-probability of all these tokens, by the processors
+    lengths: jax.Array  # [B, K], number of these tokens
     steps: jax.Array  # [] decoder steps taken
     finite: jax.Array  # [B] False once a logit was NaN
 
@@ -45,14 +45,14 @@ def coverage_penalty(coverage: jax.Array, beta: float | jax.Array) -> jax.Array:
     Wu et al., 2016, equation 14; never above 0.
 
     Args:
-      coverage: `[..., S]` attention to each source position, summed over the output.
+      coverage: `[..., S]` attention to each source position, summed over the output; 1 at padding.
       beta: weight, broadcast to `coverage` without its last axis.
     """
     return beta * jnp.sum(jnp.log(jnp.clip(coverage, 1e-9, 1.0)), axis=-1)
 
 
 def gather_beams(tree: Tree, indices: jax.Array) -> Tree:
-    """Picks beams or candidates: of arrays `[R, N, ...]` and indices `[R, J]`, `[R, J, ...]`."""
+    """Picks beams or candidates: arrays `[R, N, ...]` indexed by `[R, J]` --> `[R, J, ...]`."""
 
     def pick(x: jax.Array) -> jax.Array:
         expanded = indices.reshape(indices.shape + (1,) * (x.ndim - 2))  # --> [R, J, 1, ...]

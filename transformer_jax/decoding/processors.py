@@ -38,7 +38,8 @@ class NextLogProbs:
     forced_tokens: jax.Array  # [R] the only token allowed, or `FREE`
     forced_log_probs: jax.Array  # [R, k] of that token
     finite: jax.Array  # [R, k] False where a logit was NaN
-    # [V, R, 1] subtracted when continuations are ranked, not from their log-probabilities.
+    # [V, R, 1], at least 0: subtracted when continuations are ranked, not from their
+    # log-probabilities (the diversity penalty of beam groups).
     ranking_cost: jax.Array | None = None
 
 
@@ -67,7 +68,7 @@ class LogitsProcessors:
     def __call__(self, logits: jax.Array, prefixes: Prefixes) -> NextLogProbs:
         """Applies them to `logits` `[V, R·k]`."""
         shape = (logits.shape[0], *prefixes.tokens.shape[:2])  # [V, R, k]
-        if self.structure.repetition_penalty:
+        if self.structure.has_repetition_penalty:
             logits = repetition_penalty(logits.reshape(shape), prefixes).reshape(logits.shape)
         # Over two axes: with a last one of size 1, XLA's sum on CPU is several times slower.
         unmasked = jax.nn.log_softmax(logits, axis=0).reshape(shape)
@@ -83,7 +84,7 @@ class LogitsProcessors:
         processors: list[Processor] = []
         if self.structure.no_repeat_ngram_size:
             processors.append(no_repeat_ngrams(self.structure.no_repeat_ngram_size))
-        if self.structure.minimum_length:
+        if self.structure.has_min_len:
             processors.append(minimum_length(self.eos_id))
         if self.suppressed is not None:
             processors.append(suppress(self.suppressed))

@@ -73,7 +73,7 @@ def search(
         beams=structure.beam_size // groups,
         max_decode_len=max_decode_len,
     ).run(cache)
-    finished = merge_groups(state.finished, groups)  # [R, k, ...] --> [B, K, ...]
+    finished = merge_groups(state.finished, groups)  # [R, k, ...] --> [B, K, ...], sorted again
     return Hypotheses(
         tokens=finished.tokens,
         scores=finished.scores,

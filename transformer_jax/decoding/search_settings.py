@@ -28,10 +28,10 @@ class SearchStructure:
     beam_groups: int
     no_repeat_ngram_size: int
     renormalize: bool
-    minimum_length: bool  # these and all below: whether the rule is active
-    suppressed_ids: bool
-    repetition_penalty: bool
-    coverage_penalty: bool
+    has_min_len: bool
+    has_suppressed_ids: bool
+    has_repetition_penalty: bool
+    has_coverage_penalty: bool
 
 
 def structure_of(config: DecodeConfig) -> SearchStructure:
@@ -46,10 +46,10 @@ def structure_of(config: DecodeConfig) -> SearchStructure:
         beam_groups=config.beam_groups,
         no_repeat_ngram_size=config.no_repeat_ngram_size,
         renormalize=config.renormalize,
-        minimum_length=bool(config.min_decode_len or config.min_decode_ratio),
-        suppressed_ids=bool(config.suppressed_ids),
-        repetition_penalty=config.repetition_penalty != 1.0,
-        coverage_penalty=config.coverage_penalty != 0.0,
+        has_min_len=bool(config.min_decode_len or config.min_decode_ratio),
+        has_suppressed_ids=bool(config.suppressed_ids),
+        has_repetition_penalty=config.repetition_penalty != 1.0,
+        has_coverage_penalty=config.coverage_penalty != 0.0,
     )
 
 
