@@ -175,7 +175,7 @@ def _message(error: Exception, less_memory: str) -> str | None:
         return text
     if isinstance(error, OSError):
         return f"{error.filename or 'a file'}: {error.strerror or error}."
-    if not isinstance(error, RuntimeError):
+    if not isinstance(error, RuntimeError | ValueError):  # gloo raises both
         return None
     first_line = text.partition("\n")[0]
     if _is_one_of_several() and any(word in text.lower() for word in CONNECTION_WORDS):

@@ -1,20 +1,21 @@
 """Layers of the encoder-decoder ("Attention Is All You Need", sections 3.1 to 3.3).
 
 A residual branch is `norm(x + dropout(branch(x)))` in a post-norm model, as in the paper, and
-`x + dropout(branch(norm(x)))` in a pre-norm model. `Norm.before` normalizes in pre-norm models
-only, and `Norm.after` in post-norm models only.
+`x + dropout(branch(norm(x)))` in a pre-norm model. `norm.before(x)` returns the residual and the
+input of the branch: `x, norm(x)` in a pre-norm model, `x, x` in a post-norm model. `norm.after(x)`
+returns `norm(x)` in a post-norm model, `x` in a pre-norm model.
 
 Letters of shapes: B batch, L any length, S source or key length, T target or query length,
 H heads, D head_dim, M d_model, F d_ff. In self-attention, S = T = L.
 
 These arguments have one meaning in all layers:
 
-  deterministic: True disables dropout.
+  deterministic: True disables dropout. Positional, because `nn.remat` needs its number.
   encoded: `[B, S, M]`, output of the encoder.
   positions: `[B, L]` or `[1, L]` integers; only rotary positions read them here.
-  segment_ids: `[B, L]` integers, of the sequence `x`. Positions attend within their segment, so a
-    row may pack several sentences. Segment 0 is padding: no position attends to it, and its own
-    attention is zero.
+  segment_ids: `[B, L]` integers, of the sequence `x`. A token attends only to tokens of its
+    segment, so a row may pack several sentences. Segment 0 is padding: no token attends to it, and
+    the context vector of padding is zero, whatever implements attention.
   source_segment_ids: `[B, S]` integers, of `encoded`.
 """
 
@@ -109,6 +110,7 @@ class MultiHeadAttention(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
+        # Axes are pairs of a logical name and a size.
         embed = (("embed", self.config.d_model),)
         heads = (("heads", self.config.num_heads), ("kv", self.config.resolved_head_dim))
         self.query = Dense(embed, heads)
@@ -158,11 +160,11 @@ class MultiHeadAttention(nn.Module):
         return self.out(context)
 
     def capture(self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> None:
-        """Stores what the heads compute in the collection `intermediates`.
+        """Stores what the heads compute in the collection `intermediates`, if it is mutable.
 
-        Names are `queries` `[B, T, H, D]`, `keys` and `values` `[B, S, H, D]`, and `weights`
-        `[B, H, T, S]`. The weights are computed by the formula, without dropout, because fused
-        kernels do not return theirs. XLA removes arrays that a compiled function does not return.
+        Names are `queries` `[B, T, H, D]`, `keys` and `values` `[B, S, H, D]`, all after rotary
+        positions, and `weights` `[B, H, T, S]`; each is a tuple of one array. The weights are
+        computed by the formula, without dropout, because fused kernels do not return theirs.
         """
         self.sow("intermediates", "queries", query)
         self.sow("intermediates", "keys", key)
@@ -223,10 +225,11 @@ class CrossAttention(MultiHeadAttention):
 def project_heads(x: jax.Array, *projections: Dense) -> list[jax.Array]:
     """Projects `x` `[B, L, M]` to one array `[B, L, H, D]` for each of n projections.
 
-    One product with the stacked kernels is faster than n products. The kernels are separate
-    parameters, as in published checkpoints.
+    One product with the stacked kernels is faster than n products. The kernels `[M, H, D]` and
+    biases `[H, D]` are separate parameters, as in published checkpoints.
     """
-    # `dense` flattens the output axes. Heads come first: that axis is sharded over devices.
+    # `dense` multiplies by `[M, H·n·D]`. H is the outermost of these axes, so that the heads of a
+    # device are one contiguous block.
     kernel = jnp.stack([p.kernel for p in projections], axis=2)  # --> [M, H, n, D]
     bias = jnp.stack([p.bias for p in projections], axis=1)  # --> [H, n, D]
     out = dense(x, kernel, bias)  # --> [B, L, H, n, D]
@@ -238,7 +241,8 @@ class FeedForward(nn.Module):
 
     config: ModelConfig
 
-    # Not `setup`: dropout's bits depend on its automatic name, and resumed runs need the same bits.
+    # Not `setup`: dropout's bits depend on its automatic name. Runs that were started with older
+    # versions resume with the same bits.
     @nn.compact
     def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
         """Applies the same function to each position of `x` `[B, L, M]`, to `[B, L, M]`."""

@@ -27,7 +27,10 @@ def with_axes(init: Initializer, *names: str) -> Initializer:
 
 
 class Dense(nn.Module):
-    """A dense layer with `kernel` `[*inner, *outer]` and `bias` `[*outer]`."""
+    """A dense layer with `kernel` `[*inner, *outer]` and `bias` `[*outer]`.
+
+    Every layer has a bias, as in published translation models.
+    """
 
     inner: Axes  # of the input
     outer: Axes  # of the output

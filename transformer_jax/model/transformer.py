@@ -42,7 +42,7 @@ class Embedding(nn.Module):
         if config.positional in SINUSOIDS:
             self.position_table = jnp.asarray(sinusoid_table(config))
         elif config.positional == "learned":
-            init = with_axes(nn.initializers.normal(0.02), "positions", "embed")  # as in BERT
+            init = with_axes(nn.initializers.normal(0.02), "positions", "embed")
             self.position_table = self.param("positions", init, (config.max_len, config.d_model))
         self.dropout = Dropout(config.dropout_rate)
 
@@ -65,10 +65,11 @@ class Embedding(nn.Module):
 class Transformer(nn.Module):
     """Encoder and decoder with their embeddings.
 
-    Segment ids are integers, `[B, S]` for the source and `[B, T]` for the target. Positions attend
-    within their segment, and segment id 0 is padding. By default no position is padding: pass
-    segment ids if a row contains some. Positions default to 0, 1, 2, … and are below
-    `config.max_len`. Rows that pack several sentences pass positions that restart with each.
+    Segment ids are integers, `[B, S]` for the source and `[B, T]` for the target. A token attends
+    only to tokens of its segment, and segment id 0 is padding. By default nothing is padding: pass
+    segment ids if a row contains some, to `encode` and `decode` alike. Positions default to
+    0, 1, 2, … and are below `config.max_len`. Rows that pack several sentences pass positions that
+    restart with each sentence.
 
     `config.tie_embeddings` names the tables `[V, M]` that are one parameter: `all` (source, target
     and output), `decoder` (target and output) or `none`.
@@ -81,7 +82,7 @@ class Transformer(nn.Module):
         config = self.config
         encoder_layer_class = with_remat(EncoderLayer) if self.remat else EncoderLayer
         decoder_layer_class = with_remat(DecoderLayer) if self.remat else DecoderLayer
-        # With `num_decoder_heads` and `decoder_d_ff`, if set, as `num_heads` and `d_ff`.
+        # The same config, except that `num_heads` and `d_ff` are the decoder's, where they are set.
         decoder_config = config.for_decoder()
         self.embed_source = Embedding(config)
         self.embed_target = Embedding(config)
@@ -96,7 +97,7 @@ class Transformer(nn.Module):
         self.encoder_norm = Norm(config) if has_final_norm else None
         self.decoder_norm = Norm(config) if has_final_norm else None
 
-        # Embeddings times sqrt(M), and logits of normalized outputs, have variance 1.
+        # So logits of normalized outputs have variance 1, and embeddings if they are scaled.
         init = with_axes(nn.initializers.normal(config.d_model**-0.5), "vocab", "embed")
         source_shape = (config.source_vocab_size, config.d_model)
         target_shape = (config.target_vocab_size, config.d_model)
@@ -156,7 +157,7 @@ class Transformer(nn.Module):
           decoder_inputs: `[B, T]`, the target tokens shifted right.
           positions: `[B, T]` or `[1, T]`; None: 0 .. T - 1.
           segment_ids: `[B, T]`; None: one segment without padding.
-          source_segment_ids: `[B, S]`; None: one segment without padding.
+          source_segment_ids: `[B, S]`, those given to `encode`; None: one segment without padding.
           deterministic: True disables dropout.
         """
         if positions is None:
