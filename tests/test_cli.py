@@ -49,6 +49,8 @@ def faults(times):
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 faults(1)
 print(faults(5))
+parts = open("/proc/self/smaps").read().split("[heap]")[1:]
+print(any("hg" in part.partition("VmFlags:")[2].splitlines()[0].split() for part in parts))
 """
 
 
@@ -64,7 +66,10 @@ def test_host_memory_is_kept_after_it_is_freed():
             text=True,
             check=True,
         )
-        page_faults.append(int(done.stdout))
+        faults, is_huge = done.stdout.split()
+        page_faults.append(int(faults))
+        if Path("/sys/kernel/mm/transparent_hugepage").exists():
+            assert is_huge == str(keep)
     assert page_faults[0] < 50
     assert page_faults[1] >= 5 * 100  # huge pages of 2 MiB; small ones are 4 KiB
 
