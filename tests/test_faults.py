@@ -16,9 +16,11 @@ from etils import epath
 
 from tests.conftest import fill, tiny_config
 from tests.test_processes import ROOT, train_command, wait_for
+from transformer_jax.config import CheckpointConfig
 from transformer_jax.diagnostics.replay import replay
 from transformer_jax.errors import UserError
 from transformer_jax.runs import checkpoint, digests
+from transformer_jax.runs.workdir import TMP_SUFFIX
 from transformer_jax.training import faults, loop, reporting, setup
 from transformer_jax.training.loop import train
 from transformer_jax.training.step import TrainStep
@@ -195,6 +197,17 @@ def test_failed_saves_are_named_and_the_last_step_keeps_its_scores(
     assert reports == [f"step 2: {reason}; {continues}", f"step 3: {reason}; saving step 3 now"]
     assert checkpoint.steps(tmp_path) == [1, 3]
     assert checkpoint.read_metrics(tmp_path, 3) == scores
+
+
+def test_failed_saves_leave_no_folder_even_where_their_threads_write_on(tmp_path):
+    checkpointer = checkpoint.Checkpointer(tmp_path, CheckpointConfig())
+    late = tmp_path / "checkpoints" / f"2{TMP_SUFFIX}" / "optimizer"
+    checkpointer.save(1, {"params": {"kernel": jnp.zeros(3)}}, {})
+    assert checkpointer.wait() is None
+    late.mkdir(parents=True)
+    (late / "part").write_bytes(b"0")
+    checkpointer.close()
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["1"]
 
 
 def test_error_about_the_last_step_has_the_reason_of_a_save_that_fails_at_once(

@@ -115,6 +115,8 @@ class Checkpointer:
         if self._orbax is not None:
             self._orbax.close()
             self._orbax = None
+        # Threads of a failed save may write on after its folder was removed.
+        self._remove_unfinished()
         return failed
 
     def _attempt(self, action: Callable[[], object]) -> str | None:
