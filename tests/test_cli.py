@@ -196,3 +196,11 @@ def test_commands_answer_mistakes_with_one_sentence_and_a_status(arguments, word
     for word in words:
         assert word in done.stderr
     assert not (ROOT / "x").exists()
+
+
+def test_errors_of_commands_name_flags_where_the_package_names_arguments(monkeypatch):
+    monkeypatch.setattr(main, "FLAGS", {"n_best": 1, "input": "-"})
+    message = "`n_best=0` of `input` and `prefix` must be `at least 1`; `pip install x`."
+    assert main.with_flags(message) == (
+        "--n_best=0 of --input and `prefix` must be `at least 1`; `pip install x`."
+    )

@@ -1,8 +1,10 @@
-"""The exception for errors that users can fix: a wrong input, file, flag or setting."""
+"""The exception for errors that users can fix: a wrong input, file, argument or setting."""
 
 
 class UserError(Exception):
     """One sentence for the user: what happened, where, and what to do.
 
-    The commands print the message without a traceback and exit with status 2.
+    The package writes names of arguments in backquotes, as `` `n_best=0` must be at least 1 ``.
+    The commands print the sentence without a traceback, with the flags of those names instead:
+    `--n_best=0 must be at least 1`. They exit with status 2.
     """

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -172,7 +173,7 @@ def _message(error: Exception, less_memory: str) -> str | None:
     """What the user is shown of an error; None for an error that should not happen."""
     text = str(error)
     if isinstance(error, UserError):
-        return text
+        return with_flags(text)
     if isinstance(error, OSError):
         return f"{error.filename or 'a file'}: {error.strerror or error}."
     if not isinstance(error, RuntimeError | ValueError):  # gloo raises both
@@ -186,6 +187,15 @@ def _message(error: Exception, less_memory: str) -> str | None:
     if "RESOURCE_EXHAUSTED" in text:
         return f"The device is out of memory ({first_line}); {less_memory}."
     return None
+
+
+def with_flags(message: str) -> str:
+    """A message of the package, with `--name=value` where it names the argument of a flag."""
+
+    def flag(match: re.Match[str]) -> str:
+        return f"--{match[1]}{match[2]}" if match[1] in FLAGS else match[0]
+
+    return re.sub(r"`(\w+)((?:=[^`]*)?)`", flag, message)
 
 
 def _is_one_of_several() -> bool:
