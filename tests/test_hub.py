@@ -63,7 +63,7 @@ def test_hub_ignores_incomplete_weights_in_the_cache(cache, marian):
     for file in (None, snapshot / "model.safetensors.index.json"):  # nor without the index
         if file:
             file.write_text(json.dumps(index))
-        with pytest.raises(UserError, match="install huggingface_hub"):
+        with pytest.raises(UserError, match="Install huggingface_hub"):
             hub.locate(NAME)
     shutil.copy(snapshot / parts[0], snapshot / parts[1])
     assert str(hub.locate(NAME)) == str(snapshot)
@@ -88,10 +88,15 @@ def test_hub_cache_folder_is_hugging_faces(cache, monkeypatch, tmp_path, variabl
 
 
 def test_hub_without_cache_and_package_says_what_to_do(cache, marian):
-    with pytest.raises(UserError, match=f"no folder {NAME}.*{cache}; install huggingface_hub"):
+    with pytest.raises(
+        UserError, match=f"no folder {NAME}.*{cache}. Install huggingface_hub"
+    ) as error:
         Translator.load(NAME)
+    command = str(error.value).partition("give its path: ")[2].split()
+    assert command[:3] == ["hf", "download", NAME]
+    assert command[-2:] == ["--local-dir", "opus-mt-en-de"]
     (put(cache, marian) / "model.safetensors").unlink()  # another tool asked for single files
-    with pytest.raises(UserError, match="install huggingface_hub"):
+    with pytest.raises(UserError, match="Install huggingface_hub"):
         Translator.load(NAME)
 
 

@@ -189,24 +189,6 @@ def test_import_reads_half_precision_and_copies_of_tied_tables(spm_models, tmp_p
         assert_equal(model, config, params)
 
 
-def test_import_reads_a_torch_pickle_only_if_allowed(spm_models, tmp_path):
-    model = builders.make_marian(tmp_path / "m", spm_models)
-    torch.save(model.state_dict(), tmp_path / "m/pytorch_model.bin")
-    (tmp_path / "m/model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"pytorch_model\.bin is a pickle.*allow_pickle"):
-        Translator.load(tmp_path / "m")
-    translator = Translator.load(tmp_path / "m", allow_pickle=True)
-    assert_equal(model, translator.config.model, translator.params)
-    torch.save(
-        model.state_dict(), tmp_path / "m/pytorch_model.bin", _use_new_zipfile_serialization=False
-    )  # as before torch 1.6: such files cannot be mapped
-    translator = Translator.load(tmp_path / "m", allow_pickle=True)
-    assert_equal(model, translator.config.model, translator.params)
-    (tmp_path / "m/pytorch_model.bin").write_bytes(b"\x80\x04 not a pickle")
-    with pytest.raises(UserError, match=r"pytorch_model\.bin is damaged"):
-        Translator.load(tmp_path / "m", allow_pickle=True)
-
-
 def altered(change):
     """A copy of the parameters whose leaves `change(path, leaf)` may replace."""
 

@@ -24,7 +24,7 @@ from transformer_jax.runs import host_memory
 FLAGS = flags.FLAGS
 # Each is a module of this package with `define_flags`, `run`, and `LESS_MEMORY`: what to change
 # where the device is out of memory.
-COMMANDS = ("train", "eval", "decode", "export", "plot")
+COMMANDS = ("train", "eval", "decode", "export", "convert", "plot")
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130
 # Flags of any command that hold a path or a list of paths. DIR@CHECKPOINT begins with a path too.

@@ -89,8 +89,8 @@ def _download(name: str) -> epath.Path:
         import huggingface_hub
     except ImportError as error:
         raise UserError(
-            f"{missing}; install huggingface_hub to download it (pip install "
-            "'transformer-jax[interop]'), or give the path of a folder."
+            f"{missing}. Install huggingface_hub, and this command downloads it: pip install "
+            f"'huggingface_hub>=1.0'. {_elsewhere(name)}"
         ) from error
     print(f"looking for {name} on the Hugging Face Hub", file=sys.stderr, flush=True)
     try:
@@ -103,7 +103,16 @@ def _download(name: str) -> epath.Path:
     except Exception as error:  # of many packages: no network, no such model, a full disk
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
-            f"{missing}; downloading it failed ({reason[:300]}). Give the path of a folder, or "
-            "download it on a machine with a network."
+            f"{missing}; downloading it failed ({reason[:300]}). {_elsewhere(name)}"
         ) from error
     return epath.Path(folder)
+
+
+def _elsewhere(name: str) -> str:
+    """How to bring a model to a machine that cannot download it."""
+    patterns = " ".join(f"--include '{p}'" for p in (*_SMALL_FILES, *_WEIGHTS))
+    folder = name.split("/")[1]
+    return (
+        "Or download it on a machine with a network, copy the folder here and give its path: "
+        f"hf download {name} {patterns} --local-dir {folder}"
+    )

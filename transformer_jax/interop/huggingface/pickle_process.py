@@ -1,0 +1,79 @@
+"""Writes the tensors of a pickle as safetensors: a program of its own, the only one with torch.
+
+    python -P pickle_process.py PICKLE SAFETENSORS [PICKLE SAFETENSORS …]
+
+It exits with status 1 and prints one line that says why a pickle cannot be converted, or with
+status 3 if torch is missing. `pickles.py` starts it.
+"""
+
+import contextlib
+import ctypes
+import sys
+import zipfile
+from typing import Any
+
+NO_TORCH = 3
+_NEW_NETWORK, _NEW_USER = 0x40000000, 0x10000000  # of Linux's <sched.h>
+# Of tensors that share their memory, the first of these is kept, as transformers does.
+_KEPT = (
+    "model.shared.weight",
+    "model.encoder.embed_tokens.weight",
+    "model.decoder.embed_tokens.weight",
+)
+
+
+def main(paths: list[str]) -> None:
+    """Converts each pickle of (pickle, safetensors, pickle, safetensors, …)."""
+    leave_network()
+    try:
+        import torch  # noqa: F401
+        from safetensors.torch import save_file
+    except ImportError:
+        sys.exit(NO_TORCH)
+    for source, target in zip(paths[::2], paths[1::2], strict=True):
+        try:
+            tensors = _distinct(_load(source))
+            save_file(tensors, target, metadata={"format": "pt"})
+        except Exception as error:  # torch raises many types of errors for a damaged file
+            print((str(error).splitlines() or [""])[0] or type(error).__name__)
+            sys.exit(1)
+
+
+def leave_network() -> None:
+    """Gives this process a network without interfaces, where the system permits that."""
+    with contextlib.suppress(AttributeError, OSError):
+        libc = ctypes.CDLL(None)
+        if libc.unshare(_NEW_NETWORK):  # needs more rights than in a user namespace of its own
+            libc.unshare(_NEW_USER | _NEW_NETWORK)
+
+
+def _load(path: str) -> dict[str, Any]:
+    import torch
+
+    # Files from before torch 1.6 cannot be mapped into memory.
+    mmap = zipfile.is_zipfile(path)
+    stored = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    if not isinstance(stored, dict) or not all(
+        isinstance(x, torch.Tensor) for x in stored.values()
+    ):
+        raise ValueError("it must contain tensors by name and nothing else: a model's state_dict")
+    return stored
+
+
+def _distinct(stored: dict[str, Any]) -> dict[str, Any]:
+    """The tensors as floats, without those that are another one under a second name."""
+    kept: dict[str, Any] = {}
+    views = set()
+    for name in sorted(stored, key=lambda n: (_KEPT.index(n) if n in _KEPT else len(_KEPT), n)):
+        tensor = stored[name]
+        view = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if view not in views:
+            tensor = tensor if tensor.is_floating_point() else tensor.float()
+            shares = tensor.untyped_storage().nbytes() != tensor.nbytes
+            kept[name] = tensor.clone() if shares else tensor.contiguous()
+        views.add(view)
+    return kept
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
