@@ -45,6 +45,7 @@ from processes import Worker
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.batch_shapes import BatchShape
 from transformer_jax.diagnostics.dry_run import model_flops
+from transformer_jax.runs.machine import cpu_name
 
 FLAGS = flags.FLAGS
 PEERS = ("transformers", "flax")
@@ -282,12 +283,6 @@ def main(argv: list[str]) -> None:
             result["tables"].append(compare_equal_lengths(size, vocab_size, rows))
     if FLAGS.json:
         Path(FLAGS.json).write_text(json.dumps(result, indent=1) + "\n")
-
-
-def cpu_name() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), "")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from etils import epath
 from tests.conftest import tiny_config
 from transformer_jax import plotting
 from transformer_jax.errors import UserError
-from transformer_jax.plotting import collect
 from transformer_jax.plotting.report import write_report
+from transformer_jax.runs import history
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ class Page(html.parser.HTMLParser):
 
 
 def test_report_is_one_file_with_everything_in_it(workdir, tmp_path):
-    lines = collect.read_metrics(workdir)
+    lines = history.read_metrics(workdir)
     evaluated = [line for line in lines if "eval_loss" in line]
     scores = {k.removeprefix("eval_"): v for k, v in evaluated[-1].items()}
     (tmp_path / "flickr.json").write_text(json.dumps(scores))
@@ -104,10 +104,10 @@ def test_report_of_a_run_without_evaluation(tiny_run, tmp_path):
 def test_read_lines_splits_at_line_feeds_only(tmp_path):
     path = epath.Path(tmp_path / "lines.jsonl")
     path.write_text('{"a": "x\u2028y"}\n{"a": 2}\n{"a"')
-    assert collect.read_lines(path) == [{"a": "x\u2028y"}, {"a": 2}]
+    assert history.read_lines(path) == [{"a": "x\u2028y"}, {"a": 2}]
     path.write_text('{"a"\n{"a": 2}\n')
     with pytest.raises(UserError, match="line 1 is damaged"):
-        collect.read_lines(path)
+        history.read_lines(path)
 
 
 def test_report_of_a_large_model_draws_its_last_layers():

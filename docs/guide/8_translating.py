@@ -36,6 +36,7 @@ from transformer_jax.configs import guide_multi30k
 from transformer_jax.data import sources
 from transformer_jax.evaluation import model_metrics
 from transformer_jax.plotting import collect
+from transformer_jax.runs.history import read_metrics
 from transformer_jax.training.loop import train
 
 recipe = guide_multi30k.get_config()
@@ -102,7 +103,7 @@ assert train(number_words("de"), german_run)
 # %%
 runs = {"es": spanish_run, "de": german_run}
 plotting.learning_curves(
-    {name: collect.read_metrics(run) for name, run in runs.items()},
+    {name: read_metrics(run) for name, run in runs.items()},
     {name: plotting.PANELS[name] for name in ("loss", "token accuracy (%)", "validation scores")},
 )
 

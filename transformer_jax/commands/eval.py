@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from absl import flags
 from etils import epath
 
@@ -23,6 +24,7 @@ from transformer_jax.data import sources
 from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import corpus_metrics, model_metrics
+from transformer_jax.runs import history
 
 FLAGS = flags.FLAGS
 LESS_MEMORY = "lower --config.decode.batch_tokens or --config.decode.beam_size"
@@ -96,6 +98,13 @@ def run() -> None:
     if FLAGS.output:
         with writing(FLAGS.output) as out:
             out.writelines(as_line(text) for text in hypotheses)
+    history.add_evaluation(
+        FLAGS.workdir,
+        result,
+        getattr(data, FLAGS.split),
+        jax.devices(),
+        distributed.process_count(),
+    )
 
 
 def _check_outputs(corpora: Sequence[sources.Corpus]) -> None:

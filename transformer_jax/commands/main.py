@@ -23,8 +23,9 @@ from transformer_jax.runs import host_memory
 
 FLAGS = flags.FLAGS
 # Each is a module of this package with `define_flags`, `run`, and `LESS_MEMORY`: what to change
-# where the device is out of memory.
-COMMANDS = ("train", "eval", "decode", "export", "convert", "plot")
+# where the device is out of memory. With `TAKES_FOLDERS`, `run` gets the arguments that are no
+# flags. Commands that read files only set `USES_JAX` to False.
+COMMANDS = ("train", "eval", "decode", "export", "convert", "plot", "runs")
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130
 # Flags of any command that hold a path or a list of paths. DIR@CHECKPOINT begins with a path too.
@@ -71,13 +72,15 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
 
     def call(remaining: Sequence[str]) -> None:
         with _errors_as_sentences(module.LESS_MEMORY):
-            if len(remaining) > 1:
+            takes_folders = getattr(module, "TAKES_FOLDERS", False)
+            if len(remaining) > 1 and not takes_folders:
                 raise UserError(
                     f"Unexpected argument {remaining[1]!r}; settings are given as --flag=value."
                 )
             _expand_paths()
-            _configure_jax()
-            module.run()
+            if getattr(module, "USES_JAX", True):
+                _configure_jax()
+            module.run(*([remaining[1:]] if takes_folders else []))
             if _is_one_of_several():
                 from transformer_jax import distributed
 
@@ -115,9 +118,9 @@ def _expand_paths() -> None:
       UserError: a path cannot be opened, because of its kind or a missing package.
     """
     for name in PATH_FLAGS:
-        if name not in FLAGS or not FLAGS[name].value:
+        value = FLAGS[name].value if name in FLAGS else None
+        if not value or isinstance(value, bool):
             continue
-        value = FLAGS[name].value
         given = value if isinstance(value, list) else [value]
         expanded = [paths.expand(path, f"--{name}") for path in given]
         for path in expanded:

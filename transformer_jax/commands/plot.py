@@ -164,9 +164,9 @@ def _weights(part: str) -> tuple["np.ndarray", tuple[str, ...], tuple[str, ...],
 
 def _curves() -> "Figure":
     from transformer_jax import plotting
-    from transformer_jax.plotting import collect
+    from transformer_jax.runs import history
 
-    runs = dict(zip(_names(), map(collect.read_metrics, FLAGS.workdir), strict=True))
+    runs = dict(zip(_names(), map(history.read_metrics, FLAGS.workdir), strict=True))
     if FLAGS.metrics is None:
         return plotting.learning_curves(runs)
     points = [point for lines in runs.values() for line in lines for point in line.items()]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -146,37 +145,6 @@ def _weights(model: ModelConfig) -> Callable[..., tuple[jax.Array, ...]]:
         )
 
     return weights
-
-
-def read_lines(path: epath.Path) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines, except a last line that is cut short.
-
-    Raises:
-      UserError: another line is damaged.
-    """
-    lines = path.read_text().split("\n")  # `splitlines` would also split inside strings
-    objects = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            if line:
-                objects.append(json.loads(line))
-        except ValueError as error:
-            if number < len(lines):
-                raise UserError(f"{path}: line {number} is damaged ({error}).") from error
-    return objects
-
-
-def read_metrics(workdir: epath.PathLike) -> list[dict[str, Any]]:
-    """Lines of `metrics.jsonl`.
-
-    Raises:
-      UserError: there are none.
-    """
-    path = epath.Path(workdir) / "metrics.jsonl"
-    lines = read_lines(path) if path.exists() else []
-    if not lines:
-        raise UserError(f"{workdir} has no metrics yet: its metrics.jsonl is missing or empty.")
-    return lines
 
 
 def corpus_lengths(

@@ -20,6 +20,7 @@ from transformer_jax.evaluation.corpus_metrics import NO_FOUR_WORDS
 from transformer_jax.evaluation.model_metrics import Evaluation
 from transformer_jax.paths import write_atomically
 from transformer_jax.plotting import collect
+from transformer_jax.runs import history
 from transformer_jax.runs import workdir as workdir_lib
 
 NAME = "report.html"
@@ -98,9 +99,9 @@ def write_report(workdir: epath.PathLike, scores: Sequence[epath.PathLike] = ())
     workdir = epath.Path(workdir)
     results = [(epath.Path(path).stem, _read_scores(epath.Path(path))) for path in scores]
     config = workdir_lib.read_config(workdir)
-    lines = collect.read_metrics(workdir)
+    lines = history.read_metrics(workdir)
     path = workdir / "samples.jsonl"
-    samples = collect.read_lines(path) if path.exists() else []
+    samples = history.read_lines(path) if path.exists() else []
     # Without an evaluation there is no best checkpoint.
     evaluated = any("eval_loss" in line for line in lines)
     translator = Translator.load(workdir, "best" if evaluated else "latest")

@@ -50,6 +50,20 @@ def lock(workdir: epath.PathLike) -> Iterator[None]:
         lease.release()
 
 
+def holder(workdir: epath.PathLike) -> str | None:
+    """Which process trains in a remote work directory now; None if none does.
+
+    Of a process on another machine it counts whether the lock was renewed lately, by its clock.
+    """
+    lock = _Lease(workdir).read()
+    if not lock or "renewed" not in lock:
+        return None
+    is_alive = _is_alive(lock)
+    if is_alive is None:
+        is_alive = time.time() - lock["renewed"] < EXPIRES
+    return str(lock.get("who")) if is_alive else None
+
+
 class _Lease:
     """The lock as this process creates, renews and removes it."""
 
@@ -72,7 +86,7 @@ class _Lease:
         waited_for: Lock | None = None
         waited_since = 0.0
         while not self._create():
-            lock = self._read()
+            lock = self.read()
             if lock is None:
                 continue
             if not lock.keys() >= self._process.keys():
@@ -105,14 +119,14 @@ class _Lease:
         while not ended.wait(PERIOD):
             # The store may not answer for a while, or the object may be no lock.
             with contextlib.suppress(OSError, ValueError):
-                lock = self._read()
+                lock = self.read()
                 if lock and lock.get("id") != self._process["id"]:
                     self._end_process(lock)
                 paths.write(self._path, self._text())
 
     def release(self) -> None:
         with contextlib.suppress(OSError):
-            lock = self._read()
+            lock = self.read()
             if lock and lock.get("id") == self._process["id"]:
                 self._path.unlink(missing_ok=True)
 
@@ -136,7 +150,7 @@ class _Lease:
             ) from error
         return True
 
-    def _read(self) -> Lock | None:
+    def read(self) -> Lock | None:
         """The lock; None if there is none, empty if the object is no lock."""
         try:
             with paths.store_errors():

@@ -13,7 +13,6 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-import jax
 import numpy as np
 from etils import epath
 
@@ -62,8 +61,24 @@ def find_damage(folder: epath.Path, parts: Iterable[str] = ()) -> str | None:
     return f"{changed[0]} does not contain what was written" if changed else None
 
 
+def find_missing(folder: epath.Path) -> str | None:
+    """A file of `folder` that is missing, in a few words; reads no contents, unlike `find_damage`.
+
+    Args:
+      folder: of one checkpoint.
+    """
+    try:
+        recorded = json.loads((folder / NAME).read_text())
+    except (ValueError, OSError) as error:
+        return f"its {NAME} cannot be read ({error})"
+    present = paths.fetch_details(folder) if paths.is_remote(folder) else _names(folder, "")
+    return next((f"{name} is missing" for name in recorded if name not in present), None)
+
+
 def of_arrays(tree: Any) -> str:
     """Digest of names, shapes, types and values of a tree of arrays, on any device."""
+    import jax  # files are checked without it
+
     digests = []
     for path, array in jax.tree_util.tree_flatten_with_path(tree)[0]:
         on_host = np.ascontiguousarray(array)  # one array at a time

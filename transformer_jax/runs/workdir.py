@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from etils import epath
 
@@ -23,6 +23,7 @@ from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 from transformer_jax.runs import bucket_lock
 
+_IS_LOCKED = (errno.EAGAIN, errno.EACCES)  # what `flock` says where another process has the lock
 # Orbax's: of a checkpoint that is not committed, on a disk; in one that is, in an object store.
 TMP_SUFFIX, COMMIT_FILE = ".orbax-checkpoint-tmp", "commit_success.txt"
 
@@ -38,6 +39,21 @@ def read_config(workdir: epath.PathLike) -> Config:
     if not path.exists():
         raise UserError(f"{workdir} is no work directory: it has no config.json.")
     return paths.expand_config(from_json(path.read_text(), str(path)))
+
+
+def is_run(folder: epath.PathLike) -> bool:
+    """Whether `folder` has the `config.json` of a run, damaged or not.
+
+    Published models have a file of that name too; in that of a run are the sections of `Config`.
+    """
+    path = epath.Path(folder) / "config.json"
+    if not path.exists():
+        return False
+    try:
+        tree = json.loads(path.read_text())
+    except ValueError:
+        return (epath.Path(folder) / "data.json").exists() or has_checkpoints(folder)
+    return isinstance(tree, dict) and isinstance(tree.get("train"), dict)
 
 
 def read_tokenizers(workdir: epath.PathLike) -> TokenizerPair:
@@ -131,6 +147,22 @@ def write_data_record(workdir: epath.PathLike, record: dict[str, Any]) -> None:
     paths.write_atomically(epath.Path(workdir) / "data.json", json.dumps(record) + "\n")
 
 
+def lock_holder(workdir: epath.PathLike) -> str | None:
+    """Which process trains in `workdir` now; None: none does, or the file system has no locks."""
+    if paths.is_remote(workdir):
+        return bucket_lock.holder(workdir)
+    try:
+        file = (Path(workdir) / ".lock").open()
+    except OSError:
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # until the file is closed
+        except OSError as error:
+            return file.read().strip() if error.errno in _IS_LOCKED else None
+    return None
+
+
 @contextlib.contextmanager
 def lock(workdir: epath.PathLike) -> Iterator[None]:
     """Makes the work directory and keeps other runs out of it, until the process ends at latest.
@@ -152,9 +184,9 @@ def lock(workdir: epath.PathLike) -> Iterator[None]:
         raise UserError(f"{path.parent} cannot be written: {error.strerror}.") from error
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_file(file)
         except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
+            if error.errno not in _IS_LOCKED:
                 logging.warning(
                     "%s has no locks (%s): make sure that no other process trains there",
                     path.parent,
@@ -172,3 +204,12 @@ def lock(workdir: epath.PathLike) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {socket.gethostname()}, since {started}\n")
         file.flush()
         yield
+
+
+def _lock_file(file: TextIO) -> None:
+    """Locks a file for this process; waits for one that only looks, as `lock_holder` does."""
+    for _ in range(5):
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(0.01)
+    return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

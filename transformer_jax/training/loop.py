@@ -24,7 +24,7 @@ from transformer_jax.config import Config, validate
 from transformer_jax.data.loader import BatchSource, load_batches
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.errors import UserError
-from transformer_jax.runs import host_memory
+from transformer_jax.runs import history, host_memory
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.checkpoint import find_resume_step
 from transformer_jax.runs.retention import quality
@@ -115,6 +115,9 @@ def open_run(
                 trainer.restore(resume_step)
                 reporter.say(f"resuming from step {resume_step}")
             del data  # frees the initial parameters: they are on the devices now
+            if distributed.is_primary() and not read_only and not trainer.has_ended():
+                count = distributed.process_count()
+                stack.enter_context(history.recorded(workdir, devices, count))
             is_set_up = True
             yield trainer
         except BaseException as error:
@@ -176,7 +179,7 @@ class Trainer:
         if self._read_only:
             raise ValueError("The run was opened with read_only=True; `run` writes into it.")
         train = self.config.train
-        if self._has_ended():
+        if self.has_ended():
             self._reporter.say(f"{self._why_ended()}; nothing to do")
             return True
         self.compile()
@@ -186,7 +189,7 @@ class Trainer:
         save_is_due = False
         self._window = Window(self.data.padding)
         with StopRequest(stop_after) as stop:  # also during the last save
-            while not self._has_ended() and not stop.is_due(before_step=self.step + 1):
+            while not self.has_ended() and not stop.is_due(before_step=self.step + 1):
                 self.state, metrics = self.runner.step(self.state, next(batches))
                 self.step += 1
                 self._process_metrics(pending)
@@ -212,7 +215,7 @@ class Trainer:
             )
             self._saver.save_last(self.step, self.state, self.progress, scores, scheduled)
             self._reporter.flush()
-        if not self._has_ended():
+        if not self.has_ended():
             self._reporter.say(
                 f"asked to stop: saved step {self.step}; the same command resumes the run"
             )
@@ -256,7 +259,7 @@ class Trainer:
         at_end = step == self.config.train.num_steps
         return bool(every_steps) and (step % every_steps == 0 or at_end)
 
-    def _has_ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the last step is done, or early stopping ends the run."""
         train = self.config.train
         stops_early = self.progress.stops_early(train.early_stopping_patience)

@@ -1,0 +1,351 @@
+"""`runs` tells state, step and scores of runs from their files; `history/` tells how they ran."""
+
+import dataclasses
+import datetime
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from tests.conftest import tiny_config
+from transformer_jax.commands import runs as command
+from transformer_jax.errors import UserError
+from transformer_jax.runs import history, machine, summary, workdir
+from transformer_jax.training.loop import train
+
+UTC = datetime.UTC
+NOW = datetime.datetime(2026, 5, 4, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def run(tiny_run, tmp_path):
+    """A copy of a finished run."""
+    shutil.copytree(tiny_run[1], tmp_path / "runs" / "one")
+    return tmp_path / "runs" / "one"
+
+
+def transformer_jax(*arguments, **environment):
+    """`transformer-jax runs` in a process of its own; JAX cannot be imported there."""
+    code = (
+        "import sys; sys.modules['jaxlib'] = None; sys.argv = ['transformer-jax', *sys.argv[1:]]; "
+        "from transformer_jax.commands.main import main; main()"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def set_config(run, section, **values):
+    path = run / "config.json"
+    config = json.loads(path.read_text())
+    config[section] |= values
+    path.write_text(json.dumps(config))
+
+
+def entry(name="one", evaluations=(), **fields):
+    """A summary with what a test names."""
+    default = summary.RunSummary(
+        name, f"runs/{name}", "finished", "", 5, 10, "bleu", list(evaluations), [], "",
+        "2026-05-04T11:58:00+00:00", None, 1_234_567,
+    )  # fmt: skip
+    return dataclasses.replace(default, **fields)
+
+
+def evaluation(step, bleu, loss=1.0):
+    return {"step": step, "loss": loss, "bleu": bleu}
+
+
+# --- States --------------------------------------------------------------------------------------
+
+
+def test_runs_shows_a_finished_run_with_its_scores(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    scores = [line["eval_token_accuracy"] for line in lines if "eval_loss" in line]
+    seen = summary.summarize(run)
+    steps = workdir.read_config(run).train.num_steps
+    assert (seen.name, seen.state, seen.step, seen.num_steps) == ("one", "finished", steps, steps)
+    assert seen.newest("token_accuracy") == scores[-1]
+    assert seen.best("token_accuracy")["token_accuracy"] == max(scores)
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert seen.size == sum(path.stat().st_size for path in files)
+
+
+def test_runs_tells_stopped_from_stopped_early(run):
+    num_steps = workdir.read_config(run).train.num_steps
+    set_config(run, "train", num_steps=num_steps + 1)
+    assert summary.summarize(run).state == "stopped"
+    meta = run / "checkpoints" / str(num_steps) / "meta" / "data.json"
+    tree = json.loads(meta.read_text())
+    tree["progress"]["evaluations_since_best"] = 3
+    meta.write_text(json.dumps(tree))
+    set_config(run, "train", early_stopping_patience=3)
+    assert summary.summarize(run).state == "finished"
+    set_config(run, "train", early_stopping_patience=4)
+    assert summary.summarize(run).state == "stopped"
+
+
+def test_runs_tells_a_running_run_by_its_lock(run):
+    set_config(run, "train", num_steps=1000)
+    with workdir.lock(run):
+        seen = summary.summarize(run)
+        assert seen.state == "running"
+        assert f"process {os.getpid()}" in seen.reason
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 900, "train_loss": 1.0}\n{"step": 901, "tr')
+        assert summary.summarize(run).step == 900
+    assert summary.summarize(run).state == "stopped"
+    with workdir.lock(run):  # looking has left no lock
+        pass
+
+
+def test_runs_tells_a_new_run(run):
+    shutil.rmtree(run / "checkpoints")
+    assert summary.summarize(run).state == "new"
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda run: (run / "config.json").write_text("{"), "config.json is not JSON"),
+        (lambda run: (run / "metrics.jsonl").write_text("{\n{}\n"), "line 1 is damaged"),
+        (lambda run: next((run / "checkpoints").glob("*/digests.json")).unlink(), "digests.json"),
+        (
+            lambda run: shutil.rmtree(
+                max((run / "checkpoints").iterdir(), key=lambda p: int(p.name)) / "params"
+            ),
+            "params/",
+        ),
+    ],
+    ids=["config", "metrics", "digests", "parameters"],
+)
+def test_runs_tells_a_damaged_run(run, damage, words):
+    newest = max((run / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    for path in (run / "checkpoints").iterdir():
+        if path != newest:
+            shutil.rmtree(path)
+    damage(run)
+    seen = summary.summarize(run)
+    assert seen.state == "damaged"
+    assert words in seen.reason
+
+
+# --- History -------------------------------------------------------------------------------------
+
+
+def write_record(run, name, **fields):
+    folder = run / "history"
+    folder.mkdir(exist_ok=True)
+    record = {"command": "train", "started": "2026-05-04T10:00:00+00:00", **fields}
+    (folder / f"{name}.json").write_text(json.dumps(record))
+
+
+def test_history_records_a_training(run):
+    (record,) = history.read_history(run)
+    assert record["command"] == "train"
+    assert record["outcome"] == "ended"
+    assert record["machine"]["device"] == jax.devices()[0].device_kind
+    assert record["machine"]["num_devices"] == 1
+    assert record["machine"]["jax"] == jax.__version__
+    started, ended = (datetime.datetime.fromisoformat(record[n]) for n in ("started", "ended"))
+    assert history.training_seconds(run, [record]) == (ended - started).total_seconds()
+    assert summary.summarize(run).started == record["started"]
+
+
+def test_history_records_nothing_for_a_run_that_has_ended(tiny_run, run):
+    train(tiny_config(tiny_run[0]), run)
+    assert len(history.read_history(run)) == 1
+
+
+def test_history_records_a_failure(run):
+    shutil.rmtree(run / "history")
+    with pytest.raises(ValueError, match="no luck"), history.recorded(run, jax.devices()):
+        raise ValueError("no luck")
+    set_config(run, "train", num_steps=1000)
+    seen = summary.summarize(run)
+    assert (seen.state, seen.reason) == ("failed", "no luck")
+
+
+def test_history_completes_the_record_of_a_killed_training(run):
+    """Its time ends with the checkpoint that the next one resumes from."""
+    shutil.rmtree(run / "history")
+    write_record(run, "1")
+    newest = max((run / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    ended = datetime.datetime(2026, 5, 4, 10, 30, tzinfo=UTC).timestamp()
+    os.utime(newest / "digests.json", (ended, ended))
+    assert history.training_seconds(run, history.read_history(run)) == 1800
+    with history.recorded(run, jax.devices()):
+        killed, running = history.read_history(run)
+        assert killed["outcome"] == "killed"
+        assert killed["ended"] == "2026-05-04T10:30:00+00:00"
+        assert "ended" not in running
+
+
+def test_history_adds_the_time_of_all_trainings(run):
+    shutil.rmtree(run / "history")
+    write_record(run, "1", ended="2026-05-04T10:00:20+00:00")
+    write_record(run, "2", ended="2026-05-04T10:01:00+00:00")
+    write_record(run, "3", command="eval", ended="2026-05-04T19:00:00+00:00")
+    (run / "history" / "4.json").write_text("no JSON")
+    assert history.training_seconds(run, history.read_history(run)) == 80
+
+
+def test_history_records_evaluations_of_runs_only(run, tmp_path):
+    history.add_evaluation(run, {"bleu": 12.5, "split": "test"}, "multi30k/test", jax.devices())
+    (scores,) = summary.summarize(run).tests
+    assert (scores["bleu"], scores["data"]) == (12.5, "multi30k/test")
+    model = tmp_path / "opus-mt"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "marian", "d_model": 512}')
+    history.add_evaluation(model, {"bleu": 12.5}, "test", jax.devices())
+    assert not (model / "history").exists()
+
+
+def test_history_that_cannot_be_written_stops_nothing(run, capsys):
+    shutil.rmtree(run / "history")
+    (run / "history").write_text("a file where the folder should be")
+    history.add_evaluation(run, {"bleu": 1.0}, "test", jax.devices())
+    assert "history cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "typed"),
+    [
+        (["/opt/bin/python3.11", "train.py", "--workdir=a b"], "python train.py '--workdir=a b'"),
+        (
+            ["/x/bin/python", "/x/bin/transformer-jax", "train", "--workdir=r"],
+            "transformer-jax train --workdir=r",
+        ),
+        (["python3", "-m", "transformer_jax", "eval"], "python -m transformer_jax eval"),
+    ],
+)
+def test_history_has_the_command_as_typed(monkeypatch, arguments, typed):
+    monkeypatch.setattr(sys, "orig_argv", arguments)
+    assert history.command_line() == typed
+
+
+def test_machine_is_one_line():
+    about = {"cpu": "EPYC 7", "cores": 2, "platform": "cpu", "device": "cpu", "num_devices": 1}
+    assert machine.sentence(about | {"num_processes": 1}) == "EPYC 7, 2 cores"
+    gpus = {"platform": "gpu", "device": "NVIDIA H200", "num_devices": 8, "num_processes": 2}
+    assert machine.sentence(about | gpus) == "8 × NVIDIA H200, 2 processes (EPYC 7, 2 cores)"
+
+
+# --- The table -----------------------------------------------------------------------------------
+
+
+def test_runs_table_is_aligned_and_fits_80_columns():
+    test = {"split": "test", "bleu": 9}
+    runs = [
+        entry("a", [evaluation(2, 30.0), evaluation(4, 29.5)], tests=[test]),
+        entry("broken", state="damaged", reason="checkpoint 5: params/x is missing", updated=""),
+        entry("a_long_name_" * 5 + "seed1", num_steps=10_000_000, step=5_000_000, size=10**12),
+    ]
+    lines = command.table(runs[:2], "bleu", 80, NOW)
+    assert lines == [
+        "run     state     step   BLEU   best  at step  test    when    size",
+        "a       finished  5/10  29.50  30.00        2  9.00  2m ago  1.2 MB",
+        "broken  damaged   5/10      -      -        -             -  1.2 MB",
+        "",
+        "broken: damaged, checkpoint 5: params/x is missing",
+    ]
+    lines = command.table(runs, "bleu", 80, NOW)
+    head, first, second, third = lines[:4]
+    assert [len(line) for line in lines[:4]] == [80] * 4
+    assert " ".join(head.split()) == "run state step BLEU best test when size"
+    assert " ".join(first.split()) == "a finished 5/10 29.50 30.00 9.00 2m ago 1.2 MB"
+    assert " ".join(third.split()[1:]) == "finished 5000000/10000000 - - 2m ago 1.0 TB"
+    assert third.startswith("a_long")
+    assert "seed1  " in third
+    assert second.index("damaged") == first.index("finished") == head.index("state")
+    assert lines[4:] == ["", "broken: damaged, checkpoint 5: params/x is missing"]
+
+
+@pytest.mark.parametrize(
+    ("order", "metric", "expected"),
+    [("time", "bleu", "cab"), ("name", "bleu", "abc"), ("score", "bleu", "bca"),
+     ("score", "loss", "cba")],
+)  # fmt: skip
+def test_runs_are_sorted(order, metric, expected):
+    runs = [
+        entry("b", [evaluation(1, 40.0, 2.0)], updated="2026-05-01T00:00:00+00:00"),
+        entry("a", [], updated="2026-05-02T00:00:00+00:00"),
+        entry("c", [evaluation(1, 5.0, 1.0)], updated="2026-05-03T00:00:00+00:00"),
+    ]
+    assert "".join(run.name for run in command._sorted(runs, order, metric)) == expected
+
+
+def test_runs_of_equal_scores_are_ranked_by_loss():
+    lines = [evaluation(1, 50.0, 2.0), evaluation(2, 50.0, 1.0), evaluation(3, float("nan"), 0.1)]
+    assert summary.best(lines, "bleu")["step"] == 2
+    assert summary.best(lines, "loss")["step"] == 3
+    assert summary.best([], "bleu") is None
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1_250_000, "1.2 MB"), (12_500_000, "12 MB"),
+     (999_600_000, "1.0 GB")],
+)  # fmt: skip
+def test_runs_sizes(count, expected):
+    assert command.size(count) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(5, "now"), (60, "1m ago"), (7199, "1h ago"), (200_000, "2d ago")]
+)
+def test_runs_ages(seconds, expected):
+    written = (NOW - datetime.timedelta(seconds=seconds)).isoformat()
+    assert command.age(written, NOW) == expected
+
+
+def test_runs_command_takes_runs_and_folders_without_jax(run):
+    shutil.copytree(run, run.parent / "two")
+    (run.parent / "notes").mkdir()
+    done = transformer_jax("runs", run.parent, run, "--sort=name", COLUMNS="80")
+    assert done.returncode == 0, done.stderr
+    head, *rows = done.stdout.splitlines()
+    assert head.startswith("run ")
+    assert [row.split()[:2] for row in rows] == [["one", "finished"], ["two", "finished"]]
+    assert "no run is in notes" in done.stderr
+    done = transformer_jax("runs", run, "--json")
+    (tree,) = json.loads(done.stdout)
+    assert tree["state"] == "finished"
+    assert tree["best"]["loss"]["loss"] == min(line["loss"] for line in tree["evaluations"])
+
+
+def test_runs_command_says_what_is_no_run(tmp_path):
+    done = transformer_jax("runs", tmp_path / "nowhere", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "nowhere: there is no such folder" in done.stderr
+    assert "is no run, and no folder of runs" in done.stderr
+    assert done.stdout == ""
+
+
+def test_find_runs_refuses_a_published_model(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "marian"}')
+    with pytest.raises(UserError, match="no run"):
+        summary.find_runs(tmp_path)
+
+
+def test_runs_reads_a_bucket(run, bucket):
+    for path in run.rglob("*"):
+        if path.is_file():
+            target = bucket / "one" / path.relative_to(run)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    ((found,), others) = summary.find_runs(str(bucket))
+    assert not others
+    seen, local = summary.summarize(found), summary.summarize(run)
+    assert (seen.state, seen.step, seen.size) == (local.state, local.step, local.size)
+    assert seen.evaluations == local.evaluations
+    with workdir.lock(found):
+        assert summary.summarize(found).state == "running"
+    assert summary.summarize(found).state == "finished"

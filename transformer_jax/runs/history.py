@@ -1,0 +1,208 @@
+"""What a work directory records of its run: metrics, samples, and the commands that made it.
+
+`history/` has one JSON file for each training process and each evaluation: the command line, when
+it started and ended, how it ended, and the machine. A file is written by one process only, so
+training and evaluation can write at the same time, in object stores too.
+"""
+
+import contextlib
+import datetime
+import json
+import os
+import shlex
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from etils import epath
+
+from transformer_jax import paths
+from transformer_jax.errors import UserError
+from transformer_jax.runs import machine, workdir
+
+if TYPE_CHECKING:  # lists of runs are shown without it
+    import jax
+
+FOLDER = "history"
+Record = dict[str, Any]  # of one process; `started` and `ended` are ISO 8601, in UTC
+
+
+@contextlib.contextmanager
+def recorded(
+    folder: epath.PathLike, devices: Sequence["jax.Device"], num_processes: int = 1
+) -> Iterator[None]:
+    """Records the training inside the context, in the `history/` of a run.
+
+    `ended` and `outcome` ("ended", or "failed" with `error`) are written when the context ends. A
+    killed process leaves them out; `read_history` and the next training complete them.
+
+    Args:
+      folder: of the run.
+      devices: on which the program computes, of all processes.
+      num_processes: of the run.
+    """
+    for path, earlier in _read_files(folder):
+        if earlier["command"] == "train" and "ended" not in earlier:
+            _write(path, _completed(folder, earlier))
+    record = _new_record("train", devices, num_processes)
+    path = _new_path(folder, record)
+    _write(path, record)
+    try:
+        yield
+    except Exception as error:
+        _write(path, record | {"ended": _now(), "outcome": "failed", "error": str(error)})
+        raise
+    except BaseException:  # Ctrl-C
+        _write(path, record | {"ended": _now(), "outcome": "interrupted"})
+        raise
+    _write(path, record | {"ended": _now(), "outcome": "ended"})
+
+
+def add_evaluation(
+    folder: epath.PathLike,
+    scores: dict[str, Any],
+    data: str,
+    devices: Sequence["jax.Device"],
+    num_processes: int = 1,
+) -> None:
+    """Records scores in the `history/` of a run; does nothing for a folder that is no run.
+
+    Args:
+      folder: of the run, or of a published model.
+      scores: as `eval --json` writes them.
+      data: what was translated: the value of the setting, or a file.
+      devices: on which the program computes, of all processes.
+      num_processes: of the evaluation.
+    """
+    if workdir.is_run(folder):
+        record = _new_record("eval", devices, num_processes)
+        record |= {"ended": record["started"], "outcome": "ended", "data": data, "scores": scores}
+        _write(_new_path(folder, record), record)
+
+
+def read_history(folder: epath.PathLike) -> list[Record]:
+    """The records of a run, oldest first; runs of older versions have none.
+
+    The last training process may run, or may have been killed: then it has no `ended`.
+    """
+    return [record for _, record in _read_files(folder)]
+
+
+def training_seconds(folder: epath.PathLike, records: Sequence[Record]) -> float | None:
+    """Time from start to end of all training processes together; None without a record."""
+    trainings = [record for record in records if record["command"] == "train"]
+    if not trainings:
+        return None
+    return sum(
+        (_time(record["ended"]) - _time(record["started"])).total_seconds()
+        for record in (_completed(folder, record) for record in trainings)
+    )
+
+
+def read_lines(path: epath.Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines, except a last line that is cut short.
+
+    Raises:
+      UserError: another line is damaged.
+    """
+    lines = path.read_text().split("\n")  # `splitlines` would also split inside strings
+    objects = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            if line:
+                objects.append(json.loads(line))
+        except ValueError as error:
+            if number < len(lines):
+                raise UserError(f"{path}: line {number} is damaged ({error}).") from error
+    return objects
+
+
+def read_metrics(folder: epath.PathLike) -> list[dict[str, Any]]:
+    """Lines of `metrics.jsonl`.
+
+    Raises:
+      UserError: there are none.
+    """
+    path = epath.Path(folder) / "metrics.jsonl"
+    lines = read_lines(path) if path.exists() else []
+    if not lines:
+        raise UserError(f"{folder} has no metrics yet: its metrics.jsonl is missing or empty.")
+    return lines
+
+
+def command_line() -> str:
+    """The command line of this process, as one types it: without the folders of programs."""
+    first, *rest = sys.orig_argv
+    name = Path(first).name
+    if name.startswith("python"):
+        name = "python"
+        if rest and Path(rest[0]).name == "transformer-jax":  # the installed command is a script
+            name, rest = "transformer-jax", rest[1:]
+    return shlex.join([name, *rest])
+
+
+def _new_record(command: str, devices: Sequence["jax.Device"], num_processes: int) -> Record:
+    from transformer_jax import __version__
+
+    return {
+        "command": command,
+        "command_line": command_line(),
+        "transformer_jax": __version__,
+        "machine": machine.describe(devices, num_processes),
+        "started": _now(),
+    }
+
+
+def _new_path(folder: epath.PathLike, record: Record) -> epath.Path:
+    """A new name, which sorts by time."""
+    started = record["started"].replace("-", "").replace(":", "").partition("+")[0]
+    name = f"{started}-{record['command']}-{os.getpid()}-{uuid.uuid4().hex[:6]}.json"
+    return epath.Path(folder) / FOLDER / name
+
+
+def _write(path: epath.Path, record: Record) -> None:
+    """Writes a record; says so if that fails, because what it records matters more."""
+    try:
+        with paths.store_errors():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            paths.write_atomically(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        print(f"{path.parent} cannot be written ({paths.explain(error)}).", file=sys.stderr)
+
+
+def _read_files(folder: epath.PathLike) -> list[tuple[epath.Path, Record]]:
+    """The files of `history/` that can be read, and their records, oldest first."""
+    path = epath.Path(folder) / FOLDER
+    if not path.exists():
+        return []
+    records = []
+    for file in sorted(path.iterdir(), key=lambda file: file.name):
+        with contextlib.suppress(ValueError):  # a file that somebody else has changed
+            record = json.loads(file.read_text()) if file.suffix == ".json" else {}
+            if {"command", "started"} <= set(record):
+                records.append((file, record))
+    return records
+
+
+def _completed(folder: epath.PathLike, record: Record) -> Record:
+    """The record of a process that was killed ends with the newest checkpoint it wrote."""
+    if "ended" in record:
+        return record
+    steps = workdir.committed_steps(folder)
+    ended = _time(record["started"])
+    if steps:
+        newest = epath.Path(folder) / "checkpoints" / str(steps[-1]) / "digests.json"
+        if newest.exists():
+            written = datetime.datetime.fromtimestamp(newest.stat().mtime, datetime.UTC)
+            ended = max(ended, written)
+    return record | {"ended": ended.isoformat(timespec="seconds"), "outcome": "killed"}
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _time(text: str) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(text)

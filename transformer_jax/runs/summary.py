@@ -1,0 +1,220 @@
+"""What a run has reached, from the files of its work directory alone."""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from transformer_jax import paths
+from transformer_jax.config import Config
+from transformer_jax.errors import UserError
+from transformer_jax.runs import digests, history, workdir
+
+# States of a run. A stopped one can be resumed; a new one has no checkpoint.
+RUNNING, FINISHED, STOPPED, FAILED, DAMAGED, NEW = STATES = (
+    "running", "finished", "stopped", "failed", "damaged", "new",
+)  # fmt: skip
+SCORES = ("loss", "perplexity", "token_accuracy", "exact_match", "bleu", "chrf")
+LOWER_IS_BETTER = ("loss", "perplexity")
+
+Scores = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSummary:
+    """State, step and scores of a run.
+
+    Attributes:
+      name: of its folder.
+      path: of its folder.
+      state: one of `STATES`.
+      reason: why it failed or is damaged, who runs it; else empty.
+      step: of a running one, steps that are logged; else of the newest checkpoint.
+      num_steps: of the entire run; None if the config cannot be read.
+      best_metric: a name of `SCORES`, by which its best checkpoint is chosen.
+      evaluations: scores on the validation set, oldest first, each with its `step`.
+      tests: scores by `eval`, oldest first.
+      started, updated: ISO 8601, in UTC; `started` is empty for runs of older versions.
+      seconds: of all training; None for runs of older versions.
+      size: bytes of all files.
+    """
+
+    name: str
+    path: str
+    state: str
+    reason: str
+    step: int
+    num_steps: int | None
+    best_metric: str
+    evaluations: Sequence[Scores]
+    tests: Sequence[Scores]
+    started: str
+    updated: str
+    seconds: float | None
+    size: int
+
+    def newest(self, metric: str) -> float | None:
+        """A score of the newest evaluation; None without one."""
+        return next((line[metric] for line in self.evaluations[::-1] if metric in line), None)
+
+    def best(self, metric: str) -> Scores | None:
+        """The evaluation with the best value of a score; of equal ones that of the lowest loss."""
+        return best(self.evaluations, metric)
+
+
+def best(evaluations: Iterable[Scores], metric: str) -> Scores | None:
+    """The evaluation with the best value of a score; of equal ones that of the lowest loss."""
+    known = [line for line in evaluations if not math.isnan(line.get(metric, math.nan))]
+    sign = -1 if metric in LOWER_IS_BETTER else 1
+    return max(known, key=lambda line: (sign * line[metric], -line["loss"]), default=None)
+
+
+def find_runs(folder: epath.PathLike) -> tuple[list[epath.Path], list[epath.Path]]:
+    """The run in `folder`, or the runs and other folders directly in it, by name.
+
+    Raises:
+      UserError: there is no run.
+    """
+    path = epath.Path(folder)
+    paths.require(folder, "DIR")
+    if workdir.is_run(path):
+        return [path], []
+    if not path.is_dir():
+        raise UserError(f"{folder}: there is no such folder.")
+    children = [child for child in sorted(path.iterdir(), key=str) if child.is_dir()]
+    runs = [child for child in children if workdir.is_run(child)]
+    if not runs:
+        raise UserError(
+            f"{folder} is no run, and no folder of runs: neither it nor a folder in it has the "
+            "config.json that training writes."
+        )
+    return runs, [child for child in children if child not in runs]
+
+
+def summarize(folder: epath.PathLike) -> RunSummary:
+    """Reads the files of a run; loads no arrays and no JAX."""
+    path = epath.Path(folder)
+    config, problem = _read(lambda: workdir.read_config(path), None)
+    lines, no_metrics = _read(lambda: history.read_lines(path / "metrics.jsonl"), [])
+    records = history.read_history(path)
+    steps = workdir.committed_steps(path)
+    state, reason = _state(path, config, steps, records, problem or no_metrics)
+    logged = max((line.get("step", 0) for line in lines), default=0)
+    saved = steps[-1] if steps else 0
+    trainings = [record for record in records if record["command"] == "train"]
+    metric = config.checkpoint.best_metric if config else "eval_bleu"
+    return RunSummary(
+        name=path.name,
+        path=str(path),
+        state=state,
+        reason=reason,
+        step=max(logged, saved) if state == RUNNING else saved,
+        num_steps=config.train.num_steps if config else None,
+        best_metric=metric.removeprefix("eval_"),
+        evaluations=validation_scores(lines),
+        tests=tests(records),
+        started=trainings[0]["started"] if trainings else "",
+        updated=_updated(path),
+        seconds=history.training_seconds(path, records),
+        size=_size(path),
+    )
+
+
+def validation_scores(lines: Iterable[Scores]) -> list[Scores]:
+    """The evaluations in lines of `metrics.jsonl`, with names as in `SCORES`."""
+    return [
+        {name.removeprefix("eval_"): value for name, value in line.items()}
+        for line in lines
+        if "eval_loss" in line
+    ]
+
+
+def tests(records: Iterable[history.Record]) -> list[Scores]:
+    """The evaluations in the history of a run, oldest first, with `data` and `started`."""
+    return [
+        {**record["scores"], "data": record.get("data", ""), "started": record["started"]}
+        for record in records
+        if record["command"] == "eval" and "scores" in record
+    ]
+
+
+def state_of(folder: epath.PathLike) -> tuple[str, str]:
+    """The state of a run whose config can be read, and the reason."""
+    path = epath.Path(folder)
+    steps, records = workdir.committed_steps(path), history.read_history(path)
+    return _state(path, workdir.read_config(path), steps, records, "")
+
+
+def _state(
+    path: epath.Path,
+    config: Config | None,
+    steps: Sequence[int],
+    records: Sequence[history.Record],
+    problem: str,
+) -> tuple[str, str]:
+    holder = workdir.lock_holder(path)
+    if holder is not None:
+        return RUNNING, holder
+    if config is None or problem:
+        return DAMAGED, problem
+    trainings = [record for record in records if record["command"] == "train"]
+    failure = trainings[-1].get("error", "") if trainings else ""
+    if not steps:
+        return (FAILED, failure) if failure else (NEW, "")
+    newest = path / "checkpoints" / str(steps[-1])
+    missing = digests.find_missing(newest)
+    if missing:
+        return DAMAGED, f"checkpoint {steps[-1]}: {missing}"
+    if steps[-1] >= config.train.num_steps:
+        return FINISHED, ""
+    if _has_stopped_early(newest, config):
+        return FINISHED, f"stopped early: no better for {config.train.early_stopping_patience}"
+    return (FAILED, failure) if failure else (STOPPED, "")
+
+
+def _has_stopped_early(checkpoint: epath.Path, config: Config) -> bool:
+    patience = config.train.early_stopping_patience
+    path = checkpoint / "meta" / "data.json"  # Orbax's file of a JSON item
+    if not patience or not path.exists():
+        return False
+    progress = json.loads(path.read_text()).get("progress", {})
+    return progress.get("evaluations_since_best", 0) >= patience
+
+
+def _read(read: Any, otherwise: Any) -> tuple[Any, str]:
+    """What `read` returns, or `otherwise` and why it cannot be read; a missing file is no error."""
+    try:
+        with paths.store_errors():
+            return read(), ""
+    except FileNotFoundError:
+        return otherwise, ""
+    except (UserError, OSError) as error:
+        return otherwise, str(error)
+
+
+def _updated(path: epath.Path) -> str:
+    """When the run has last written scores, or was made."""
+    for name in ("metrics.jsonl", "config.json"):
+        if (path / name).exists():
+            written = (path / name).stat().mtime
+            when = datetime.datetime.fromtimestamp(written, datetime.UTC)
+            return when.isoformat(timespec="seconds")
+    return ""
+
+
+def _size(path: epath.Path) -> int:
+    """Bytes of all files; those that training removes meanwhile count as none."""
+    if paths.is_remote(path):
+        return sum(int(details["size"]) for details in paths.fetch_details(path).values())
+    size = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += os.path.getsize(os.path.join(folder, name))
+    return size
