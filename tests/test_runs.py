@@ -52,9 +52,20 @@ def set_config(run, section, **values):
 def entry(name="one", evaluations=(), **fields):
     """A summary with what a test names."""
     default = summary.RunSummary(
-        name, f"runs/{name}", "finished", "", 5, 10, "bleu", list(evaluations), [], "",
-        "2026-05-04T11:58:00+00:00", None, 1_234_567,
-    )  # fmt: skip
+        name,
+        f"runs/{name}",
+        "finished",
+        "",
+        5,
+        10,
+        "bleu",
+        list(evaluations),
+        [],
+        "",
+        "2026-05-04T11:58:00+00:00",
+        None,
+        1_234_567,
+    )
     return dataclasses.replace(default, **fields)
 
 
@@ -269,9 +280,13 @@ def test_runs_table_is_aligned_and_fits_80_columns():
 
 @pytest.mark.parametrize(
     ("order", "metric", "expected"),
-    [("time", "bleu", "cab"), ("name", "bleu", "abc"), ("score", "bleu", "bca"),
-     ("score", "loss", "cba")],
-)  # fmt: skip
+    [
+        ("time", "bleu", "cab"),
+        ("name", "bleu", "abc"),
+        ("score", "bleu", "bca"),
+        ("score", "loss", "cba"),
+    ],
+)
 def test_runs_are_sorted(order, metric, expected):
     runs = [
         entry("b", [evaluation(1, 40.0, 2.0)], updated="2026-05-01T00:00:00+00:00"),
@@ -290,9 +305,15 @@ def test_runs_of_equal_scores_are_ranked_by_loss():
 
 @pytest.mark.parametrize(
     ("count", "expected"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1_250_000, "1.2 MB"), (12_500_000, "12 MB"),
-     (999_600_000, "1.0 GB")],
-)  # fmt: skip
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (1_250_000, "1.2 MB"),
+        (12_500_000, "12 MB"),
+        (999_600_000, "1.0 GB"),
+    ],
+)
 def test_runs_sizes(count, expected):
     assert command.size(count) == expected
 
@@ -341,11 +362,11 @@ def test_runs_reads_a_bucket(run, bucket):
             target = bucket / "one" / path.relative_to(run)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
-    ((found,), others) = summary.find_runs(str(bucket))
+    ((remote,), others) = summary.find_runs(str(bucket))
     assert not others
-    seen, local = summary.summarize(found), summary.summarize(run)
+    seen, local = summary.summarize(remote), summary.summarize(run)
     assert (seen.state, seen.step, seen.size) == (local.state, local.step, local.size)
     assert seen.evaluations == local.evaluations
-    with workdir.lock(found):
-        assert summary.summarize(found).state == "running"
-    assert summary.summarize(found).state == "finished"
+    with workdir.lock(remote):
+        assert summary.summarize(remote).state == "running"
+    assert summary.summarize(remote).state == "finished"

@@ -25,9 +25,13 @@ TAKES_FOLDERS, USES_JAX = True, False
 DEFAULT_FOLDER = "runs"
 SHORTEST_NAME = 10  # columns that a run's name gets in any table
 TITLES = {
-    "bleu": "BLEU", "chrf": "chrF", "exact_match": "exact", "token_accuracy": "accuracy",
-    "perplexity": "perpl.", "loss": "loss",
-}  # fmt: skip
+    "bleu": "BLEU",
+    "chrf": "chrF",
+    "exact_match": "exact",
+    "token_accuracy": "accuracy",
+    "perplexity": "perpl.",
+    "loss": "loss",
+}
 UNITS = (("d", 86400), ("h", 3600), ("m", 60))
 
 
@@ -109,11 +113,11 @@ def _find(folders: Sequence[str]) -> list[epath.Path]:
     problems: list[str] = []
     for folder in folders:
         try:
-            found, others = summary.find_runs(paths.expand(folder, "DIR"))
+            in_folder, others = summary.find_runs(paths.expand(folder, "DIR"))
         except UserError as error:
             problems.append(str(error))
             continue
-        runs += found
+        runs += in_folder
         if others:
             names = ", ".join(path.name for path in others)
             problems.append(f"{folder}: no run is in {names}.")

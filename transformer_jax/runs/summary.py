@@ -17,9 +17,8 @@ from transformer_jax.errors import UserError
 from transformer_jax.runs import digests, history, workdir
 
 # States of a run. A stopped one can be resumed; a new one has no checkpoint.
-RUNNING, FINISHED, STOPPED, FAILED, DAMAGED, NEW = STATES = (
-    "running", "finished", "stopped", "failed", "damaged", "new",
-)  # fmt: skip
+RUNNING, FINISHED, STOPPED = "running", "finished", "stopped"
+FAILED, DAMAGED, NEW = "failed", "damaged", "new"
 SCORES = ("loss", "perplexity", "token_accuracy", "exact_match", "bleu", "chrf")
 LOWER_IS_BETTER = ("loss", "perplexity")
 
@@ -33,7 +32,7 @@ class RunSummary:
     Attributes:
       name: of its folder.
       path: of its folder.
-      state: one of `STATES`.
+      state: one of the six above.
       reason: why it failed or is damaged, who runs it; else empty.
       step: of a running one, steps that are logged; else of the newest checkpoint.
       num_steps: of the entire run; None if the config cannot be read.
@@ -209,7 +208,7 @@ def _updated(path: epath.Path) -> str:
 
 
 def _size(path: epath.Path) -> int:
-    """Bytes of all files; those that training removes meanwhile count as none."""
+    """Bytes of all files; one that training removes just now counts as none."""
     if paths.is_remote(path):
         return sum(int(details["size"]) for details in paths.fetch_details(path).values())
     size = 0

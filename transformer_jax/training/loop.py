@@ -14,7 +14,7 @@ Words:
 import contextlib
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 from etils import epath
@@ -84,8 +84,7 @@ def open_run(
     validate(config)
     say = functools.partial(print, flush=True) if distributed.is_primary() else lambda _: None
     with contextlib.ExitStack() as stack:
-        lock = workdir_lib.lock(workdir)
-        distributed.run_on_primary(lambda: stack.enter_context(lock), name="lock")
+        distributed.run_on_primary(lambda: stack.enter_context(workdir_lib.lock(workdir)), "lock")
         devices = choose_devices(config)
         resume_step = distributed.run_on_primary(
             lambda: find_resume_step(workdir, say, move_damaged=not read_only), name="checkpoints"
@@ -115,9 +114,7 @@ def open_run(
                 trainer.restore(resume_step)
                 reporter.say(f"resuming from step {resume_step}")
             del data  # frees the initial parameters: they are on the devices now
-            if distributed.is_primary() and not read_only and not trainer.has_ended():
-                count = distributed.process_count()
-                stack.enter_context(history.recorded(workdir, devices, count))
+            stack.enter_context(trainer.recorded(devices))
             is_set_up = True
             yield trainer
         except BaseException as error:
@@ -179,7 +176,7 @@ class Trainer:
         if self._read_only:
             raise ValueError("The run was opened with read_only=True; `run` writes into it.")
         train = self.config.train
-        if self.has_ended():
+        if self._has_ended():
             self._reporter.say(f"{self._why_ended()}; nothing to do")
             return True
         self.compile()
@@ -189,7 +186,7 @@ class Trainer:
         save_is_due = False
         self._window = Window(self.data.padding)
         with StopRequest(stop_after) as stop:  # also during the last save
-            while not self.has_ended() and not stop.is_due(before_step=self.step + 1):
+            while not self._has_ended() and not stop.is_due(before_step=self.step + 1):
                 self.state, metrics = self.runner.step(self.state, next(batches))
                 self.step += 1
                 self._process_metrics(pending)
@@ -215,7 +212,7 @@ class Trainer:
             )
             self._saver.save_last(self.step, self.state, self.progress, scores, scheduled)
             self._reporter.flush()
-        if not self.has_ended():
+        if not self._has_ended():
             self._reporter.say(
                 f"asked to stop: saved step {self.step}; the same command resumes the run"
             )
@@ -252,6 +249,12 @@ class Trainer:
         """Waits until the last checkpoint is written, or reports that it could not be."""
         self._saver.close()
 
+    def recorded(self, devices: Sequence[jax.Device]) -> contextlib.AbstractContextManager[None]:
+        """A context whose training is recorded in `history/`, if there is something to train."""
+        if not distributed.is_primary() or self._read_only or self._has_ended():
+            return contextlib.nullcontext()
+        return history.recorded(self._workdir, devices, distributed.process_count())
+
     # --- Schedule and end of the run -----------------------------------------------------------
 
     def _is_due(self, step: int, every_steps: int) -> bool:
@@ -259,7 +262,7 @@ class Trainer:
         at_end = step == self.config.train.num_steps
         return bool(every_steps) and (step % every_steps == 0 or at_end)
 
-    def has_ended(self) -> bool:
+    def _has_ended(self) -> bool:
         """Whether the last step is done, or early stopping ends the run."""
         train = self.config.train
         stops_early = self.progress.stops_early(train.early_stopping_patience)
