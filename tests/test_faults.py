@@ -201,11 +201,11 @@ def test_failed_saves_are_named_and_the_last_step_keeps_its_scores(
 
 def test_failed_saves_leave_no_folder_even_where_their_threads_write_on(tmp_path):
     checkpointer = checkpoint.Checkpointer(tmp_path, CheckpointConfig())
-    late = tmp_path / "checkpoints" / f"2{TMP_SUFFIX}" / "optimizer"
+    after_close = tmp_path / "checkpoints" / f"2{TMP_SUFFIX}" / "optimizer"
     checkpointer.save(1, {"params": {"kernel": jnp.zeros(3)}}, {})
     assert checkpointer.wait() is None
-    late.mkdir(parents=True)
-    (late / "part").write_bytes(b"0")
+    after_close.mkdir(parents=True)
+    (after_close / "part").write_bytes(b"0")
     checkpointer.close()
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["1"]
 

@@ -25,7 +25,7 @@ FLAGS = flags.FLAGS
 # Each is a module of this package with `define_flags`, `run`, and `LESS_MEMORY`: what to change
 # where the device is out of memory. With `TAKES_FOLDERS`, `run` gets the arguments that are no
 # flags. Commands that read files only set `USES_JAX` to False.
-COMMANDS = ("train", "eval", "decode", "export", "convert", "plot", "runs")
+COMMANDS = ("train", "eval", "decode", "export", "convert", "data", "plot", "runs")
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130
 # Flags of any command that hold a path or a list of paths. DIR@CHECKPOINT begins with a path too.
