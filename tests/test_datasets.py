@@ -1,4 +1,4 @@
-"""Public data sets: downloads from a local server, and the texts that are dataset of them."""
+"""Public data sets: downloads from a local server, and the texts that are made of them."""
 
 import dataclasses
 import gzip
@@ -352,7 +352,7 @@ def test_data_command_takes_the_name_first_and_refuses_what_is_missing(monkeypat
     with pytest.raises(UserError, match="--output=DIR is missing"):
         command.run()
     flags.output = "gs://bucket/x"
-    with pytest.raises(UserError, match="dataset in a local folder"):
+    with pytest.raises(UserError, match="made in a local folder"):
         command.run()
 
 
