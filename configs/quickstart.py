@@ -5,8 +5,8 @@
 which is `python train.py --config=quickstart --workdir=runs/quickstart`, then `eval.py` and
 `decode.py` on it.
 
-Result: 100.0%, 99.8% and 99.8% of the 1,000 held-out numbers exactly right with seeds 0, 1 and 2
-(`--config.seed`).
+Result: 99.7% to 100.0% of the 1,000 held-out numbers exactly right, with seeds 0 to 4
+(`--config.seed`), with and without AVX2, and with two versions of JAX (`docs/results.md`).
 """
 
 from transformer_jax.config import (
