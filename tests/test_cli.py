@@ -4,13 +4,15 @@ import glob
 import importlib
 import json
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from absl import flags
 
-from transformer_jax.commands import main, text_output
+from transformer_jax.commands import command_help, main, text_output
 from transformer_jax.errors import UserError
 from transformer_jax.runs import host_memory
 
@@ -94,16 +96,62 @@ def test_out_of_memory_advice_names_settings_of_the_command(name, capsys, monkey
     assert "allocate 9 bytes.)" in said
     assert "frames" not in said
     assert ("accumulate_steps" in said) == (name == "train")
-    assert ("--batch_tokens" in said) == (name == "decode")
+    assert ("--batch_tokens" in said) == (name in ("decode", "eval"))
 
 
-def test_help_of_a_command_lists_its_flags_and_settings():
-    done = command("decode.py", "--help")
-    assert done.returncode == 0
-    text = " ".join(done.stdout.split())
-    assert "--input Text, one sentence a line; - is standard input. (default: '-')" in text
-    assert "--length_penalty_kind Length of a hypothesis" in text
-    assert "allowed: gnmt, power." in text
+def help_of(name, *arguments):
+    """What `transformer-jax NAME --help` prints, and its flags: name -> text with its meaning."""
+    done = command("-m", "transformer_jax", name, *arguments, "--help")
+    assert done.returncode == 0, done.stderr
+    flags = {}
+    for part in re.split(r"\n  --", done.stdout.partition("\nFlags\n")[2]):
+        flag = re.match(r"(?:  --)?(?:\[no\])?([\w.]+)", part)
+        flags[flag[1]] = " ".join(part.partition("\n\n")[0].split())
+    return done.stdout, flags
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_help_has_examples_every_flag_and_80_columns(name):
+    text, shown = help_of(name)
+    assert max(map(len, text.splitlines())) <= 80
+    module = importlib.import_module(f"transformer_jax.commands.{name}")
+    assert len(module.HELP.examples) == 3
+    assert text.count(f"    python -m transformer_jax {name} ") + text.count("| python -m") >= 3
+    assert " ".join(module.HELP.about.split()) in " ".join(text.split())
+    with command_help.defined_flags(name) as defined:
+        assert {flag.name for flag in defined if flag.help} <= set(shown)
+        for flag in defined:
+            if isinstance(flag, flags.EnumFlag):
+                assert "|".join(flag.parser.enum_values) in shown[flag.name]
+    assert {f"config.{path}" for path in module.HELP.fields} <= set(shown)
+    for page, _ in module.HELP.pages:
+        assert page in text
+        assert (ROOT / page).exists()
+
+
+def test_help_shows_the_defaults_of_the_model(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"decode": {"beam_size": 7, "stopping": "first_k"}, "data": {"max_len": 99}})
+    )
+    _, shown = help_of("decode", f"--workdir={tmp_path}")
+    assert shown["beam_size"].startswith("beam_size=N (default: 7; >= 1) Live hypotheses")
+    assert "first_k|hf_default|exact (default: first_k)" in shown["stopping"]
+    assert "(default: 99; >= 2)" in shown["config.data.max_len"]
+    text, shown = help_of("decode", f"--workdir={tmp_path / 'none'}")
+    assert "(default: 4; >= 1)" in shown["beam_size"]
+    assert "with the defaults of" not in text
+    _, shown = help_of("train", "--config=quickstart")
+    assert "(default: 300; >= 1)" in shown["config.train.num_steps"]
+
+
+def test_help_lists_the_commands_without_one():
+    for arguments, status in ((["--help"], 0), ([], 2)):
+        done = command("-m", "transformer_jax", *arguments)
+        assert done.returncode == status
+        text = done.stderr if status else done.stdout
+        for name, summary in main.COMMANDS.items():
+            assert name in text
+            assert summary in " ".join(text.split())
 
 
 def test_page_of_flags_is_current():

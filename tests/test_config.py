@@ -1,7 +1,6 @@
 import dataclasses
 import importlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -101,7 +100,7 @@ def test_json_keeps_tuples_and_none():
         ({"data": {"normalization": "nfd"}}, ["normalization='nfd'", "identity, nfkc"]),
         ({"data": {"normalization": "nfkc,nfkc,nfkc"}}, ["normalization=", "SOURCE,TARGET"]),
         ({"data": {"normalization": "nfkc", "tokenizer_model": "x"}}, ["tokenizer_model"]),
-        ({"seed": 2**64}, ["config.seed=18446744073709551616", "below 9.22"]),
+        ({"seed": 2**64}, ["config.seed=18446744073709551616", "below 2^63"]),
     ],
 )
 def test_invalid_config_is_refused_in_one_sentence(sections, words):
@@ -182,10 +181,10 @@ def test_bounds_include_what_they_say():
         ("data.lowercase", True),
     ],
 )
-def test_config_flags_parse_every_kind_of_setting(flag, value, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["eval", f"--config.{flag}"])
+def test_config_flags_parse_every_kind_of_setting(flag, value):
+    argv = ["eval", f"--config.{flag}"]
     values = flags.FlagValues()
-    config_flags.define_config(Config(), values)
-    values(sys.argv)
+    config_flags.define_config(Config(), argv, values)
+    values(argv)
     path = flag.partition("=")[0]
     assert {s.path: s for s in all_settings(Config)}[path].value(values.config) == value

@@ -13,7 +13,7 @@ from etils import epath
 from sacremoses.corpus import NonbreakingPrefixes
 
 from tests.test_cli import command
-from transformer_jax.commands import eval
+from transformer_jax.commands import eval_run
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import bleu_tokenizers, corpus_metrics, model_metrics
@@ -241,9 +241,9 @@ def test_compare_refuses_few_sentences():
 
 
 def test_eval_knows_a_slice_of_a_split():
-    assert eval.is_part(DataConfig(test="test[:10]"), "test")
-    assert not eval.is_part(DataConfig(test="test"), "test")
-    assert not eval.is_part(DataConfig(source="files", test="a[1]"), "test")
+    assert eval_run.is_part(DataConfig(test="test[:10]"), "test")
+    assert not eval_run.is_part(DataConfig(test="test"), "test")
+    assert not eval_run.is_part(DataConfig(source="files", test="a[1]"), "test")
 
 
 @pytest.mark.slow

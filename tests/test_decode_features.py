@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import digit_pairs
 from transformer_jax import Translator
-from transformer_jax.commands import decode, decode_format, decode_output
+from transformer_jax.commands import decode_format, decode_output, decode_run, search_flags
 from transformer_jax.data.tokenizer_pair import special_ids
 from transformer_jax.decoding import alignment, batch_functions, batching, mbr
 from transformer_jax.decoding.alignment import AttentionChoice
@@ -362,12 +362,13 @@ def test_decode_record_changes_with_all_that_could_change_the_output(translator,
     def described(params=None, flags=None, **data):
         given = collections.defaultdict(lambda: types.SimpleNamespace(value=None))
         given |= {name: types.SimpleNamespace(value=value) for name, value in (flags or {}).items()}
-        monkeypatch.setattr(decode, "FLAGS", given)
+        monkeypatch.setattr(decode_run, "FLAGS", given)
+        monkeypatch.setattr(search_flags, "FLAGS", given)
         other = copy.copy(translator)
         other.params = translator.params if params is None else params
         data = dataclasses.replace(translator.config.data, **data)
         other.config = dataclasses.replace(translator.config, data=data)
-        return decode_output._flat(decode._description(other))
+        return decode_output._flat(decode_run._description(other))
 
     def differing(**changes):
         result = described(**changes)

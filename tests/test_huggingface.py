@@ -19,7 +19,7 @@ from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
 from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
-from transformer_jax.interop import capabilities, export, layout, pretrained
+from transformer_jax.interop import FORMATS, capabilities, export, layout, pretrained
 from transformer_jax.interop.huggingface import reading, writing
 from transformer_jax.interop.huggingface import tokenizers as hf_tokenizers
 from transformer_jax.model.transformer import init_params
@@ -517,7 +517,7 @@ def test_import_refuses_weight_files_outside_the_folder(marian, tmp_path, name):
         reading.read_directory(tmp_path / "m")
 
 
-@pytest.mark.parametrize("format_name", export.FORMATS)
+@pytest.mark.parametrize("format_name", FORMATS)
 def test_capabilities_are_about_fields_of_the_model_and_allow_its_defaults(format_name):
     fields = {field.name for field in dataclasses.fields(ModelConfig)}
     assert set(capabilities.EXPRESSIBLE[format_name]) <= fields

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from transformer_jax.commands import main
+
 ROOT = Path(__file__).parent.parent / "transformer_jax"
 # Each imports only from those before it, or from itself. A module that is named apart from its
 # package may be imported by packages that the rest of it imports.
@@ -54,7 +56,7 @@ def test_imports_follow_the_order():
 
 def test_import_order_names_every_module():
     modules = {p.relative_to(ROOT).parts[0].removesuffix(".py") for p in ROOT.rglob("*.py")}
-    assert modules - {"__init__"} == {name for name in ORDER if "." not in name}
+    assert modules - {"__init__", "__main__"} == {name for name in ORDER if "." not in name}
 
 
 def loaded_by(code):
@@ -65,7 +67,7 @@ def loaded_by(code):
 
 
 HELP = """
-import sys; sys.argv = ["transformer-jax", "--help"]
+import sys; sys.argv = ["transformer-jax", *"--help".split()]
 from transformer_jax.commands import main
 try:
     main.main()
@@ -83,6 +85,12 @@ def test_import_and_help_load_nothing_heavy(code):
     loaded = loaded_by(code)
     assert "transformer_jax" in loaded
     assert not loaded & HEAVY
+
+
+@pytest.mark.parametrize("command", main.COMMANDS)
+def test_help_of_a_command_does_not_load_jax(command):
+    loaded = loaded_by(HELP.replace("--help", f"{command} --help"))
+    assert not loaded & {"jax", "orbax", "flax", "scipy", "grain", "matplotlib", "torch"}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from absl import flags
 
 from configs import tiny
 from transformer_jax import paths
-from transformer_jax.commands import decode, main, model_flags, process_flags
+from transformer_jax.commands import command_help, main
 from transformer_jax.config import Config, all_settings
 from transformer_jax.errors import UserError
 from transformer_jax.runs import workdir as workdir_lib
@@ -65,31 +65,7 @@ def test_path_settings_are_complete():
     assert named_as_paths == {setting.path for setting in paths._path_settings(config)}
 
 
-def define_all(values, monkeypatch):
-    """Defines the flags of all commands in `values`."""
-    modules = [importlib.import_module(f"transformer_jax.commands.{n}") for n in main.COMMANDS]
-    for module in (main, model_flags, process_flags, *modules):
-        monkeypatch.setattr(module, "FLAGS", values)
-    for name in ("string", "bool", "integer", "float", "enum", "list"):
-        original = getattr(flags, f"DEFINE_{name}")
-
-        def define(flag, *args, original=original, required=False, **kwargs):
-            if flag not in values:
-                original(flag, *args, flag_values=values, **kwargs)
-
-        monkeypatch.setattr(flags, f"DEFINE_{name}", define)
-        for kind, old in list(decode.DEFINERS.items()):
-            if old is original:
-                monkeypatch.setitem(decode.DEFINERS, kind, define)
-    monkeypatch.setattr("ml_collections.config_flags.DEFINE_config_file", lambda *a, **k: None)
-    monkeypatch.setattr(flags, "mark_flag_as_required", lambda *a: None)
-    for module in sorted(modules, key=lambda module: not module.__name__.endswith("export")):
-        module.define_flags([])  # of equal names the first is defined
-
-
 def test_path_flags_are_complete_and_expanded(home, monkeypatch):
-    values = flags.FlagValues()
-    define_all(values, monkeypatch)
     words = (
         "file",
         "folder",
@@ -99,12 +75,21 @@ def test_path_flags_are_complete_and_expanded(home, monkeypatch):
         "further models",
         "source text to check",
     )
-    about = {name: values[name].help.lower() for name in values}
-    places = {name for name, text in about.items() if any(word in text for word in words)}
+    places = set()
+    for command in main.COMMANDS:
+        with command_help.defined_flags(command) as defined:
+            about = {flag.name: flag.help.lower() for flag in defined}
+        places |= {name for name, text in about.items() if any(word in text for word in words)}
     places -= {"config", "report", "distributed", "allow_pickle", "metrics"}
-    assert places == set(main.PATH_FLAGS), places ^ set(main.PATH_FLAGS)
-    given = ["input=~/in", "ensemble=~/a@best,b@3", "output=-", "workdir=~/run", "format=marian"]
+    path_flags = set(command_help.PATH_FLAGS)
+    assert places == path_flags, places ^ path_flags
+    values = flags.FlagValues()
+    for name in ("input", "output", "workdir"):
+        flags.DEFINE_string(name, None, "", flag_values=values)
+    flags.DEFINE_list("ensemble", [], "", flag_values=values)
+    given = ["input=~/in", "ensemble=~/a@best,b@3", "output=-", "workdir=~/run"]
     values(["x", *(f"--{flag}" for flag in given)])
+    monkeypatch.setattr(main, "FLAGS", values)
     main._expand_paths()
     assert (values.input, values.output) == (f"{home}/in", "-")
     assert values.ensemble == [f"{home}/a@best", "b@3"]

@@ -10,9 +10,10 @@ from etils import epath
 from transformer_jax import paths
 from transformer_jax.config import Config, validate
 from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.decoding import WINDOW
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.batch_translator import TranslationSettings
-from transformer_jax.decoding.engine import WINDOW, Engine
+from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.processors import Processor
 from transformer_jax.decoding.requests import Request
 from transformer_jax.decoding.scoring import PairScores

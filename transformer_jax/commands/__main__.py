@@ -1,61 +1,75 @@
-"""Prints all flags as Markdown: `python -m transformer_jax.commands > docs/commands.md`."""
+"""Prints the help of all commands as Markdown.
 
-import dataclasses
+python -m transformer_jax.commands > docs/commands.md
+"""
+
 import importlib
-import json
-import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from absl import flags
 
+from transformer_jax.commands import command_help
 from transformer_jax.commands.main import COMMANDS
-from transformer_jax.config import DecodeConfig
 
 HEAD = """# Commands and their flags
 
-`transformer-jax COMMAND` runs anywhere; in a clone, `python train.py` and the other scripts do the
-same. `transformer-jax COMMAND --help` lists the flags too. Every [setting](settings.md) is the flag
-`--config.SECTION.NAME=VALUE` of `train`, `eval`, `decode` and `export`.
+`transformer-jax COMMAND` runs anywhere; `python -m transformer_jax COMMAND` is the same. In a clone
+`python train.py`, `eval.py`, `decode.py` and `export.py` are too. `transformer-jax COMMAND --help`
+prints what this page has of the command, with the defaults of the model that `--workdir=DIR` names.
+
+Every [setting](settings.md) is the flag `--config.SECTION.NAME=VALUE` of the commands that train or
+read a model.
 
 This page is written by `python -m transformer_jax.commands > docs/commands.md`.
 """
-SHARED = "transformer_jax.commands.process_flags"
-SHARED_TITLE = "Several processes: train, eval, decode"
+SHARED_TEXT = {
+    command_help.SEARCH: "Each setting of [`decode`](settings.md#decode) is a flag too.\n",
+    command_help.PROCESSES: "It takes the flags of [several processes](#several-processes).\n",
+}
 BAR = r"\|"  # in a table of Markdown
-FLAGS = flags.FLAGS
 
 
 def page() -> str:
-    """The page, a table for each command."""
+    """The page: a section for each command, then the flags that several commands share."""
     parts = [HEAD]
-    shared: dict[str, flags.Flag] = {}
+    processes: list[flags.Flag] = []
     for command in COMMANDS:
-        before = set(FLAGS)
-        module = importlib.import_module(f"transformer_jax.commands.{command}")
-        imported = set(FLAGS)
-        module.define_flags([command])
-        shared |= {flag.name: flag for flag in FLAGS.flags_by_module_dict().get(SHARED, ())}
-        rows = [FLAGS[name] for name in FLAGS if name not in imported | set(shared)]
-        if command == "decode":
-            fields = {field.name for field in dataclasses.fields(DecodeConfig)}
-            rows = [flag for flag in rows if flag.name not in fields]
-        parts += _table(command, rows)
-        if command == "decode":
-            parts.append("Each setting of [`decode`](settings.md#decode) is a flag too.\n")
-        for name in set(FLAGS) - before:
-            delattr(FLAGS, name)
-    parts += _table(SHARED_TITLE, list(shared.values()))
+        with command_help.defined_flags(command) as defined:
+            groups = command_help.flag_groups(defined)
+            parts += _command(command, groups)
+            processes = groups.get(command_help.PROCESSES, processes)
+    parts += [f"## {command_help.PROCESSES}\n", _table(processes)]
     return "\n".join(parts)
 
 
-def _table(title: str, rows: list[flags.Flag]) -> Iterator[str]:
-    yield f"## {title}\n"
+def _command(command: str, groups: dict[str, list[flags.Flag]]) -> Iterator[str]:
+    text = importlib.import_module(f"transformer_jax.commands.{command}").HELP
+    yield f"## {command}\n\n{command_help.wrapped(text.about, width=100)}\n"
+    lines = [f"transformer-jax {command} {text.usage}"]
+    for purpose, line in text.examples:
+        lines += ["", f"# {purpose}", command_help.shell_lines(line, 96, "")]
+    yield "\n".join(["```sh", *lines, "```", ""])
+    yield _table(groups["Flags"])
+    for title, shared in SHARED_TEXT.items():
+        if title in groups:
+            yield shared
+    if text.fields:
+        fields = ", ".join(f"`{name}`" for name in text.fields)
+        yield command_help.wrapped(f"Settings that are changed most often: {fields}.", width=100)
+        yield ""
+    links = (f"[`{Path(page).name}`]({Path(page).name}) ({what})" for page, what in text.pages)
+    yield command_help.wrapped(f"More: {', '.join(links)}.\n", width=100) + "\n"
+
+
+def _table(rows: list[flags.Flag]) -> str:
     lines = ["| flag | default | meaning |", "| --- | --- | --- |"]
     for flag in rows:
-        default = "" if flag.default in (None, [], "") else f"`{json.dumps(flag.default)}`"
-        meaning = re.sub(r"^<(.*?)>: ", r"`\1`. ", " ".join(flag.help.split()))
-        lines.append(f"| `--{flag.name}` | {default} | {meaning.replace('|', BAR)} |")
-    yield "\n".join(lines) + "\n"
+        value = "" if flag.boolean else f"={command_help.value_name(flag)}"
+        default = command_help.default_text(flag.default)
+        cells = f"`--{flag.name}{value}`", default and f"`{default}`", command_help.meaning(flag)
+        lines.append("| " + " | ".join(cell.replace("|", BAR) for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 import dataclasses
 import difflib
 import importlib
+import importlib.util
+import sys
+import traceback
 import typing
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,34 +14,54 @@ from typing import Any
 from absl import flags
 
 from transformer_jax import paths
-from transformer_jax.config import Config
+from transformer_jax.commands import arguments
+from transformer_jax.config import Config, from_json
 from transformer_jax.errors import UserError
 
+RECIPE_TEXT = (
+    "Recipe: a Python file with get_config(), or the name of a built-in one. A run that resumes "
+    "needs none: it has the settings it was started with."
+)
 
-def define_recipe(argv: Sequence[str]) -> list[str]:
-    """Defines `--config=RECIPE`; returns `argv` with the recipe as the path of a file.
+
+def define_for_training(argv: Sequence[str]) -> list[str]:
+    """Defines `--config` for a run that starts or resumes; returns `argv` without the recipe.
 
     Raises:
-      UserError: there is no such recipe.
+      UserError: there is no such recipe, or no recipe and no run.
     """
-    _ml_collections().DEFINE_config_file(
-        "config",
-        help_string="Recipe: a file, or the name of a built-in one. `python -m "
-        "transformer_jax.config` lists the settings that --config.SECTION.NAME=VALUE changes.",
+    recipe, workdir = arguments.value_of(argv, "config"), arguments.value_of(argv, "workdir")
+    rest = arguments.without(argv, "config")
+    if recipe is not None:
+        config = read_recipe(recipe)
+    elif (stored := _stored_config(workdir)) is not None:
+        config = stored
+    elif arguments.wants_help(argv):
+        config = Config()
+    else:
+        where = f"{workdir} has no run to resume. " if workdir else ""
+        raise UserError(
+            f"{where}Name a recipe with --config=RECIPE, a file or one of "
+            f"{', '.join(built_in_recipes())}; `transformer-jax init` writes one for your corpus."
+        )
+    define_config(config, rest, help_text=RECIPE_TEXT)
+    return rest
+
+
+def define_config(
+    config: Config,
+    argv: Sequence[str],
+    flag_values: flags.FlagValues = flags.FLAGS,
+    help_text: str = "",
+) -> None:
+    """Defines `--config.SECTION.NAME` for each setting that `argv` changes."""
+    from ml_collections import config_flags
+
+    # By itself it has no parser for `Literal` fields; `validate` checks the choices.
+    config_flags.register_flag_parser_for_type(typing.Literal, flags.ArgumentParser())
+    config_flags.DEFINE_config_dataclass(
+        "config", config, help_string=help_text, flag_values=flag_values, sys_argv=list(argv)
     )
-    flags.mark_flag_as_required("config")
-    arguments = list(argv)
-    for i, argument in enumerate(arguments):
-        if argument in ("--config", "-config") and i + 1 < len(arguments):
-            arguments[i + 1] = _recipe_path(arguments[i + 1])
-        elif argument.startswith(("--config=", "-config=")):
-            arguments[i] = f"--config={_recipe_path(argument.partition('=')[2])}"
-    return arguments
-
-
-def define_config(config: Config, flag_values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines `--config.SECTION.NAME` for the config of a trained model."""
-    _ml_collections().DEFINE_config_dataclass("config", config, flag_values=flag_values)
 
 
 def check_overrides(argv: Sequence[str]) -> None:
@@ -56,23 +79,97 @@ def check_overrides(argv: Sequence[str]) -> None:
                 hint = f"; did you mean {close[0]}?" if close else "."
                 raise UserError(f"There is no setting {name}{hint}")
             cls = types[part]
+        if dataclasses.is_dataclass(cls):
+            raise UserError(f"{name} is a section; set one of its settings, {name}.NAME=VALUE.")
 
 
-def _ml_collections() -> Any:
-    """`ml_collections.config_flags`, which by itself has no parser for `Literal` fields."""
-    from ml_collections import config_flags
+def built_in_recipes() -> dict[str, Path]:
+    """The files of the built-in recipes by name."""
+    (folder,) = importlib.import_module("transformer_jax.configs").__path__
+    files = sorted(Path(folder).glob("*.py"))
+    return {path.stem: path for path in files if path.stem != "__init__"}
 
-    config_flags.register_flag_parser_for_type(typing.Literal, flags.ArgumentParser())
-    return config_flags
+
+def read_recipe(name: str) -> Config:
+    """The config of a recipe: a file, the name of a built-in one, or configs/NAME.py anywhere.
+
+    A recipe can import files of its own folder.
+
+    Raises:
+      UserError: there is no such recipe, or it fails: the sentence has the line.
+    """
+    path = _recipe_path(name)
+    if path.suffix == ".json":
+        return from_json(path.read_text(), str(path))
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        config = _call_get_config(path)
+    except UserError:
+        raise
+    except Exception as error:  # whatever the recipe's code raises
+        raise UserError(_failure(error, folder)) from error
+    finally:
+        sys.path.remove(folder)
+    if not isinstance(config, Config):
+        raise UserError(
+            f"get_config() of {path} returns {type(config).__name__}, not a "
+            "transformer_jax.config.Config."
+        )
+    return config
 
 
-def _recipe_path(name: str) -> str:
-    """The file of a recipe: a path, the name of a built-in one, or configs/NAME.py anywhere."""
+def _call_get_config(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("recipe", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path} is no recipe: its name must end in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["recipe"] = module  # dataclasses in a recipe look there
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, "get_config", None)):
+        raise UserError(
+            f"{path} has no get_config(); a recipe defines one that returns a "
+            "transformer_jax.config.Config."
+        )
+    return module.get_config()
+
+
+def _failure(error: Exception, folder: str) -> str:
+    """One sentence with the last line of the recipe's folder that the error passed through."""
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}: {error.msg}: `{(error.text or '').strip()}`"
+    frames = traceback.extract_tb(error.__traceback__)
+    (*_, frame) = [
+        frame for frame in frames if Path(frame.filename).parent == Path(folder)
+    ] or frames
+    return f"{frame.filename}, line {frame.lineno}: `{frame.line}` fails: {reason}."
+
+
+def _recipe_path(name: str) -> Path:
     path = Path(paths.expand(name, "--config"))
     if path.is_file():
-        return str(path)
-    (folder,) = importlib.import_module("transformer_jax.configs").__path__
-    built_in = {p.stem: p for p in Path(folder).glob("*.py") if p.stem != "__init__"}
+        return path
+    built_in = built_in_recipes()
     if path.parent in (Path("."), Path("configs")) and path.stem in built_in:
-        return str(built_in[path.stem])
-    raise UserError(f"There is no recipe {path}; built in are {', '.join(sorted(built_in))}.")
+        return built_in[path.stem]
+    close = difflib.get_close_matches(path.stem, built_in, 1)
+    hint = f"did you mean {close[0]}? Built" if close else "built"
+    raise UserError(
+        f"There is no recipe {path}; {hint} in are {', '.join(built_in)}. `transformer-jax init` "
+        "writes one for your corpus."
+    )
+
+
+def _stored_config(workdir: str | None) -> Config | None:
+    """The config of the run in a work directory; None: there is no run."""
+    if not workdir:
+        return None
+    from etils import epath
+
+    from transformer_jax.runs import workdir as workdir_lib
+
+    workdir = paths.expand(workdir, "--workdir")
+    paths.require(workdir, "--workdir")
+    has_config = (epath.Path(workdir) / "config.json").exists()
+    return workdir_lib.read_config(workdir) if has_config else None

@@ -2,8 +2,31 @@
 
 from absl import flags
 
+from transformer_jax.commands.command_help import CommandHelp
+
 FLAGS = flags.FLAGS
 LESS_MEMORY = "convert on a machine with more memory"
+HELP = CommandHelp(
+    usage="--workdir=DIR",
+    about="Reads the weights of pytorch_model.bin, a pickle, in a process of its own, and writes "
+    "them as model.safetensors into the same folder. All other commands then read the model. "
+    "It needs torch, once.",
+    examples=(
+        (
+            "A folder of OPUS-MT:",
+            "transformer-jax convert --workdir=opus-mt-en-de",
+        ),
+        (
+            "A model in the cache of the Hugging Face Hub, by its name:",
+            "transformer-jax convert --workdir=Helsinki-NLP/opus-mt-en-de",
+        ),
+        (
+            "Then it translates:",
+            "echo 'A dog runs.' | transformer-jax decode --workdir=opus-mt-en-de",
+        ),
+    ),
+    pages=(("docs/interop.md", "which published models can be read"),),
+)
 
 
 def define_flags(argv: list[str]) -> list[str]:

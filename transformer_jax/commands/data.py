@@ -6,20 +6,34 @@ from pathlib import Path
 from absl import flags
 
 from transformer_jax import paths
+from transformer_jax.commands import arguments
+from transformer_jax.commands.command_help import CommandHelp
 from transformer_jax.data.datasets import DATASETS
 from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
 LESS_MEMORY = "close other programs"
+HELP = CommandHelp(
+    usage="NAME --output=DIR",
+    about="Downloads a public data set, compares it with its checksums, and writes text files "
+    "PREFIX.LANG that `train` reads. It prints the licence and the next command. Given again, it "
+    "resumes; without a network it says what to download elsewhere.",
+    examples=(
+        ("29,000 captions of pictures:", "transformer-jax data multi30k --output=multi30k"),
+        ("160,000 pairs of talks:", "transformer-jax data iwslt14 --output=iwslt14"),
+        ("4.5 million pairs, for a large machine:", "transformer-jax data wmt14 --output=wmt14"),
+    ),
+    pages=(("docs/datasets.md", "sizes, checksums, licences, and what to do offline"),),
+)
 
 
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv` with the data set's name as a flag."""
-    flags.DEFINE_enum("dataset", None, list(DATASETS), "The data set; --dataset= may be omitted.")
+    flags.DEFINE_enum(
+        "dataset", None, list(DATASETS), "The data set, as the first word; or by this flag."
+    )
     flags.DEFINE_string("output", None, "Folder for the texts; `downloads/` in it keeps the files.")
-    if len(argv) > 1 and not argv[1].startswith("-"):
-        return [argv[0], f"--dataset={argv[1]}", *argv[2:]]
-    return argv
+    return arguments.words_as_flags(argv, "dataset")
 
 
 def run() -> None:

@@ -4,6 +4,8 @@ The root scripts and the installed `transformer-jax COMMAND` both call `run`.
 """
 
 import contextlib
+import difflib
+import functools
 import importlib
 import logging
 import os
@@ -11,58 +13,61 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from absl import app, flags
 from absl import logging as absl_logging
 
 from transformer_jax import __version__, paths
-from transformer_jax.commands import config_flags
+from transformer_jax.commands import arguments, command_help, config_flags
+from transformer_jax.config import Config
 from transformer_jax.errors import UserError
 from transformer_jax.runs import host_memory
 
 FLAGS = flags.FLAGS
-# Each is a module of this package with `define_flags`, `run`, and `LESS_MEMORY`: what to change
-# where the device is out of memory. With `TAKES_FOLDERS`, `run` gets the arguments that are no
-# flags. Commands that read files only set `USES_JAX` to False.
-COMMANDS = ("train", "eval", "decode", "export", "convert", "data", "plot", "runs")
+# Each is a module of this package with `HELP`, `define_flags`, `run`, and `LESS_MEMORY`: what to
+# change where the device is out of memory. Importing it does not load JAX. With `TAKES_FOLDERS`,
+# `run` gets the arguments that are no flags. Commands that only read files set `USES_JAX` to False.
+COMMANDS = {
+    "train": "Train a translator, or resume a run that was interrupted.",
+    "eval": "Score a model on a test set, and compare it with another system.",
+    "decode": "Translate lines of text, or score given translations.",
+    "export": "Write a model in the format of another tool.",
+    "convert": "Make a published model's pytorch_model.bin readable without pickle.",
+    "data": "Fetch a public data set, verify it, and write it as text files.",
+    "plot": "Draw attention, learning curves and more; write report.html.",
+    "runs": "List runs with their state, step and scores.",
+}
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130
-# Flags of any command that hold a path or a list of paths. DIR@CHECKPOINT begins with a path too.
-PATH_FLAGS = (
-    "workdir",
-    "json",
-    "replay",
-    "output",
-    "compare",
-    "input",
-    "prefixes",
-    "phrases",
-    "score",
-    "ensemble",
-    "sentences",
-    "scores",
-)
 # Words in the errors of a process that lost its connection to the others.
 CONNECTION_WORDS = ("gloo", "connection", "unavailable", "barrier", "deadline", "nccl", "heartbeat")
 
 
 def main() -> None:
-    """Entry point of `transformer-jax COMMAND [flags]`."""
+    """Entry point of `transformer-jax COMMAND [flags]`, and of `python -m transformer_jax`."""
+    is_module = Path(sys.argv[0]).name == "__main__.py"
+    program = "python -m transformer_jax" if is_module else "transformer-jax"
     command = sys.argv[1] if len(sys.argv) > 1 else ""
     if command == "--version":
         print(f"transformer-jax {__version__}")
-        sys.exit(0)
-    if command not in COMMANDS:
-        wants_help = command in ("--help", "-h")
+    elif command in ("help", *arguments.HELP_FLAGS):
+        print(command_help.command_list(program, COMMANDS))
+    elif command in COMMANDS:
+        run(command, [f"{program} {command}", *sys.argv[2:]])
+    elif not command:
+        print(command_help.command_list(program, COMMANDS), file=sys.stderr)
+        sys.exit(USAGE_STATUS)
+    else:
+        close = difflib.get_close_matches(command, COMMANDS, 1)
+        hint = f"did you mean {close[0]}? There" if close else "there"
         print(
-            f"usage: transformer-jax {{{'|'.join(COMMANDS)}}} [flags]; "
-            "transformer-jax COMMAND --help lists a command's flags, "
-            "transformer-jax --version shows the version.",
-            file=sys.stdout if wants_help else sys.stderr,
+            f"error: There is no command {command}; {hint} are {', '.join(COMMANDS)}. "
+            f"{program} --help explains them.",
+            file=sys.stderr,
         )
-        sys.exit(0 if wants_help else USAGE_STATUS)
-    run(command, [f"transformer-jax {command}", *sys.argv[2:]])
+        sys.exit(USAGE_STATUS)
 
 
 def run(command: str, argv: Sequence[str]) -> NoReturn:
@@ -88,27 +93,41 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
                 _exit(0, immediately=True)
 
     others = set(FLAGS)
+    program = f"python {argv[0]}" if argv[0].endswith(".py") else argv[0]
     with _errors_as_sentences(module.LESS_MEMORY):
         config_flags.check_overrides(argv)
-        arguments = module.define_flags(list(argv))
-        if {"--help", "-help", "-h"} & set(arguments):
+        remaining = module.define_flags(list(argv))
+        if arguments.wants_help(argv):
             defined = [FLAGS[name] for name in FLAGS if name not in others]
-            print(_help(module.__doc__ or "", defined), flush=True)
+            print(_help(command, program, argv, defined, module.HELP), flush=True)
             sys.exit(0)
-    app.run(call, argv=arguments)
+    app.run(call, argv=remaining, flags_parser=functools.partial(_parse, program))
 
 
-def _help(about: str, command_flags: Sequence[flags.Flag]) -> str:
-    """The flags of a command, with their defaults."""
-    lines = [about]
-    for flag in command_flags:
-        name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}"
-        has_default = flag.default not in (None, "", [])
-        default = f" (default: {flag.default_as_str})" if has_default else ""
-        meaning = " ".join(f"{flag.help}{default}".split())
-        lines += [f"  {name}", flags.text_wrap(meaning, length=100, indent=" " * 6)]
-    lines.append("\n  --helpfull lists the flags of libraries too.")
-    return "\n".join(lines)
+def _help(
+    command: str,
+    program: str,
+    argv: Sequence[str],
+    defined: Sequence[flags.Flag],
+    text: command_help.CommandHelp,
+) -> str:
+    """What `COMMAND --help` prints; defaults are of the recipe or model that `argv` names."""
+    config, name = Config(), ""
+    if "config" in FLAGS and isinstance(FLAGS["config"].default, Config):
+        config = FLAGS["config"].default
+        name = arguments.value_of(argv, "config") or arguments.value_of(argv, "workdir") or ""
+    subject = command_help.Subject(command, program, COMMANDS[command], defined, config, name)
+    return command_help.command_help(subject, text)
+
+
+def _parse(program: str, argv: Sequence[str]) -> list[str]:
+    """Sets the flags; returns the arguments that are none. A wrong flag ends the process."""
+    try:
+        return FLAGS(argv)
+    except flags.Error as error:
+        reason = " ".join(str(error).split())
+        print(f"error: {reason} ({program} --help lists the flags.)", file=sys.stderr)
+        sys.exit(USAGE_STATUS)
 
 
 def _expand_paths() -> None:
@@ -117,7 +136,7 @@ def _expand_paths() -> None:
     Raises:
       UserError: a path cannot be opened, because of its kind or a missing package.
     """
-    for name in PATH_FLAGS:
+    for name in command_help.PATH_FLAGS:
         value = FLAGS[name].value if name in FLAGS else None
         if not value or isinstance(value, bool):
             continue

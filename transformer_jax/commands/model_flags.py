@@ -1,13 +1,15 @@
 """Flags of the commands that load a trained model, and loading it by them."""
 
-import itertools
+import contextlib
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from absl import flags
 
 from transformer_jax import paths
-from transformer_jax.commands import config_flags
+from transformer_jax.commands import arguments, config_flags
+from transformer_jax.config import Config
 from transformer_jax.errors import UserError
 
 if TYPE_CHECKING:  # these load JAX, which flags do not need
@@ -18,8 +20,6 @@ FLAGS = flags.FLAGS
 
 def define(argv: Sequence[str]) -> None:
     """Defines the model's flags, and `--config.a.b` for each setting of the one `argv` names."""
-    from transformer_jax.interop import pretrained
-
     flags.DEFINE_string(
         "workdir",
         None,
@@ -28,13 +28,32 @@ def define(argv: Sequence[str]) -> None:
     )
     define_checkpoint()
     flags.DEFINE_bool("allow_pickle", False, "Read a Hugging Face pytorch_model.bin, with torch.")
-    prefixes = ("--workdir=", "-workdir=")
-    given = [argument.split("=", 1)[1] for argument in argv if argument.startswith(prefixes)]
-    given += [value for name, value in itertools.pairwise(argv) if name.lstrip("-") == "workdir"]
-    if given:
-        workdir = paths.expand(given[-1], "--workdir")
+    workdir = arguments.value_of(argv, "workdir")
+    if workdir:
+        workdir = paths.expand(workdir, "--workdir")
         paths.require(workdir, "--workdir")
-        config_flags.define_config(pretrained.read_config(workdir))
+        config = _config_for_help(workdir) if arguments.wants_help(argv) else _read_config(workdir)
+        if config is not None:
+            config_flags.define_config(config, argv)
+
+
+def _read_config(workdir: str) -> Config:
+    from transformer_jax.interop import pretrained
+
+    return pretrained.read_config(workdir)
+
+
+def _config_for_help(workdir: str) -> Config | None:
+    """The config whose values help shows as defaults; None: of no folder here."""
+    from transformer_jax.runs import workdir as workdir_lib
+
+    if not os.path.isdir(workdir):  # a name on the Hub would be downloaded
+        return None
+    with contextlib.suppress(UserError):
+        return workdir_lib.read_config(workdir)  # without JAX
+    with contextlib.suppress(UserError):
+        return _read_config(workdir)
+    return None
 
 
 def define_checkpoint() -> None:
@@ -49,6 +68,13 @@ def define_languages() -> None:
     )
     flags.DEFINE_string(
         "source_lang", "", "Language of the input, for models that read it; else the config's."
+    )
+
+
+def define_ensemble() -> None:
+    """Defines `--ensemble`."""
+    flags.DEFINE_list(
+        "ensemble", [], "Further models, DIR or DIR@CHECKPOINT, to average probabilities with."
     )
 
 

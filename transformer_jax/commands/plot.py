@@ -1,13 +1,14 @@
 """The command `plot`: pictures of work directories, and their `report.html`."""
 
 import io
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from absl import flags
-from etils import epath
 
 from transformer_jax import paths
-from transformer_jax.commands import model_flags
+from transformer_jax.commands import arguments, model_flags
+from transformer_jax.commands.command_help import CommandHelp
 from transformer_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,11 +38,31 @@ USED_BY = {
     "scores": ("report",),
     "output": tuple(name for name in PICTURES if name != "report"),
 }
+HELP = CommandHelp(
+    usage="PICTURE --workdir=DIR [flags]",
+    about="Draws a picture from a work directory, as .svg, .png or .pdf, or writes its "
+    "report.html. Needs Matplotlib.",
+    examples=(
+        (
+            "What the model looks at while it translates a sentence:",
+            "transformer-jax plot attention --workdir=runs/quickstart --source='forty-two'",
+        ),
+        (
+            "Learning curves of two runs in one picture:",
+            "transformer-jax plot curves --workdir=runs/a,runs/b --output=curves.svg",
+        ),
+        (
+            "Write report.html again, with scores of `eval --json`:",
+            "transformer-jax plot report --workdir=runs/mine --scores=scores.json",
+        ),
+    ),
+    pages=(("docs/pictures.md", "what each picture shows"),),
+)
 
 
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv` with the picture's name as a flag."""
-    flags.DEFINE_enum("picture", None, PICTURES, "The picture; --picture= may be omitted.")
+    flags.DEFINE_enum("picture", None, PICTURES, "The picture, as the first word; or by this flag.")
     flags.DEFINE_list("workdir", None, "Folder of the run; for curves and schedule, also several.")
     flags.DEFINE_string("output", None, "File to write, .svg, .png or .pdf; else PICTURE.svg here.")
     model_flags.define_checkpoint()
@@ -56,9 +77,7 @@ def define_flags(argv: list[str]) -> list[str]:
     flags.DEFINE_list("metrics", None, "curves: names in metrics.jsonl, a panel each.")
     flags.DEFINE_enum("split", "train", ["train", "validation", "test"], "lengths: which data.")
     flags.DEFINE_list("scores", [], "report: files that eval.py --json wrote.")
-    if len(argv) > 1 and not argv[1].startswith("-"):
-        return [argv[0], f"--picture={argv[1]}", *argv[2:]]
-    return argv
+    return arguments.words_as_flags(argv, "picture")
 
 
 def run() -> None:
@@ -69,6 +88,8 @@ def run() -> None:
 
         print(f"wrote {write_report(FLAGS.workdir[0], FLAGS.scores)}")
         return
+    from etils import epath
+
     output = epath.Path(FLAGS.output or f"{FLAGS.picture}.svg")
     if output.suffix not in (".svg", ".png", ".pdf"):
         raise UserError(f"--output={output} must end in .svg, .png or .pdf.")
@@ -181,7 +202,7 @@ def _curves() -> "Figure":
 
 def _names() -> list[str]:
     """Names of the runs: the last part of each work directory, or all of it if two are equal."""
-    names = [epath.Path(path).name for path in FLAGS.workdir]
+    names = [PurePosixPath(path).name for path in FLAGS.workdir]
     return names if len(set(names)) == len(names) else list(FLAGS.workdir)
 
 

@@ -15,6 +15,7 @@ from absl import flags
 from etils import epath
 
 from transformer_jax import paths
+from transformer_jax.commands.command_help import CommandHelp
 from transformer_jax.errors import UserError
 from transformer_jax.runs import summary
 from transformer_jax.runs.summary import LOWER_IS_BETTER, SCORES, RunSummary
@@ -33,6 +34,20 @@ TITLES = {
     "loss": "loss",
 }
 UNITS = (("d", 86400), ("h", 3600), ("m", 60))
+HELP = CommandHelp(
+    usage="[DIR ...] [flags]",
+    about="Prints a table of runs with their state, step and scores. Each DIR is a run or a folder "
+    "of runs; without one it is the folder `runs`.",
+    examples=(
+        ("All runs of the folder `runs`, newest first:", "transformer-jax runs"),
+        (
+            "The best by chrF first, of two folders:",
+            "transformer-jax runs runs old/runs --sort=score --metric=chrf",
+        ),
+        ("For a script:", "transformer-jax runs runs/mine --json"),
+    ),
+    pages=(("docs/workdir.md", "what a work directory holds"),),
+)
 
 
 def define_flags(argv: list[str]) -> list[str]:

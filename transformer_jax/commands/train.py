@@ -5,18 +5,65 @@ import importlib.util
 import json
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from absl import flags
-from etils import epath
 
-from transformer_jax.commands import config_flags, process_flags
-from transformer_jax.commands.text_output import writing
+from transformer_jax.commands import arguments, config_flags, process_flags
+from transformer_jax.commands.command_help import CommandHelp
 from transformer_jax.errors import UserError
+
+if TYPE_CHECKING:  # help is shown without it
+    from etils import epath
 
 FLAGS = flags.FLAGS
 LESS_MEMORY = (
     "lower config.data.batch_tokens, raise config.train.accumulate_steps, or set "
     "config.train.remat=True"
+)
+HELP = CommandHelp(
+    usage="--config=RECIPE --workdir=DIR [flags]",
+    about="Trains the model of a recipe in a work directory: config, tokenizer, checkpoints, "
+    "metrics and samples. Given again, the command resumes; --config may then be omitted. "
+    "A setting is changed by --config.SECTION.NAME=VALUE.",
+    examples=(
+        (
+            "A first run, about a minute on a CPU:",
+            "transformer-jax train --config=quickstart --workdir=runs/quickstart",
+        ),
+        (
+            "Your own text files, data/train.en and data/train.de and so on:",
+            "transformer-jax train --config=multi30k --workdir=runs/mine "
+            "--config.data.source=files --config.data.train=data/train "
+            "--config.data.validation=data/dev --config.data.test=data/test",
+        ),
+        (
+            "Resume it, for more steps:",
+            "transformer-jax train --workdir=runs/mine --config.train.num_steps=20000",
+        ),
+    ),
+    fields=(
+        "data.train",
+        "data.validation",
+        "data.source_lang",
+        "data.target_lang",
+        "data.vocab_size",
+        "data.batch_tokens",
+        "model.d_model",
+        "model.num_encoder_layers",
+        "model.num_decoder_layers",
+        "model.dropout_rate",
+        "optimizer.learning_rate",
+        "optimizer.warmup_steps",
+        "train.num_steps",
+        "train.eval_every_steps",
+        "train.accumulate_steps",
+        "seed",
+    ),
+    pages=(
+        ("docs/train_your_own.md", "from text files to a translator"),
+        ("docs/long_runs.md", "interruptions, averages, several devices"),
+    ),
 )
 
 
@@ -38,7 +85,7 @@ def define_flags(argv: list[str]) -> list[str]:
         "report", True, "Write report.html at the end, where Matplotlib is installed."
     )
     process_flags.define()
-    return config_flags.define_recipe(argv)
+    return config_flags.define_for_training(argv)
 
 
 def run() -> None:
@@ -54,6 +101,8 @@ def run() -> None:
         if FLAGS[name].value:
             process_flags.refuse(f"--{name}")
     if FLAGS.verify_resume:
+        if arguments.value_of(sys.argv, "config") is None:
+            raise UserError("--verify_resume needs --config=RECIPE: its runs start from nothing.")
         from transformer_jax.diagnostics.verify_resume import verify_resume
 
         left_out = ("--workdir", "--verify_resume", "--verify_steps", "--replay", "--stop_after")
@@ -65,6 +114,8 @@ def run() -> None:
         replay(FLAGS.config, FLAGS.workdir, FLAGS.replay)
         return
     process_flags.connect()
+    from etils import epath
+
     from transformer_jax.training import loop
 
     finished = loop.train(FLAGS.config, epath.Path(FLAGS.workdir), FLAGS.stop_after)
@@ -72,7 +123,7 @@ def run() -> None:
         _report(epath.Path(FLAGS.workdir))
 
 
-def _report(workdir: epath.Path) -> None:
+def _report(workdir: "epath.Path") -> None:
     """Writes `report.html`. An error is printed only, because the run itself is saved."""
     from transformer_jax import distributed
 
@@ -106,6 +157,8 @@ def _dry_run() -> None:
         jax.config.update("jax_enable_compilation_cache", False)  # programs cannot be loaded
     report = dry_run(FLAGS.config, FLAGS.topology, print)
     if FLAGS.json:
+        from transformer_jax.commands.text_output import writing
+
         with writing(FLAGS.json) as out:
             out.write(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
     if report.fits is False:

@@ -118,8 +118,16 @@ class Setting:
 
     def range_text(self) -> str:
         """The bounds, such as `>= 0 and below 1`; empty without bounds."""
-        texts = [f"{_BOUNDS[name][0]} {bound:.10g}" for name, bound in self.rules.bounds.items()]
-        return " and ".join(texts)
+        bounds = self.rules.bounds.items()
+        return " and ".join(f"{_BOUNDS[name][0]} {_number(bound)}" for name, bound in bounds)
+
+
+def _number(value: float) -> str:
+    """A bound as text: `2^63` for the large powers of two that limit seeds."""
+    power = int(abs(value)).bit_length() - 1
+    if power >= 31 and abs(value) == 2**power:
+        return f"{'-' if value < 0 else ''}2^{power}"
+    return f"{value:.10g}"
 
 
 def all_settings(cls: type, prefix: str = "", resumable: bool = False) -> Iterator[Setting]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
-from transformer_jax.decoding import batching, workers
+from transformer_jax.decoding import ON_ERROR, WINDOW, batching, workers
 from transformer_jax.decoding.batch_translator import BatchTranslator, TranslationSettings
 from transformer_jax.decoding.batching import Batch
 from transformer_jax.decoding.phrases import starts_word
@@ -31,9 +31,6 @@ from transformer_jax.evaluation import bleu_tokenizers
 from transformer_jax.model.transformer import Params
 from transformer_jax.ops import platforms
 from transformer_jax.ops.platforms import compute_dtype
-
-WINDOW = 4096  # sentences sorted together, and held in memory
-ON_ERROR = ("raise", "skip")
 
 
 class Engine:

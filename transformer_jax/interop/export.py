@@ -18,8 +18,6 @@ from transformer_jax.interop.huggingface import checking, families, hub, reading
 from transformer_jax.interop.parity import Examples, Peer, Reference
 from transformer_jax.interop.pretrained import Pretrained
 
-FORMATS = ("marian", "ctranslate2", "stablehlo")
-QUANTIZATIONS = tuple(ctranslate2.TOLERANCES)
 NUM_SENTENCES = 100
 
 Say = Callable[[str], None]

@@ -1,0 +1,253 @@
+"""What `--help` prints for a command, from data in the command's module.
+
+Nothing here loads JAX, so that help is immediate.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from absl import flags
+
+from transformer_jax.config import Config, Setting, all_settings
+
+WIDTH = 80
+# Flags of any command that hold a path or a list of paths -> what `--help` writes for a value.
+# A command expands `~` in them, and a shell completes them. DIR@CHECKPOINT begins with a path too.
+PATH_FLAGS = {
+    "workdir": "DIR",
+    "json": "FILE",
+    "replay": "FILE",
+    "output": "PATH",
+    "compare": "PATH",
+    "input": "FILE",
+    "prefixes": "FILE",
+    "phrases": "FILE",
+    "score": "FILE",
+    "ensemble": "DIR,DIR",
+    "sentences": "FILE",
+    "scores": "FILE,FILE",
+}
+# The same for other flags, where the type does not say enough.
+VALUE_NAMES = PATH_FLAGS | {
+    "config": "RECIPE",
+    "checkpoint": "best|latest|STEP|average:N",
+    "source_lang": "LANG",
+    "target_lang": "LANG",
+    "coordinator_address": "HOST:PORT",
+}
+# Module that defines flags of several commands -> the heading of these flags.
+SEARCH, PROCESSES = "Search settings", "Several processes"
+GROUPS = {
+    "transformer_jax.commands.search_flags": SEARCH,
+    "transformer_jax.commands.process_flags": PROCESSES,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandHelp:
+    """What a command says about itself besides its flags.
+
+    Attributes:
+      usage: the flags that are always given, such as `--workdir=DIR [flags]`.
+      about: what the command does, in a few sentences.
+      examples: (purpose, command line) of each; a line starts with `transformer-jax COMMAND`.
+      fields: the settings that are changed most often, such as `train.num_steps`.
+      pages: (document, what it has) of where the rest is, such as `docs/training.md`.
+    """
+
+    usage: str
+    about: str
+    examples: tuple[tuple[str, str], ...]
+    fields: tuple[str, ...] = ()
+    pages: tuple[tuple[str, str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """The command that is described, with the defaults that are shown.
+
+    Attributes:
+      command: its name.
+      program: how the user calls it, such as `python decode.py`.
+      summary: one line.
+      flags: of the command, in the order of their definition.
+      config: the config whose values are the defaults of settings.
+      config_name: what the config is of, such as `runs/quickstart`; empty: of no model or recipe.
+    """
+
+    command: str
+    program: str
+    summary: str
+    flags: Sequence[flags.Flag]
+    config: Config
+    config_name: str
+
+
+def command_list(program: str, commands: dict[str, str]) -> str:
+    """The commands with their summaries."""
+    width = max(map(len, commands)) + 2
+    rows = [
+        wrapped(summary, f"  {name:<{width}}", " " * (width + 2))
+        for name, summary in commands.items()
+    ]
+    return "\n".join(
+        [
+            "transformer_jax: train, evaluate and use translators, with JAX.",
+            "",
+            f"usage: {program} COMMAND [flags]",
+            "",
+            *rows,
+            "",
+            f"{program} COMMAND --help   explains a command: examples, flags, settings",
+            f"{program} --version        prints the version",
+        ]
+    )
+
+
+def command_help(subject: Subject, text: CommandHelp) -> str:
+    """What `COMMAND --help` prints, at most `WIDTH` columns wide where words allow it."""
+    summary = subject.summary[0].lower() + subject.summary[1:]
+    usage = wrapped(f"usage: {subject.program} {text.usage}", indent=" " * 4)
+    parts = [wrapped(f"{subject.program}: {summary}"), wrapped(text.about), usage]
+    parts.append("\n".join(["Examples", *_examples(subject, text)]))
+    required = re.findall(r"--(\w+)=", text.usage.partition("[")[0])
+    of = f", with the defaults of {subject.config_name}" if subject.config_name else ""
+    for title, members in flag_groups(subject.flags).items():
+        heading = f"{title}{of}" if title == SEARCH else title
+        lines = [_flag(flag, subject, title == SEARCH, flag.name in required) for flag in members]
+        parts.append("\n".join([heading, *lines]))
+    if text.fields:
+        lines = [_setting(setting, subject.config) for setting in _settings(text.fields)]
+        parts.append("\n".join([f"Settings that are changed most often{of}", *lines]))
+    parts.append("\n".join(["More", *_more(text)]))
+    return "\n\n".join(parts)
+
+
+@contextlib.contextmanager
+def defined_flags(command: str) -> Iterator[list[flags.Flag]]:
+    """The flags of a command while it is only described; they are removed afterwards."""
+    others = set(flags.FLAGS)
+    try:
+        module = importlib.import_module(f"transformer_jax.commands.{command}")
+        module.define_flags([command, "--help"])
+        yield [flags.FLAGS[name] for name in flags.FLAGS if name not in others]
+    finally:
+        for name in set(flags.FLAGS) - others:
+            delattr(flags.FLAGS, name)
+
+
+def flag_groups(command_flags: Sequence[flags.Flag]) -> dict[str, list[flags.Flag]]:
+    """The flags by heading: those of the command first, then those of several commands."""
+    module_of = {
+        flag.name: module
+        for module, members in flags.FLAGS.flags_by_module_dict().items()
+        for flag in members
+    }
+    groups: dict[str, list[flags.Flag]] = {"Flags": [], **{title: [] for title in GROUPS.values()}}
+    for flag in command_flags:
+        if flag.help and not flag.name.startswith("config."):
+            groups[GROUPS.get(module_of.get(flag.name, ""), "Flags")].append(flag)
+    return {title: members for title, members in groups.items() if members}
+
+
+def value_name(flag: flags.Flag) -> str:
+    """What `--help` writes for the value of a flag: its choices, or a word such as FILE."""
+    if isinstance(flag, flags.EnumFlag):
+        return "|".join(flag.parser.enum_values)
+    if flag.name in VALUE_NAMES:
+        return VALUE_NAMES[flag.name]
+    kind = flag.flag_type()
+    return {"int": "N", "float": "X"}.get(kind, "A,B" if "list" in kind else "TEXT")
+
+
+def meaning(flag: flags.Flag) -> str:
+    """A flag's text without the choices that absl adds."""
+    return re.sub(r"^<.*?>: ", "", " ".join(flag.help.split())).removesuffix(
+        "; repeat this option to specify a list of values"
+    )
+
+
+def default_text(value: Any) -> str:
+    """A default as the command line has it; empty for none."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value) if isinstance(value, str | int | float) else ""
+
+
+def _flag(flag: flags.Flag, subject: Subject, is_search: bool, is_required: bool) -> str:
+    """A flag with its values, default and range, and its meaning below."""
+    default, bounds = flag.default, ""
+    if is_search:
+        (setting,) = _settings([f"decode.{flag.name}"])
+        default, bounds = setting.value(subject.config), setting.range_text()
+    elif getattr(flag.parser, "lower_bound", None) is not None:
+        bounds = f">= {flag.parser.lower_bound}"
+    name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}={value_name(flag)}"
+    return _entry(name, default, bounds, meaning(flag), is_required)
+
+
+def _setting(setting: Setting, config: Config) -> str:
+    name = f"--config.{setting.path}={'|'.join(setting.choices) or 'VALUE'}"
+    return _entry(name, setting.value(config), setting.range_text(), setting.rules.meaning)
+
+
+def _entry(name: str, default: Any, bounds: str, text: str, is_required: bool = False) -> str:
+    facts = ["required"] if is_required else []
+    facts += [f"default: {default_text(default)}"] if default_text(default) else []
+    facts += [bounds] if bounds else []
+    if len(name) > WIDTH - 4:  # too many choices for one line
+        name, _, choices = name.partition("=")
+        name, text = f"{name}=NAME", f"{text} One of {choices.replace('|', ', ')}."
+    title = f"{name}  ({'; '.join(facts)})" if facts else name
+    return f"{wrapped(title, '  ', '      ')}\n{wrapped(text, '      ', '      ')}"
+
+
+def _settings(paths: Sequence[str]) -> list[Setting]:
+    by_path = {setting.path: setting for setting in all_settings(Config)}
+    return [by_path[path] for path in paths]
+
+
+def _examples(subject: Subject, text: CommandHelp) -> Iterator[str]:
+    """Each example: its purpose, then the command, at most `WIDTH` columns wide."""
+    for purpose, line in text.examples:
+        yield wrapped(purpose, "  ", "  ")
+        yield shell_lines(line.replace(f"transformer-jax {subject.command}", subject.program))
+
+
+def shell_lines(command: str, width: int = WIDTH, indent: str = "    ") -> str:
+    """A command line, continued on further lines before a flag or operator."""
+    lines, current = [], indent
+    for part in re.split(r" (?=--|\||<|>)", command):
+        if len(current) > len(indent) and len(current) + len(part) > width - 3:
+            lines.append(f"{current} \\")
+            current = indent + "  "
+        current += f" {part}" if current.strip() else part
+    return "\n".join([*lines, current])
+
+
+def _more(text: CommandHelp) -> Iterator[str]:
+    settings = ("python -m transformer_jax.config", "every setting, as docs/settings.md")
+    rows = [*text.pages, *([settings] if text.fields else [])]
+    width = max(len(name) for name, _ in rows) + 2
+    for name, what in rows:
+        yield wrapped(what, f"  {name:<{width}}", " " * (width + 2))
+    yield "  --helpfull lists the flags of libraries too."
+
+
+def wrapped(text: str, first: str = "", indent: str = "", width: int = WIDTH) -> str:
+    """The text in lines of at most `width` columns, if its words are not longer."""
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )

@@ -1,0 +1,224 @@
+"""Runs the command `decode`: lines in, translations or scores out."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import tqdm
+from absl import flags
+from etils import epath
+
+from transformer_jax import distributed
+from transformer_jax.api import Translator
+from transformer_jax.commands import model_flags, process_flags, search_flags
+from transformer_jax.commands.decode_format import OutputFormat
+from transformer_jax.commands.decode_input import Lines, count_lines, is_stream
+from transformer_jax.commands.decode_output import ResumableOutput
+from transformer_jax.commands.text_output import check_not_overwritten
+from transformer_jax.decoding.alignment import AttentionChoice
+from transformer_jax.decoding.programs import matmul_precision
+from transformer_jax.decoding.requests import Request, windows
+from transformer_jax.decoding.scoring import PairScores
+from transformer_jax.decoding.translation import Translation
+from transformer_jax.errors import UserError
+from transformer_jax.runs import digests
+
+T = TypeVar("T")
+R = TypeVar("R")
+Ready = Callable[[], bool] | None  # whether the next item can be read without waiting
+
+FLAGS = flags.FLAGS
+PHRASE_SEPARATOR = "\t"
+INPUTS = ("input", "prefixes", "phrases", "score")  # flags that name files of lines
+# Flags that change the output, besides those of `DecodeConfig`.
+OUTPUT_FLAGS = (
+    "checkpoint",
+    "ensemble",
+    "format",
+    "n_best",
+    "target_lang",
+    "source_lang",
+    "score",
+    "per_token",
+    "alignment",
+    "attention",
+    "attention_layer",
+    "attention_head",
+    "on_error",
+)
+
+
+def check_flags() -> None:
+    """Refuses flags that conflict, before a model is read."""
+    check_not_overwritten(FLAGS.output, {f"--{name}": FLAGS[name].value for name in INPUTS})
+    streams = [f"--{name}" for name in INPUTS if FLAGS[name].value == "-"]
+    if len(streams) > 1:
+        raise UserError(f"{' and '.join(streams)} are both standard input; name files.")
+    for name in INPUTS:
+        path = FLAGS[name].value
+        if path not in ("", "-") and not epath.Path(path).exists():
+            raise UserError(f"--{name}={path}: there is no such file.")
+    if FLAGS.attention and FLAGS.format != "jsonl":
+        raise UserError("--attention needs --format=jsonl; text has no place for it.")
+    if FLAGS.per_token and not FLAGS.score:
+        raise UserError("--per_token needs --score=FILE.")
+    if FLAGS.score and (FLAGS.n_best > 1 or FLAGS.alignment or FLAGS.attention):
+        raise UserError(
+            "--score translates nothing: remove --n_best, --alignment and --attention, which are "
+            "for translations."
+        )
+
+
+def ensemble() -> list[tuple[str, str]]:
+    """(path, checkpoint) of the further models."""
+    models = []
+    for name in FLAGS.ensemble:
+        path, _, checkpoint = name.rpartition("@")
+        models.append((path, checkpoint) if path else (name, "best"))
+    return models
+
+
+def run() -> None:
+    """Translates or scores the input. Several processes share it, and the first one writes."""
+    check_flags()
+    process_flags.connect(saves=False)
+    if distributed.process_count() > 1 and (FLAGS.input == "-" or is_stream(FLAGS.input)):
+        raise UserError("Several processes need --input=FILE; a stream is read by one process.")
+    translator = model_flags.load_translator(ensemble())
+    is_primary = distributed.is_primary()
+    output = ResumableOutput(
+        FLAGS.output if is_primary else os.devnull, functools.partial(_description, translator)
+    )
+    columns = {name: Lines(FLAGS[name].value, FLAGS.window) for name in INPUTS if FLAGS[name].value}
+    with contextlib.ExitStack() as stack:
+        distributed.run_on_all(lambda: bool(stack.enter_context(output)), "output")
+        output.skip, output.expected = distributed.all_gather((output.skip, output.expected))[0]
+        lines = _score_lines if FLAGS.score else _translation_lines
+        for line in _with_progress(lines(translator, columns, output), output):
+            output.write(line)
+        output.finish()
+    if is_primary:
+        num_programs = translator.engine.programs.num_compiled
+        print(f"{output.done:,} lines; compiled programs: {num_programs}", file=sys.stderr)
+
+
+def _translation_lines(
+    translator: Translator, columns: dict[str, Lines], output: ResumableOutput
+) -> Iterator[str]:
+    """What is written for each line of the input that is not done yet."""
+    attention = None
+    if FLAGS.alignment or FLAGS.attention:
+        head = None if FLAGS.attention_head < 0 else FLAGS.attention_head
+        attention = AttentionChoice(FLAGS.attention_layer, head)
+
+    def translate(requests: Iterator[Request], ready: Ready) -> Iterator[list[Translation]]:
+        return translator.translate_n_best(
+            requests,
+            FLAGS.n_best,
+            target_lang=FLAGS.target_lang,
+            source_lang=FLAGS.source_lang,
+            attention=attention,
+            window=FLAGS.window,
+            on_error=FLAGS.on_error,
+            ready=ready,
+            **search_flags.given(),
+        )
+
+    output_format = _output_format()
+    requests = output.remaining(request for request, _ in _rows(columns))
+    results = _shared(requests, translate, functools.partial(_ready, columns))
+    for number, hypotheses in enumerate(results, start=output.skip):
+        if hypotheses[0].error and distributed.is_primary():
+            print(f"line {number + 1}: {hypotheses[0].error}", file=sys.stderr)
+        yield output_format.translation(number, hypotheses)
+
+
+def _score_lines(
+    translator: Translator, columns: dict[str, Lines], output: ResumableOutput
+) -> Iterator[str]:
+    """With --score: what is written for each given translation that is not done yet."""
+
+    def score(
+        pairs: Iterator[tuple[Request, str]], ready: Ready
+    ) -> Iterator[tuple[str, PairScores]]:
+        for window in windows(pairs, FLAGS.window, ready):
+            sources = [request.text for request, _ in window]
+            targets = [target for _, target in window]
+            scores = translator.score_tokens(sources, targets, FLAGS.target_lang, FLAGS.source_lang)
+            yield from zip(targets, scores, strict=True)
+
+    output_format = _output_format()
+    rows = _rows(columns)
+    pairs = output.remaining((request, target or "") for request, target in rows)
+    for target, scores in _shared(pairs, score, functools.partial(_ready, columns)):
+        yield output_format.score(target, scores)
+
+
+def _rows(columns: dict[str, Lines]) -> Iterator[tuple[Request, str | None]]:
+    """For each line of the input, its request and, with --score, the given translation.
+
+    Raises:
+      UserError: a file has fewer lines than another.
+    """
+    for number, values in enumerate(itertools.zip_longest(*columns.values()), start=1):
+        row = dict(zip(columns, values, strict=True))
+        ended = next((name for name, value in row.items() if value is None), None)
+        if ended:
+            raise UserError(f"--{ended} ends before line {number}, but other files have that line.")
+        phrases = row.get("phrases", "").split(PHRASE_SEPARATOR)
+        request = Request(
+            row["input"], row.get("prefixes", ""), tuple(filter(None, phrases)), number
+        )
+        yield request, row.get("score")
+
+
+def _ready(columns: dict[str, Lines]) -> bool:
+    """Whether the next line of every file can be read without waiting."""
+    return all(lines.ready() for lines in columns.values())
+
+
+def _shared(
+    items: Iterator[T], compute: Callable[[Iterator[T], Ready], Iterator[R]], ready: Ready
+) -> Iterator[R]:
+    """Results of `compute` for all items, in order. Each of several processes computes a share."""
+    if distributed.process_count() == 1:
+        yield from compute(items, ready)
+        return
+    for window in windows(items, FLAGS.window * distributed.process_count()):
+        share = iter(distributed.local_share(window))
+        yield from distributed.gather_shares(list(compute(share, None)))
+
+
+def _output_format() -> OutputFormat:
+    return OutputFormat(
+        FLAGS.format == "jsonl", FLAGS.n_best, FLAGS.alignment, FLAGS.attention, FLAGS.per_token
+    )
+
+
+def _with_progress(lines: Iterator[str], output: ResumableOutput) -> Iterator[str]:
+    """The lines, with a progress bar if standard error is a terminal."""
+    hidden = not (distributed.is_primary() and sys.stderr.isatty())
+    total = None if hidden else count_lines(FLAGS.input)
+    bar = tqdm.tqdm(lines, initial=output.skip, unit="line", disable=hidden, total=total)
+    return iter(bar)
+
+
+def _description(translator: Translator) -> dict[str, Any]:
+    """All that determines the output, except the input."""
+    config = translator.config
+    models = translator.engine.models
+    return {
+        "parameters": digests.of_arrays(translator.params),  # of every model of an ensemble
+        "checkpoint_step": translator.checkpoint_step,
+        "tokenizers": translator.tokenizers.fingerprint,
+        "matmul_precision": str(matmul_precision()),
+        "models": {str(i): dataclasses.asdict(model) for i, model in enumerate(models)},
+        "data": dataclasses.asdict(config.data),
+        "decode": dataclasses.asdict(config.decode) | search_flags.given(),
+        **{name: FLAGS[name].value for name in OUTPUT_FLAGS},
+    }
