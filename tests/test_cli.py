@@ -5,6 +5,7 @@ import importlib
 import json
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from transformer_jax.commands import command_help, main, text_output
+from transformer_jax.commands import command_help, config_flags, main, text_output
 from transformer_jax.errors import UserError
 from transformer_jax.runs import host_memory
 
@@ -116,7 +117,11 @@ def test_help_has_examples_every_flag_and_80_columns(name):
     assert max(map(len, text.splitlines())) <= 80
     module = importlib.import_module(f"transformer_jax.commands.{name}")
     assert len(module.HELP.examples) == 3
-    assert text.count(f"    python -m transformer_jax {name} ") + text.count("| python -m") >= 3
+    one_line = " ".join(text.replace("\\\n", "").split())
+    for purpose, line in module.HELP.examples:
+        assert purpose in one_line
+        shown_line = line.replace("transformer-jax ", "python -m transformer_jax ")
+        assert " ".join(shown_line.split()) in one_line
     assert " ".join(module.HELP.about.split()) in " ".join(text.split())
     with command_help.defined_flags(name) as defined:
         assert {flag.name for flag in defined if flag.help} <= set(shown)
@@ -127,6 +132,18 @@ def test_help_has_examples_every_flag_and_80_columns(name):
     for page, _ in module.HELP.pages:
         assert page in text
         assert (ROOT / page).exists()
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_help_examples_have_flags_of_their_command(name):
+    for _, line in importlib.import_module(f"transformer_jax.commands.{name}").HELP.examples:
+        program, example, *words = shlex.split(line.rpartition("| ")[2])
+        assert program == "transformer-jax"
+        with command_help.defined_flags(example) as defined:
+            names = {flag.name for flag in defined} | {f"no{flag.name}" for flag in defined}
+        given = {word[2:].partition("=")[0] for word in words if word.startswith("--")}
+        config_flags.check_overrides(words)
+        assert {flag for flag in given if not flag.startswith("config.")} <= names
 
 
 def test_help_shows_the_defaults_of_the_model(tmp_path):

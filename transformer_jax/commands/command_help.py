@@ -216,9 +216,13 @@ def _settings(paths: Sequence[str]) -> list[Setting]:
 
 def _examples(subject: Subject, text: CommandHelp) -> Iterator[str]:
     """Each example: its purpose, then the command, at most `WIDTH` columns wide."""
+    others = subject.program.removesuffix(f" {subject.command}")
     for purpose, line in text.examples:
+        line = line.replace(f"transformer-jax {subject.command} ", f"{subject.program} ")
+        if others != subject.program:  # not a root script, which is one command only
+            line = line.replace("transformer-jax ", f"{others} ")
         yield wrapped(purpose, "  ", "  ")
-        yield shell_lines(line.replace(f"transformer-jax {subject.command}", subject.program))
+        yield shell_lines(line)
 
 
 def shell_lines(command: str, width: int = WIDTH, indent: str = "    ") -> str:
