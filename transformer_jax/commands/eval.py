@@ -1,6 +1,5 @@
 """The command `eval`: its flags and help. `eval_run` does the work, and loads JAX."""
 
-import jax
 from absl import flags
 
 from transformer_jax.commands import model_flags, process_flags, search_flags
