@@ -32,7 +32,7 @@ class Ours:
         from transformer_jax import Translator
 
         loaded = Translator.load(folder)
-        model = dataclasses.replace(loaded.config.model, dtype=dtype)
+        model = dataclasses.replace(loaded.config.model, dtype=dtype)  # type: ignore[arg-type]
         self._translator = Translator(
             dataclasses.replace(loaded.config, model=model), loaded.tokenizers, loaded.params
         )

@@ -138,7 +138,7 @@ def test_phrases_that_are_impossible_are_named_and_other_lines_translated(
     assert np.isfinite(result[1].score)
     missing = [p for p in wanted if not phrases.contains(result[1].text, p)]
     assert result[1].unmet == tuple(f"phrase {p!r}" for p in missing)
-    assert f"line 2: not met: {'; '.join(result[1].unmet)}." in capsys.readouterr().err
+    assert f"texts[1]: not met: {'; '.join(result[1].unmet)}." in capsys.readouterr().err
     if kind == "suppressed":
         assert missing == ["neun"]
 
@@ -161,14 +161,14 @@ def test_nan_parameters_give_a_message_for_each_line(translator, capsys):
             assert want[1]
         result = [best[0] for best in engine.translate(broken, texts, settings)]
         said = capsys.readouterr().err
-        for number, one in enumerate(result, start=1):
-            if name == "source_embedding" and number % 2:
-                assert one.text == want[number - 1]
-                assert f"line {number}" not in said
+        for index, one in enumerate(result):
+            if name == "source_embedding" and index % 2 == 0:
+                assert one.text == want[index]
+                assert f"texts[{index}]" not in said
             else:
                 assert (one.text, one.score) == ("", -np.inf)
                 assert "NaN" in one.unmet[0]
-                assert f"line {number}: not met: finite probabilities" in said
+                assert f"texts[{index}]: not met: finite probabilities" in said
 
 
 def test_settings_that_forbid_every_output_give_a_message(translator, capsys):
@@ -177,8 +177,8 @@ def test_settings_that_forbid_every_output_give_a_message(translator, capsys):
     result = translator.translate(texts, beam_size=2, suppressed_ids=tuple(range(vocab)))
     assert [one.text for one in result] == ["", "", ""]
     said = capsys.readouterr().err
-    for number in (1, 2, 70):  # a request of a file has the number of its line there
-        assert f"line {number}: not met: an output (these settings forbid every one)." in said
+    for place in ("texts[0]", "texts[1]", "line 70"):  # of a file, its line there
+        assert f"{place}: not met: an output (these settings forbid every one)." in said
 
 
 @pytest.mark.parametrize(

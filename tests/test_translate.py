@@ -1,17 +1,37 @@
 """From text to text: batching, long and odd input, scoring, n-best, and the scores of a corpus."""
 
 import dataclasses
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.conftest import digit_pairs
+from transformer_jax import Translation
 from transformer_jax.decoding import batching
 from transformer_jax.decoding.batch_translator import BatchTranslator
 from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import corpus_metrics, model_metrics
 from transformer_jax.model.transformer import Transformer
+
+ROOT = Path(__file__).parent.parent
+TYPED = """
+from transformer_jax import Request, Translator
+
+t = Translator.load("run")
+reveal_type(t.translate("one"))
+reveal_type(t.translate(Request("one"), n_best=2))
+reveal_type(t.translate(["one", Request("one")], beam_size=2))
+reveal_type(t.translate(["one"], n_best=3))
+reveal_type(t.translate_iterable(["one"]))
+reveal_type(t.score("one", "eins"))
+reveal_type(t.score(["one"], ["eins"]))
+"""
 
 
 def test_group_by_length_has_every_sentence_once_in_few_shapes():
@@ -84,8 +104,8 @@ def test_translate_gives_one_output_for_any_input_in_order(translator, capsys):
     assert outputs[2] == outputs[7]
     assert outputs[2].text == translator.translate(["one"], beam_size=2)[0].text
     said = capsys.readouterr().err
-    assert "line 7: " in said
-    assert "line 9: " in said
+    assert "texts[6]: longer" in said
+    assert "texts[8]: longer" in said
     assert "translated in" in said
 
 
@@ -108,7 +128,7 @@ def test_n_best_is_sorted_distinct_and_scored_as_by_force_decoding(translator):
     sources = ["one two three", "nine"]
     for source, hypotheses in zip(
         sources,
-        translator.translate_n_best(sources, 4, beam_size=4, length_penalty=0.6),
+        translator.translate(sources, n_best=4, beam_size=4, length_penalty=0.6),
         strict=True,
     ):
         assert len(hypotheses) == 4
@@ -141,18 +161,17 @@ def test_translate_searches_duplicates_once(translator, monkeypatch):
 @pytest.mark.parametrize(
     ("call", "word"),
     [
-        (lambda t: t.translate("one"), "list of texts"),
-        (lambda t: t.translate(["one"], beam=3), "beam"),
-        (lambda t: t.translate(["one"], beam_size=0), "beam_size=0"),
-        (lambda t: t.translate_n_best(["one"], 5, beam_size=4), "beam of at least that size"),
+        (lambda t: t.translate(["one"], beam=3), "no search setting beam; did you mean beam_size"),
+        (lambda t: t.translate(["one"], beam_size=0), "^`beam_size=0` must be >= 1"),
+        (lambda t: t.translate("one", method="best"), "^`method='best'` must be one of"),
+        (lambda t: t.translate("one", suppressed_ids=[-3]), r"^`suppressed_ids=\(-3,\)` must be"),
+        (lambda t: t.translate("one", n_best=5, beam_size=4), "^`n_best=5` needs `beam_size` of"),
+        (lambda t: t.translate("one", n_best=3, method="mbr", mbr_samples=2), "`mbr_samples`"),
+        (lambda t: t.translate("one", n_best=0), "^`n_best=0` must be a number of at least 1"),
+        (lambda t: t.translate("one", n_best="3"), "^`n_best='3'` must be a number"),
         (lambda t: t.score(["a"], []), "1 sources"),
-        (lambda t: t.score(["a", "b"], ["a", b"b"]), r"targets\[1\] \(line 2\): of type bytes"),
-        (lambda t: t.score(["a", "\udc80"], ["a", "b"]), r"sources\[1\] .*U\+DC80"),
-        (lambda t: t.translate(None), "not a NoneType"),
-        (lambda t: t.translate(["one", None]), r"texts\[1\] \(line 2\): of type NoneType"),
-        (lambda t: t.translate(["one", Request("two", phrases=[3])]), r"texts\[1\].*type int"),
-        (lambda t: t.translate(["one"], on_error="ignore"), "on_error='ignore'"),
-        (lambda t: Request("one", phrases=None), "phrases=None must be a list"),
+        (lambda t: t.score(["a", "\udc80"], ["a", "b"]), r"sources\[1\]: .*U\+DC80"),
+        (lambda t: t.translate(["one"], on_error="ignore"), "`on_error=ignore`"),
     ],
 )
 def test_translate_refuses_impossible_calls(translator, call, word):
@@ -160,7 +179,82 @@ def test_translate_refuses_impossible_calls(translator, call, word):
         call(translator)
 
 
-BAD = [("a\ud800", "character 1 is U.D800"), (None, "NoneType"), (b"one", "bytes, not a string")]
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda t: t.translate(["a", "b", "c", math.nan]), "texts[3] is a float (nan), not a str"),
+        (lambda t: t.translate(np.array(["a", None])), "texts[1] is None, not a string."),
+        (lambda t: t.translate([Request("a", phrases=[3])]), "texts[0] is an int (3), not a str"),
+        (lambda t: t.translate(["a", ["b"]]), "texts[1] is a list (['b']), not a string."),
+        (lambda t: t.translate(None), "`texts` is None, not a list of strings."),
+        (lambda t: t.translate(b"one"), "`texts` is bytes (b'one'), not a list of strings."),
+        (lambda t: t.translate_iterable("one"), "`texts` is a str ('one'), not a list of strings."),
+        (lambda t: t.score(["a", "b"], ["a", b"b"]), "targets[1] is bytes (b'b'), not a string;"),
+        (lambda t: t.score("a", ["a"]), "`sources` is a str ('a'), not a list of strings."),
+        (lambda t: t.score_tokens(["a"], 3), "`targets` is an int (3), not a list of strings."),
+        (lambda t: Request("one", phrases=None), "`phrases` is None, not a list of strings."),
+        (lambda t: t.translate(["x" * 90, 10**90]), "texts[1] is an int (1000000"),
+    ],
+)
+def test_translate_names_the_item_of_a_wrong_type(translator, call, message):
+    with pytest.raises(TypeError) as error:
+        call(translator)
+    assert isinstance(error.value, UserError)
+    assert str(error.value).startswith(message)
+    assert len(str(error.value)) < 100
+
+
+def test_translate_takes_one_text_or_several_and_n_best_of_each(translator):
+    settings = {"beam_size": 4}
+    one = translator.translate("one two", **settings)
+    assert isinstance(one, Translation)
+    assert translator.translate(["one two"], **settings) == [one]
+    assert translator.translate((t for t in ["one two"]), **settings) == [one]
+    assert translator.translate(Request("one two"), **settings) == one
+    best = translator.translate("one two", n_best=3, **settings)
+    assert len(best) == len({t.ids for t in best}) == 3
+    assert best[0] == one
+    assert translator.translate(["one two", ""], n_best=3, **settings)[0] == best
+    assert translator.translate(["one two"], n_best=1, **settings) == [[one]]
+    assert translator.translate([], n_best=3) == translator.translate([]) == []
+    assert translator.translate("").text == ""
+    samples = translator.translate("one two", n_best=3, method="sample", seed=1)
+    assert len(samples) == 3
+    lazily = translator.translate_iterable(iter(["one two", 3]), window=1, **settings)
+    assert next(lazily) == one  # the next item is not read yet
+    with pytest.raises(TypeError, match=r"texts\[1\] is an int"):
+        next(lazily)
+    former = translator.translate_n_best(["one two"], 3, **settings)
+    assert list(former) == list(translator.translate_iterable(["one two"], n_best=3, **settings))
+
+
+def test_score_takes_one_pair_or_several(translator):
+    one = translator.score("one two", "zwei eins")
+    assert isinstance(one, float)
+    assert translator.score(iter(["one two"]), ("zwei eins",)) == [one]
+
+
+def test_translate_and_score_have_types_for_mypy(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(TYPED, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(program)],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    shown = re.findall(r'note: Revealed type is "(.*)"', done.stdout)
+    plain = [re.sub(r"[\w.]+\.(\w+)", r"\1", kind) for kind in shown]
+    assert plain == [
+        "Translation",
+        "list[Translation]",
+        "list[Translation]",
+        "list[list[Translation]]",
+        "Iterator[Translation]",
+        "float",
+        "list[float]",
+    ], done.stdout
+
+
+BAD = [("a\ud800", "character 1 is U.D800"), (None, "is None"), (b"one", "not a string; decode")]
 
 
 @pytest.mark.parametrize(("bad", "word"), BAD)
@@ -168,12 +262,12 @@ def test_translate_names_a_bad_text_before_anything_runs(translator, monkeypatch
     ran = []
     monkeypatch.setattr(BatchTranslator, "translate_batch", lambda *_: ran.append(1))
     texts = [*["one"] * 5, bad]
-    with pytest.raises(UserError, match=rf"texts\[5\] \(line 6\): .*{word}"):
-        translator.translate_n_best(texts, 1, window=2)
+    with pytest.raises(UserError, match=rf"texts\[5\].*{word}"):
+        translator.translate_iterable(texts, window=2)
     assert not ran
-    result = translator.translate_n_best(iter([*[""] * 5, bad]), 1, window=2)
-    assert [next(result)[0].text for _ in range(4)] == [""] * 4
-    with pytest.raises(UserError, match=rf"texts\[5\] .*{word}"):  # known by its window only
+    result = translator.translate_iterable(iter([*[""] * 5, bad]), window=2)
+    assert [next(result).text for _ in range(4)] == [""] * 4
+    with pytest.raises(UserError, match=rf"texts\[5\].*{word}"):  # known by its window only
         next(result)
 
 
@@ -184,10 +278,10 @@ def test_translate_skips_bad_texts_with_their_error(translator):
     assert [bool(one.error) for one in result] == [False, *[True] * 5, False, False]
     assert [one.text for one in result[1:6]] == [""] * 5
     assert max(one.score for one in result[1:6]) == -np.inf
-    assert "bytes, not a string" in result[3].error
+    assert result[3].error == "texts[3] is bytes (b'one'), not a string; decode it first."
     assert "in parts, in which phrases" in result[4].error
     assert result[0] == result[7] == translator.translate(["one"], beam_size=2)[0]
-    with pytest.raises(UserError, match=r"texts\[1\] .* in parts, in which phrases"):
+    with pytest.raises(UserError, match=r"texts\[1\]: .* in parts, in which phrases"):
         translator.translate(["one", too_long])
 
 

@@ -66,7 +66,7 @@ def test_translator_threads_share_two_workers_and_give_the_same(translator, monk
 
 def test_warmup_leaves_nothing_to_compile(translator, monkeypatch):
     t = fresh(translator)
-    settings = {"beam_size": 2, "batch_tokens": 64, "num_hypotheses": 2}
+    settings = {"beam_size": 2, "batch_tokens": 64, "n_best": 2}
     attention = AttentionChoice()
     ran = collections.Counter()
     translate = BatchTranslator.translate_batch
@@ -82,7 +82,7 @@ def test_warmup_leaves_nothing_to_compile(translator, monkeypatch):
     compiled = t.engine.programs.num_compiled
     assert compiled == 4  # a search and its attention
     for texts in (["one"], ["one two"], ["one", "two", "six"]):
-        list(t.translate_n_best(texts, attention=attention, **settings))
+        t.translate(texts, attention=attention, **settings)
     assert set(ran) == {(1, 8), (4, 8)}
     assert t.engine.programs.num_compiled == compiled
     for lengths, message in (([0], "No text has 0 tokens"), ([99], "No text has 99 tokens")):

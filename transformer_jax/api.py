@@ -1,27 +1,29 @@
 """`Translator`: a trained model as a Python object."""
 
 import dataclasses
+import difflib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast, overload
 
 from etils import epath
 
 from transformer_jax import paths
-from transformer_jax.config import Config, validate
+from transformer_jax.config import Config, DecodeConfig, validate
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding import WINDOW
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.processors import Processor
-from transformer_jax.decoding.requests import Request
+from transformer_jax.decoding.requests import Request, described
 from transformer_jax.decoding.scoring import PairScores
 from transformer_jax.decoding.translation import Translation
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, UserTypeError
 from transformer_jax.interop import pretrained
 from transformer_jax.interop.pretrained import Pretrained
-from transformer_jax.runs import host_memory
+from transformer_jax.runs import compilation_cache, host_memory
 
 
 class Translator:
@@ -78,6 +80,7 @@ class Translator:
           UserError: where something is missing, damaged or not supported.
         """
         host_memory.keep_freed_memory()
+        compilation_cache.keep_programs()
         model = pretrained.load(_located(path), str(checkpoint), config, allow_pickle)
         further = [
             (one, "best") if isinstance(one, str | os.PathLike) else tuple(one) for one in ensemble
@@ -92,14 +95,73 @@ class Translator:
                 )
         return cls(model.config, model.tokenizers, model.params, model.step, others, processors)
 
-    def translate(self, texts: Iterable[str | Request], **settings: Any) -> list[Translation]:
-        """The best translation of each text, in order; `settings` as in `translate_n_best`."""
-        return [best[0] for best in self.translate_n_best(texts, 1, **settings)]
+    @overload
+    def translate(
+        self, texts: str | Request, *, n_best: None = None, **settings: Any
+    ) -> Translation: ...
+    @overload
+    def translate(
+        self, texts: str | Request, *, n_best: int, **settings: Any
+    ) -> list[Translation]: ...
+    @overload
+    def translate(
+        self, texts: Iterable[str | Request], *, n_best: None = None, **settings: Any
+    ) -> list[Translation]: ...
+    @overload
+    def translate(
+        self, texts: Iterable[str | Request], *, n_best: int, **settings: Any
+    ) -> list[list[Translation]]: ...
+    def translate(
+        self,
+        texts: str | Request | Iterable[str | Request],
+        *,
+        n_best: int | None = None,
+        **settings: Any,
+    ) -> Translation | list[Translation] | list[list[Translation]]:
+        """The translation of a text, or a list with that of each text.
 
-    def translate_n_best(
+        With `n_best`, there is a list of translations in the place of each.
+
+        Example:
+          >>> t.translate("thirty-four").text
+          'vierunddreißig'
+          >>> [out.text for out in t.translate(["one", "two"], beam_size=4)]
+          ['eins', 'zwei']
+          >>> len(t.translate("thirty-four", n_best=3))
+          3
+
+        Args:
+          texts: a text, which is a string or a `Request` with a prefix or phrases; or any iterable
+            of them.
+          n_best: translations of each text, best first, or samples; None: the best one, without a
+            list. A search may find fewer.
+          **settings: as in `translate_iterable`: fields of `DecodeConfig` such as `beam_size=4`,
+            and `target_lang`, `source_lang`, `attention`, `window`, `on_error`.
+
+        Raises:
+          UserError: an unknown or impossible setting; a text that cannot be translated, with its
+            index. One that is no text is a TypeError too.
+        """
+        is_one = isinstance(texts, str | Request)
+        items: Any = [texts] if is_one else texts
+        results: Iterator[Any] = self.translate_iterable(
+            items, n_best=cast(Any, n_best), **settings
+        )
+        return next(results) if is_one else list(results)
+
+    @overload
+    def translate_iterable(
+        self, texts: Iterable[str | Request], *, n_best: None = None, **settings: Any
+    ) -> Iterator[Translation]: ...
+    @overload
+    def translate_iterable(
+        self, texts: Iterable[str | Request], *, n_best: int, **settings: Any
+    ) -> Iterator[list[Translation]]: ...
+    def translate_iterable(
         self,
         texts: Iterable[str | Request],
-        num_hypotheses: int,
+        *,
+        n_best: int | None = None,
         target_lang: str = "",
         source_lang: str = "",
         attention: AttentionChoice | None = None,
@@ -107,12 +169,12 @@ class Translator:
         on_error: str = "raise",
         ready: Callable[[], bool] | None = None,
         **settings: Any,
-    ) -> Iterator[list[Translation]]:
-        """The `num_hypotheses` best translations of each text, lazily, or as many samples.
+    ) -> Iterator[Translation] | Iterator[list[Translation]]:
+        """As `translate`, but an iterator, which reads the texts as its results are asked for.
 
         Args:
           texts: any iterable, of text or of `Request` with a prefix or phrases.
-          num_hypotheses: at most the beam size; with `method="mbr"`, at most `mbr_samples`.
+          n_best: at most the beam size; with `method="mbr"`, at most `mbr_samples`.
           target_lang: of a multilingual model; "": the config's.
           source_lang: of a multilingual model that needs it (M2M-100, NLLB); "": the config's.
           attention: to the source, to come with the best translation of each text.
@@ -127,17 +189,23 @@ class Translator:
           UserError: an unknown or impossible setting; a text that cannot be translated, with its
             index. A list is checked before anything runs, other iterables window by window.
         """
-        if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
-            given = "one string" if isinstance(texts, str) else f"a {type(texts).__name__}"
-            raise UserError(f"translate takes a list of texts, not {given}.")
-        call = self._settings(num_hypotheses, target_lang, source_lang, attention, settings)
-        return self.engine.translate(self.params, texts, call, window, on_error, ready)
+        if isinstance(texts, str | bytes | Request) or not isinstance(texts, Iterable):
+            raise UserTypeError(f"`texts` is {described(texts)}, not a list of strings.")
+        call = self._settings(n_best, target_lang, source_lang, attention, settings)
+        results = self.engine.translate(self.params, texts, call, window, on_error, ready)
+        return results if n_best is not None else (best[0] for best in results)
+
+    def translate_n_best(
+        self, texts: Iterable[str | Request], num_hypotheses: int, **settings: Any
+    ) -> Iterator[list[Translation]]:
+        """The former name of `translate_iterable` with `n_best`."""
+        return self.translate_iterable(texts, n_best=num_hypotheses, **settings)
 
     def warmup(
         self,
         lengths: Iterable[int],
         num_texts: int = 1,
-        num_hypotheses: int = 1,
+        n_best: int | None = None,
         target_lang: str = "",
         source_lang: str = "",
         attention: AttentionChoice | None = None,
@@ -154,7 +222,7 @@ class Translator:
         Args:
           lengths: tokens of the longest text of a batch, tags and end symbol included.
           num_texts: most texts of a call.
-          num_hypotheses: as in `translate_n_best`, like all that follow.
+          n_best: as in `translate_iterable`, like all that follow.
           target_lang: of a multilingual model.
           source_lang: of a multilingual model that needs it.
           attention: to the source.
@@ -168,12 +236,12 @@ class Translator:
         """
         if num_texts < 1:
             raise UserError(f"num_texts={num_texts} must be at least 1.")
-        call = self._settings(num_hypotheses, target_lang, source_lang, attention, settings)
+        call = self._settings(n_best, target_lang, source_lang, attention, settings)
         return self.engine.warmup(self.params, lengths, num_texts, call)
 
     def _settings(
         self,
-        num_hypotheses: int,
+        n_best: int | None,
         target_lang: str,
         source_lang: str,
         attention: AttentionChoice | None,
@@ -184,55 +252,106 @@ class Translator:
         Raises:
           UserError: an unknown or impossible setting.
         """
-        try:
-            decode = dataclasses.replace(self.config.decode, **settings)
-        except TypeError as error:
-            names = ", ".join(field.name for field in dataclasses.fields(self.config.decode))
-            raise UserError(
-                f"Unknown search setting among {', '.join(settings)}; there are {names}."
-            ) from error
-        validate(dataclasses.replace(self.config, decode=decode))
-        most = {"beam": decode.beam_size, "mbr": decode.mbr_samples}.get(decode.method)
-        if num_hypotheses < 1 or (most and num_hypotheses > most):
-            raise UserError(
-                f"{num_hypotheses} hypotheses need a beam of at least that size, not {most}."
-                if decode.method == "beam"
-                else f"{num_hypotheses} hypotheses cannot be had from {most} samples."
+        names = [field.name for field in dataclasses.fields(self.config.decode)]
+        unknown = [name for name in settings if name not in names]
+        if unknown:
+            close = difflib.get_close_matches(unknown[0], names, 1)
+            hint = f"did you mean {close[0]}? There" if close else "there"
+            raise UserTypeError(
+                f"There is no search setting {unknown[0]}; {hint} are {', '.join(names)}."
             )
+        decode = dataclasses.replace(self.config.decode, **settings)
+        try:
+            validate(dataclasses.replace(self.config, decode=decode))
+        except UserError as error:
+            raise UserError(_with_arguments(str(error), settings)) from error
         vocab = self.config.model.target_vocab_size
         if any(not 0 <= i < vocab for i in decode.suppressed_ids):
-            raise UserError(
-                f"config.decode.suppressed_ids={decode.suppressed_ids} must be ids below {vocab}."
-            )
+            raise UserError(f"`suppressed_ids={decode.suppressed_ids}` must be ids below {vocab}.")
         if attention:
             for model in self.engine.models:
                 attention.check(model)
+        num_hypotheses = 1 if n_best is None else n_best
+        _check_n_best(num_hypotheses, decode)
         return TranslationSettings(decode, num_hypotheses, target_lang, source_lang, attention)
 
+    @overload
+    def score(  # type: ignore[overload-overlap]  # a string is an iterable of strings
+        self, sources: str, targets: str, target_lang: str = "", source_lang: str = ""
+    ) -> float: ...
+    @overload
     def score(
         self,
-        sources: Sequence[str],
-        targets: Sequence[str],
+        sources: Iterable[str],
+        targets: Iterable[str],
         target_lang: str = "",
         source_lang: str = "",
-    ) -> list[float]:
-        """Natural log-probability of each target with its end, without length penalty."""
+    ) -> list[float]: ...
+    def score(
+        self,
+        sources: str | Iterable[str],
+        targets: str | Iterable[str],
+        target_lang: str = "",
+        source_lang: str = "",
+    ) -> float | list[float]:
+        """Natural log-probability of each target with its end, without length penalty.
+
+        Args:
+          sources: texts, or one text.
+          targets: a translation of each.
+          target_lang: of a multilingual model; "": the config's.
+          source_lang: of a multilingual model that needs it; "": the config's.
+
+        Raises:
+          UserError: an item that is no text, or not one target for each source.
+        """
+        if isinstance(sources, str) and isinstance(targets, str):
+            return self.score([sources], [targets], target_lang, source_lang)[0]
         pairs = self.score_tokens(sources, targets, target_lang, source_lang)
         return [pair.log_prob for pair in pairs]
 
     def score_tokens(
         self,
-        sources: Sequence[str],
-        targets: Sequence[str],
+        sources: Iterable[str],
+        targets: Iterable[str],
         target_lang: str = "",
         source_lang: str = "",
     ) -> list[PairScores]:
-        """As `score`, with the log-probability of every token."""
+        """As `score` of several texts, with the log-probability of every token."""
+        for name, texts in (("sources", sources), ("targets", targets)):
+            if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+                raise UserTypeError(f"`{name}` is {described(texts)}, not a list of strings.")
+        sources, targets = list(sources), list(targets)
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources cannot be scored with {len(targets)} targets.")
         return self.engine.score(
             self.params, sources, targets, target_lang, source_lang=source_lang
         )
+
+
+def _check_n_best(count: int, decode: DecodeConfig) -> None:
+    """Checks that a search gives as many translations of a text.
+
+    Raises:
+      UserError: it does not.
+    """
+    if not isinstance(count, int) or count < 1:
+        raise UserError(f"`n_best={count!r}` must be a number of at least 1.")
+    setting = {"beam": "beam_size", "mbr": "mbr_samples"}.get(decode.method)
+    if setting and count > getattr(decode, setting):
+        raise UserError(
+            f"`n_best={count}` needs `{setting}` of at least {count}, not "
+            f"{getattr(decode, setting)}."
+        )
+
+
+def _with_arguments(message: str, settings: Iterable[str]) -> str:
+    """A message about the config, with the names of arguments for `settings` of `config.decode`."""
+
+    def argument(match: re.Match[str]) -> str:
+        return f"`{match[1]}`" if match[2] in settings else match[0]
+
+    return re.sub(r"config\.decode\.((\w+)(=(\([^)]*\)|[^\s;,]*[^\s;,.]))?)", argument, message)
 
 
 def _located(path: epath.PathLike) -> str:

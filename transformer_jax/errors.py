@@ -8,3 +8,7 @@ class UserError(Exception):
     The commands print the sentence without a traceback, with the flags of those names instead:
     `--n_best=0 must be at least 1`. They exit with status 2.
     """
+
+
+class UserTypeError(UserError, TypeError):
+    """A `UserError` about an object of the wrong type, which `except TypeError` catches too."""

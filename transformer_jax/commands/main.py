@@ -23,7 +23,7 @@ from transformer_jax import __version__, paths
 from transformer_jax.commands import arguments, command_help, config_flags
 from transformer_jax.config import Config
 from transformer_jax.errors import UserError
-from transformer_jax.runs import host_memory
+from transformer_jax.runs import compilation_cache, host_memory
 
 FLAGS = flags.FLAGS
 # Each is a module of this package with `HELP`, `define_flags`, `run`, and `LESS_MEMORY`: what to
@@ -84,7 +84,8 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
                 )
             _expand_paths()
             if getattr(module, "USES_JAX", True):
-                _configure_jax()
+                compilation_cache.keep_programs()
+                _quiet_logs()
             module.run(*([remaining[1:]] if takes_folders else []))
             if _is_one_of_several():
                 from transformer_jax import distributed
@@ -149,15 +150,8 @@ def _expand_paths() -> None:
         FLAGS.config = paths.expand_config(FLAGS.config)
 
 
-def _configure_jax() -> None:
-    """Caches compiled programs for later starts; keeps logs quiet unless they are asked for."""
-    import jax
-
-    from transformer_jax.data.sources import cache_folder
-
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+def _quiet_logs() -> None:
+    """Hides what libraries log, unless it is asked for."""
     if not any(a.lstrip("-").startswith(("verbosity", "v=")) for a in sys.argv[1:]):
         absl_logging.set_verbosity(absl_logging.WARNING)
         logging.getLogger().setLevel(logging.WARNING)

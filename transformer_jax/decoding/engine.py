@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
@@ -19,7 +19,7 @@ from transformer_jax.decoding.requests import (
     RequestEncoder,
     check_text,
     item_error,
-    line_numbers,
+    place_of,
     read_requests,
     warn,
     windows,
@@ -122,13 +122,13 @@ class Engine:
           UserError: an item that is no text, with its place.
         """
         if on_error not in ON_ERROR:
-            raise UserError(f"on_error={on_error!r} must be one of {', '.join(ON_ERROR)}.")
-        requests = read_requests(texts)
-        if isinstance(texts, Sequence):
+            raise UserError(f"`on_error={on_error}` must be one of {', '.join(ON_ERROR)}.")
+        requests = read_requests(texts, settings.decode.method)
+        if isinstance(texts, Collection):
             items = list(requests)
-            for number, item in enumerate(items, start=1):
+            for index, (item, text) in enumerate(zip(items, texts, strict=True)):
                 if isinstance(item, UserError) and on_error == "raise":
-                    raise item_error(item, number)
+                    raise item_error(item, place_of(text, index))
             requests = iter(items)
         translator, precision = self._batch_translator(params, settings), matmul_precision()
         run = functools.partial(workers.run, self.device, precision, translator.translate_batch)
@@ -204,11 +204,11 @@ class Engine:
           UserError: an item that is no text, with its place; before anything runs.
         """
         for name, texts in (("sources", sources), ("targets", targets)):
-            for number, text in enumerate(texts, start=1):
+            for index, text in enumerate(texts):
                 try:
                     check_text(text)
                 except UserError as error:
-                    raise item_error(error, number, name) from error
+                    raise item_error(error, place_of(text, index, name)) from error
         scorer = PairScorer(
             self.programs,
             self.programs.put_on_devices(params),
@@ -230,8 +230,8 @@ def _translate_windows(
     """Translations of each item of all windows, in order."""
     num_read = 0
     for items in read_windows:
-        numbers = line_numbers(items, num_read + 1)
-        yield from _translate_window(translator, run, items, numbers, on_error)
+        places = [place_of(item, index) for index, item in enumerate(items, start=num_read)]
+        yield from _translate_window(translator, run, items, places, on_error)
         num_read += len(items)
 
 
@@ -239,10 +239,17 @@ def _translate_window(
     translator: BatchTranslator,
     run: RunBatches,
     items: Items,
-    numbers: Sequence[int],
+    places: Sequence[str],
     on_error: str,
 ) -> Iterator[list[Translation]]:
     """Translations of each item, as soon as they and all before them are there.
+
+    Args:
+      translator: of batches.
+      run: translates batches, in threads.
+      items: of the window.
+      places: of the items, for messages.
+      on_error: what an item that cannot be translated gives.
 
     Raises:
       UserError: naming an item that cannot be translated, unless `on_error` is `skip`.
@@ -253,19 +260,19 @@ def _translate_window(
     }
     encoded |= zip(requests, translator.encoder.encode(requests), strict=True)
     texts: list[EncodedText] = []
-    places: dict[Request | UserError, range] = {}  # numbers of an item's parts in `texts`
-    for item, number in zip(items, numbers, strict=True):
+    parts_of: dict[Request | UserError, range] = {}  # numbers of an item's parts in `texts`
+    for item, place in zip(items, places, strict=True):
         parts = encoded[item]
         if isinstance(parts, UserError):
             if on_error == "raise":
-                raise item_error(parts, number)
-        elif item not in places:
+                raise item_error(parts, place)
+        elif item not in parts_of:
             if len(parts) > 1:
                 warn(
-                    f"line {number}: longer than the {translator.encoder.max_len - 1} tokens that "
+                    f"{place}: longer than the {translator.encoder.max_len - 1} tokens that "
                     f"the model reads; translated in {len(parts)} parts."
                 )
-            places[item] = range(len(texts), len(texts) + len(parts))
+            parts_of[item] = range(len(texts), len(texts) + len(parts))
             texts += parts
 
     translated: dict[int, list[Translation]] = {}  # of each of `texts`
@@ -274,15 +281,16 @@ def _translate_window(
     )
     results = run((batch, [texts[i] for i in batch.indices]) for batch in batches)
     finished = zip(batches, results, strict=True)
-    for item, number in zip(items, numbers, strict=True):
-        if item not in places:
-            yield [no_translation(error=str(encoded[item]))]
+    for item, place in zip(items, places, strict=True):
+        problem = encoded[item]
+        if isinstance(problem, UserError):
+            yield [no_translation(error=str(item_error(problem, place)))]
             continue
-        while not all(i in translated for i in places[item]):
+        while not all(i in translated for i in parts_of[item]):
             batch, batch_translations = next(finished)
             translated |= zip(batch.indices, batch_translations, strict=True)
-        hypotheses = [translated[i] for i in places[item]]
+        hypotheses = [translated[i] for i in parts_of[item]]
         best = hypotheses[0] if len(hypotheses) == 1 else [join_parts([h[0] for h in hypotheses])]
         if best[0].unmet:
-            warn(f"line {number}: not met: {'; '.join(best[0].unmet)}.")
+            warn(f"{place}: not met: {'; '.join(best[0].unmet)}.")
         yield best

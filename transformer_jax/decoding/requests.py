@@ -1,6 +1,7 @@
 """Requests: texts to translate, checked, and encoded as token ids that the model can read."""
 
 import dataclasses
+import reprlib
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,9 +12,13 @@ import numpy as np
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding import long_texts, phrases
 from transformer_jax.decoding.phrases import Phrase
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, UserTypeError
 
 T = TypeVar("T")
+PHRASES_NEED_BEAMS = (
+    "phrases need beam search, and `method={method}` draws its outputs without looking for them. "
+    "Remove the phrases, or set `method=beam`."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,23 +32,30 @@ class Request:
     text: str
     prefix: str = ""  # what the translation begins with
     phrases: Sequence[str] = ()  # what the translation has to contain; one string is one phrase
-    # Its number in a file, for messages; None: messages name its place in the list of texts.
+    # Its number in a file, for messages; None: messages name its index in the list of texts.
     line: int | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         phrases = (self.phrases,) if isinstance(self.phrases, str) else self.phrases
         if not isinstance(phrases, Sequence) or isinstance(phrases, bytes):
-            raise UserError(f"phrases={phrases!r} must be a list of strings.")
+            raise UserTypeError(f"`phrases` is {described(phrases)}, not a list of strings.")
         object.__setattr__(self, "phrases", tuple(phrases))  # so that requests can be hashed
 
 
-def read_requests(items: Iterable[Any]) -> Iterator[Request | UserError]:
-    """The request of each item; of an item that is not text, what is wrong with it."""
+def read_requests(items: Iterable[Any], method: str) -> Iterator[Request | UserError]:
+    """The request of each item; of an item that cannot be one, what is wrong with it.
+
+    Args:
+      items: texts and requests.
+      method: of the search, which has to search for the phrases of requests.
+    """
     for item in items:
         request = item if isinstance(item, Request) else Request(item)
         try:
             for value in (request.text, request.prefix, *request.phrases):
                 check_text(value)
+            if request.phrases and method != "beam":
+                raise UserError(PHRASES_NEED_BEAMS.format(method=method))
             yield request
         except UserError as error:
             yield error
@@ -73,11 +85,11 @@ def check_text(value: Any) -> None:
     """Checks that `value` is a string that can be written as UTF-8.
 
     Raises:
-      UserError: it is not.
+      UserError: it is not. The message has no subject: `item_error` adds it.
     """
     if not isinstance(value, str):
         hint = "; decode it first." if isinstance(value, bytes) else "."
-        raise UserError(f"of type {type(value).__name__}, not a string{hint}")
+        raise UserTypeError(f"is {described(value)}, not a string{hint}")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -87,15 +99,25 @@ def check_text(value: Any) -> None:
         ) from error
 
 
-def item_error(error: UserError, number: int, name: str = "texts") -> UserError:
-    """`error` with the place of its item, counted from 1, in the list `name`."""
-    return UserError(f"{name}[{number - 1}] (line {number}): {error}")
+def described(value: Any) -> str:
+    """What an object is, for messages: `a float (nan)`."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    article = "" if name == "bytes" else "an " if name[0].lower() in "aeiou" else "a "
+    return f"{article}{name} ({reprlib.repr(value)})"
 
 
-def line_numbers(items: Sequence[Request | UserError], first: int) -> list[int]:
-    """The number of each item in the user's input; of an item without one, counted from `first`."""
-    numbers = (getattr(item, "line", None) for item in items)
-    return [first + i if number is None else number for i, number in enumerate(numbers)]
+def place_of(item: Any, index: int, name: str = "texts") -> str:
+    """Where an item is, for messages: its line of a file, or its index in the list `name`."""
+    line = getattr(item, "line", None)
+    return f"{name}[{index}]" if line is None else f"line {line}"
+
+
+def item_error(error: UserError, place: str) -> UserError:
+    """`error` with the place of its item."""
+    separator = " " if isinstance(error, UserTypeError) else ": "
+    return type(error)(f"{place}{separator}{error}")
 
 
 @dataclasses.dataclass(frozen=True)

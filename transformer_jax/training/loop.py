@@ -24,7 +24,7 @@ from transformer_jax.config import Config, validate
 from transformer_jax.data.loader import BatchSource, load_batches
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.errors import UserError
-from transformer_jax.runs import history, host_memory
+from transformer_jax.runs import compilation_cache, history, host_memory
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.checkpoint import find_resume_step
 from transformer_jax.runs.retention import quality
@@ -59,6 +59,7 @@ def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None
         training cannot continue or the last checkpoint could not be written.
     """
     host_memory.keep_freed_memory()  # saves up to a fifth of a step's time on CPU
+    compilation_cache.keep_programs()
     with open_run(config, workdir) as trainer:
         return trainer.run(stop_after)
 
