@@ -239,8 +239,11 @@ def test_translate_and_score_have_types_for_mypy(tmp_path):
     program.write_text(TYPED, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(program)],
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
     shown = re.findall(r'note: Revealed type is "(.*)"', done.stdout)
     plain = [re.sub(r"[\w.]+\.(\w+)", r"\1", kind) for kind in shown]
     assert plain == [

@@ -1,18 +1,15 @@
 """`Translator`: a trained model as a Python object."""
 
-import dataclasses
-import difflib
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast, overload
 
 from etils import epath
 
 from transformer_jax import paths
-from transformer_jax.config import Config, DecodeConfig, validate
+from transformer_jax.config import Config
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.decoding import WINDOW
+from transformer_jax.decoding import WINDOW, arguments
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.decoding.engine import Engine
@@ -252,27 +249,12 @@ class Translator:
         Raises:
           UserError: an unknown or impossible setting.
         """
-        names = [field.name for field in dataclasses.fields(self.config.decode)]
-        unknown = [name for name in settings if name not in names]
-        if unknown:
-            close = difflib.get_close_matches(unknown[0], names, 1)
-            hint = f"did you mean {close[0]}? There" if close else "there"
-            raise UserTypeError(
-                f"There is no search setting {unknown[0]}; {hint} are {', '.join(names)}."
-            )
-        decode = dataclasses.replace(self.config.decode, **settings)
-        try:
-            validate(dataclasses.replace(self.config, decode=decode))
-        except UserError as error:
-            raise UserError(_with_arguments(str(error), settings)) from error
-        vocab = self.config.model.target_vocab_size
-        if any(not 0 <= i < vocab for i in decode.suppressed_ids):
-            raise UserError(f"`suppressed_ids={decode.suppressed_ids}` must be ids below {vocab}.")
+        decode = arguments.decode_config(self.config, settings)
+        num_hypotheses = 1 if n_best is None else n_best
+        arguments.check_n_best(num_hypotheses, decode)
         if attention:
             for model in self.engine.models:
                 attention.check(model)
-        num_hypotheses = 1 if n_best is None else n_best
-        _check_n_best(num_hypotheses, decode)
         return TranslationSettings(decode, num_hypotheses, target_lang, source_lang, attention)
 
     @overload
@@ -327,31 +309,6 @@ class Translator:
         return self.engine.score(
             self.params, sources, targets, target_lang, source_lang=source_lang
         )
-
-
-def _check_n_best(count: int, decode: DecodeConfig) -> None:
-    """Checks that a search gives as many translations of a text.
-
-    Raises:
-      UserError: it does not.
-    """
-    if not isinstance(count, int) or count < 1:
-        raise UserError(f"`n_best={count!r}` must be a number of at least 1.")
-    setting = {"beam": "beam_size", "mbr": "mbr_samples"}.get(decode.method)
-    if setting and count > getattr(decode, setting):
-        raise UserError(
-            f"`n_best={count}` needs `{setting}` of at least {count}, not "
-            f"{getattr(decode, setting)}."
-        )
-
-
-def _with_arguments(message: str, settings: Iterable[str]) -> str:
-    """A message about the config, with the names of arguments for `settings` of `config.decode`."""
-
-    def argument(match: re.Match[str]) -> str:
-        return f"`{match[1]}`" if match[2] in settings else match[0]
-
-    return re.sub(r"config\.decode\.((\w+)(=(\([^)]*\)|[^\s;,]*[^\s;,.]))?)", argument, message)
 
 
 def _located(path: epath.PathLike) -> str:

@@ -8,12 +8,12 @@ JAX_MIN_COMPILE_SECONDS = 1.0
 
 
 def keep_programs() -> bool:
-    """Keeps compiled programs on the disk, unless JAX was told where or not to keep them.
+    """Keeps compiled programs on the disk, unless JAX's own settings say where, or not to.
 
     The commands, `training.loop.train` and `Translator.load` call it. It holds for every program
-    that the process compiles from then on. JAX's own settings go before it: a folder in
-    `JAX_COMPILATION_CACHE_DIR` or `jax_compilation_cache_dir`, where an empty one keeps nothing,
-    and `JAX_ENABLE_COMPILATION_CACHE=0`.
+    that the process compiles from then on. Settings of JAX that were changed stay: the folder
+    `jax_compilation_cache_dir` (empty: nothing is kept), `jax_enable_compilation_cache=False`, or
+    the environment variables of these names.
 
     Returns:
       Whether the folder is ours.
