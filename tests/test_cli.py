@@ -269,3 +269,35 @@ def test_errors_of_commands_name_flags_where_the_package_names_arguments(monkeyp
     assert main.with_flags(message) == (
         "--n_best=0 of --input and `prefix` must be `at least 1`; `pip install x`."
     )
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("stp_after=3", "There is no flag --stp_after; did you mean --stop_after?"),
+        ("qqq", "There is no flag --qqq."),
+        ("stop_after=x", "--stop_after=x is not a whole number."),
+        ("stop_after", "--stop_after=VALUE lacks its value."),
+        ("verify_steps=3", "--verify_steps=3 must be >= 4."),
+        ("num_processes=0", "--num_processes=0 must be >= 1."),
+        ("process_id=-1", "--process_id=-1 must be >= 0."),
+        ("report=maybe", "--report=maybe must be true or false."),
+        ("config.train.num_steps=x", "--config.train.num_steps=x is not a whole number."),
+        ("config.model.norm_epsilon=x", "--config.model.norm_epsilon=x is not a number."),
+        ("config.model=x", "config.model is a section"),
+    ],
+)
+def test_wrong_flags_are_named_in_one_sentence(flag, message, capsys, monkeypatch):
+    arguments = ["transformer-jax", "train", "--config=tiny", f"--{flag}"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    before = set(flags.FLAGS)
+    try:
+        with pytest.raises(SystemExit) as end:
+            main.main()
+    finally:
+        for name in set(flags.FLAGS) - before:
+            delattr(flags.FLAGS, name)
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith(f"error: {message}")

@@ -1,6 +1,7 @@
 import dataclasses
 import importlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -188,3 +189,80 @@ def test_config_flags_parse_every_kind_of_setting(flag, value):
     values(argv)
     path = flag.partition("=")[0]
     assert {s.path: s for s in all_settings(Config)}[path].value(values.config) == value
+
+
+RECIPE = """
+from shared import WIDTH
+from transformer_jax.configs import tiny
+
+def get_config():
+    config = tiny.get_config()
+    config.model.d_model = WIDTH
+    return config
+"""
+
+
+def test_recipe_imports_a_file_of_its_folder(tmp_path, monkeypatch):
+    (tmp_path / "shared.py").write_text("WIDTH = 48")
+    (tmp_path / "mine.py").write_text(RECIPE)
+    path = list(sys.path)
+    monkeypatch.chdir("/")
+    assert config_flags.read_recipe(str(tmp_path / "mine.py")).model.d_model == 48
+    assert sys.path == path
+    sys.modules.pop("shared")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("\nimport nosuchmodule", ["mine.py, line 2: `import nosuchmodule`", "No module named"]),
+        ("import sibling", ["sibling.py, line 1: `1 / 0` fails: ZeroDivisionError"]),
+        ("def get_config(:", ["mine.py, line 1: invalid syntax"]),
+        ("x = 1", ["mine.py has no get_config()"]),
+        ("def get_config():\n  return {}", ["returns dict, not a transformer_jax.config.Config"]),
+        ("def get_config():\n  return Config(", ["mine.py, line 2", "never closed"]),
+        ("def get_config():\n  return x.y", ["mine.py, line 2: `return x.y` fails: NameError"]),
+        (None, ["There is no recipe", "mine.py; built in are", "transformer-jax init"]),
+    ],
+)
+def test_recipe_that_fails_is_one_sentence_with_its_line(recipe, words, tmp_path):
+    (tmp_path / "sibling.py").write_text("1 / 0")
+    if recipe is not None:
+        (tmp_path / "mine.py").write_text(recipe)
+    with pytest.raises(UserError) as error:
+        config_flags.read_recipe(str(tmp_path / "mine.py"))
+    sys.modules.pop("sibling", None)
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)
+
+
+def define_for_training(*argv):
+    """The config that `train` would have with a command line."""
+    values = flags.FlagValues()
+    rest = config_flags.define_for_training(["train", *argv], values)
+    values(rest, known_only=True)
+    return values.config
+
+
+def test_train_without_a_recipe_resumes_with_the_settings_of_the_run(tmp_path):
+    stored = changed(train={"num_steps": 7}, data={"vocab_size": 99, "max_ratio": 4.0})
+    (tmp_path / "config.json").write_text(to_json(stored))
+    workdir = f"--workdir={tmp_path}"
+    assert define_for_training(workdir) == stored
+    more = define_for_training("--workdir", str(tmp_path), "--config.train.num_steps=9")
+    assert more == dataclasses.replace(stored, train=dataclasses.replace(stored.train, num_steps=9))
+    quickstart = importlib.import_module("transformer_jax.configs.quickstart").get_config()
+    assert define_for_training(workdir, "--config", "quickstart") == quickstart
+    assert define_for_training("--config=configs/quickstart.py", workdir) == quickstart
+
+
+def test_train_without_a_recipe_and_without_a_run_names_recipes(tmp_path):
+    for argv, where in (
+        ([], "Name a recipe"),
+        ([f"--workdir={tmp_path}"], f"{tmp_path} has no run to resume. Name a recipe"),
+    ):
+        with pytest.raises(UserError) as error:
+            define_for_training(*argv)
+        for word in (where, "--config=RECIPE", *RECIPES, "transformer-jax init"):
+            assert word in str(error.value)

@@ -1,9 +1,27 @@
 """Command lines before absl parses them."""
 
 import itertools
+import re
 from collections.abc import Sequence
 
 HELP_FLAGS = {"--help", "-help", "-h"}
+# What absl says of a wrong flag -> what a command says.
+_SENTENCES = (
+    (
+        r"Unknown command line flag '(\w+)'\. Did you mean: (\w+).*",
+        r"There is no flag --\1; did you mean --\2?",
+    ),
+    (r"Unknown command line flag '(.+?)'.*", r"There is no flag --\1."),
+    (r"Missing value for flag (--\S+)", r"\1=VALUE lacks its value."),
+    (r"flag (--\w+)=None: .* must have a value other than None\.?", r"\1=VALUE is missing."),
+    (r"flag (--.*): invalid literal for int\(\).*", r"\1 is not a whole number."),
+    (r"flag (--.*): could not convert string to float.*", r"\1 is not a number."),
+    (r"flag (--.*): value should be one of <(.*)>", r"\1 must be one of \2."),
+    (r"flag (--.*): \('Non-boolean argument.*", r"\1 must be true or false."),
+    (r"flag (--.*): .* is not (an )?integer >= (.*)", r"\1 must be >= \3."),
+    (r"flag (--.*): .* is not a positive integer", r"\1 must be >= 1."),
+    (r"flag (--.*): .* is not a non-negative integer", r"\1 must be >= 0."),
+)
 
 
 def wants_help(argv: Sequence[str]) -> bool:
@@ -40,10 +58,17 @@ def without(argv: Sequence[str], name: str) -> list[str]:
     return kept
 
 
-def words_as_flags(argv: Sequence[str], name: str) -> list[str]:
-    """`argv` with each word before the first flag as `--name=word`.
+def first_word_as_flag(argv: Sequence[str], name: str) -> list[str]:
+    """`argv` with a word before all flags as `--name=word`: `plot curves`, `--picture=curves`."""
+    if len(argv) > 1 and not argv[1].startswith("-"):
+        return [argv[0], f"--{name}={argv[1]}", *argv[2:]]
+    return list(argv)
 
-    So `plot curves --workdir=DIR` is `plot --picture=curves --workdir=DIR`.
-    """
-    words = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv[1:]))
-    return [argv[0], *(f"--{name}={word}" for word in words), *argv[1 + len(words) :]]
+
+def sentence(error: Exception) -> str:
+    """What is wrong with a flag, from absl's error."""
+    text = " ".join(str(error).split())
+    for pattern, replacement in _SENTENCES:
+        if re.fullmatch(pattern, text):
+            return re.sub(pattern, replacement, text).replace("|", ", ")
+    return text

@@ -24,7 +24,9 @@ RECIPE_TEXT = (
 )
 
 
-def define_for_training(argv: Sequence[str]) -> list[str]:
+def define_for_training(
+    argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS
+) -> list[str]:
     """Defines `--config` for a run that starts or resumes; returns `argv` without the recipe.
 
     Raises:
@@ -44,7 +46,7 @@ def define_for_training(argv: Sequence[str]) -> list[str]:
             f"{where}Name a recipe with --config=RECIPE, a file or one of "
             f"{', '.join(built_in_recipes())}; `transformer-jax init` writes one for your corpus."
         )
-    define_config(config, rest, help_text=RECIPE_TEXT)
+    define_config(config, rest, flag_values, RECIPE_TEXT)
     return rest
 
 

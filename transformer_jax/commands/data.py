@@ -33,7 +33,7 @@ def define_flags(argv: list[str]) -> list[str]:
         "dataset", None, list(DATASETS), "The data set, as the first word; or by this flag."
     )
     flags.DEFINE_string("output", None, "Folder for the texts; `downloads/` in it keeps the files.")
-    return arguments.words_as_flags(argv, "dataset")
+    return arguments.first_word_as_flag(argv, "dataset")
 
 
 def run() -> None:

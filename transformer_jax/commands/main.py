@@ -126,8 +126,8 @@ def _parse(program: str, argv: Sequence[str]) -> list[str]:
     try:
         return FLAGS(argv)
     except flags.Error as error:
-        reason = " ".join(str(error).split())
-        print(f"error: {reason} ({program} --help lists the flags.)", file=sys.stderr)
+        text = f"error: {arguments.sentence(error)} {program} --help lists the flags."
+        print(text, file=sys.stderr)
         sys.exit(USAGE_STATUS)
 
 
