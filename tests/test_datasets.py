@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from transformer_jax.commands import data as command
-from transformer_jax.data import datasets, download, unpacking
+from transformer_jax.data import datasets, download, number_words, unpacking
 from transformer_jax.data.datasets import Dataset, Download, Part, Split
 from transformer_jax.errors import UserError
 
@@ -354,6 +354,24 @@ def test_data_command_takes_the_name_first_and_refuses_what_is_missing(monkeypat
     flags.output = "gs://bucket/x"
     with pytest.raises(UserError, match="made in a local folder"):
         command.run()
+
+
+def test_data_command_writes_the_embedded_corpus_without_a_network(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "my numbers"
+    sizes = {"train": 1003, "validation": 2, "test": 3}
+    monkeypatch.setattr(number_words, "SIZES", sizes)
+    flags = type("Flags", (), {"dataset": "number_words", "output": str(folder)})
+    monkeypatch.setattr(command, "FLAGS", flags)
+    command.run()
+    printed = capsys.readouterr().out
+    for split, size in sizes.items():
+        assert f"{folder / split}.{{en,de,fr,es,cs}}: {size:,} lines each\n" in printed
+        for language in ("en", "de", "fr", "es", "cs"):
+            assert len(read(folder / f"{split}.{language}")) == size
+        assert f"--{split}='{folder / split}' " in printed
+    assert read(folder / "train.en")[34] == "thirty-four"
+    assert read(folder / "train.de")[34] == "vierunddreißig"
+    assert not set(read(folder / "test.en")) & set(read(folder / "train.en"))
 
 
 @pytest.mark.parametrize("name", datasets.DATASETS)

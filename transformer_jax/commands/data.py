@@ -13,6 +13,7 @@ from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
 LESS_MEMORY = "close other programs"
+EMBEDDED = "number_words"  # made here; all others are downloaded
 HELP = CommandHelp(
     usage="NAME --output=DIR",
     about="Downloads a public data set, compares it with its checksums, and writes text files "
@@ -22,6 +23,7 @@ HELP = CommandHelp(
         ("29,000 captions of pictures:", "transformer-jax data multi30k --output=multi30k"),
         ("160,000 pairs of talks:", "transformer-jax data iwslt14 --output=iwslt14"),
         ("4.5 million pairs, for a large machine:", "transformer-jax data wmt14 --output=wmt14"),
+        ("a toy corpus, without a network:", "transformer-jax data number_words --output=numbers"),
     ),
     pages=(("docs/datasets.md", "sizes, checksums, licences, and what to do offline"),),
 )
@@ -30,7 +32,7 @@ HELP = CommandHelp(
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv` with the data set's name as a flag."""
     flags.DEFINE_enum(
-        "dataset", None, list(DATASETS), "The data set, as the first word; or by this flag."
+        "dataset", None, [*DATASETS, EMBEDDED], "The data set, as the first word; or by this flag."
     )
     flags.DEFINE_string("output", None, "Folder for the texts; `downloads/` in it keeps the files.")
     return arguments.first_word_as_flag(argv, "dataset")
@@ -45,6 +47,9 @@ def run() -> None:
         raise UserError("--output=DIR is missing: the folder for the texts.")
     if paths.is_remote(FLAGS.output):
         raise UserError(f"--output={FLAGS.output}: data sets are made in a local folder.")
+    if FLAGS.dataset == EMBEDDED:
+        _write_number_words(Path(FLAGS.output))
+        return
     from transformer_jax.data.unpacking import make_texts
 
     dataset, folder = DATASETS[FLAGS.dataset], Path(FLAGS.output)
@@ -54,3 +59,14 @@ def run() -> None:
     names = [name for split in dataset.splits for name in (split.name, split.held_out) if name]
     prefixes = {name: shlex.quote(str(folder / name)) for name in names}
     print(f"next: {dataset.command.format(**prefixes)}")
+
+
+def _write_number_words(folder: Path) -> None:
+    """Writes the embedded corpus and prints the next command."""
+    from transformer_jax.data import number_words
+
+    languages = ",".join(("en", *number_words.LANGUAGES))
+    for prefix, num_lines in number_words.write_texts(folder):
+        print(f"{prefix}.{{{languages}}}: {num_lines:,} lines each", flush=True)
+    sets = " ".join(f"--{name}={shlex.quote(str(folder / name))}" for name in number_words.SIZES)
+    print(f"next: transformer-jax init {sets} --source_lang=en --target_lang=de --workdir=DIR")

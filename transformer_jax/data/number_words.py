@@ -6,6 +6,7 @@ real language, can be scored exactly, and needs no download.
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar
 
 import num2words
@@ -28,6 +29,16 @@ def split_numbers() -> dict[str, list[int]]:
         "test": drawn[SIZES["validation"] : held_out],
         "train": list(range(SMALL)) + drawn[held_out:],
     }
+
+
+def write_texts(folder: Path) -> Iterator[tuple[Path, int]]:
+    """Writes `SPLIT.LANGUAGE` in every language; yields each prefix and its number of lines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, numbers in split_numbers().items():
+        for language in ("en", *LANGUAGES):
+            lines = (num2words.num2words(number, lang=language) + "\n" for number in numbers)
+            (folder / f"{split}.{language}").write_text("".join(lines), encoding="utf-8")
+        yield folder / split, len(numbers)
 
 
 class NumberWords(tfds.core.GeneratorBasedBuilder):
