@@ -2,21 +2,33 @@
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import random
 import re
 import urllib.error
+from collections import Counter
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import sacrebleu
 from etils import epath
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.significance import PairedTest
 from sacremoses.corpus import NonbreakingPrefixes
 
 from tests.test_cli import command
 from transformer_jax.commands import eval_run
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.errors import UserError
-from transformer_jax.evaluation import bleu_tokenizers, corpus_metrics, model_metrics
+from transformer_jax.evaluation import (
+    bleu_tokenizers,
+    corpus_metrics,
+    model_metrics,
+    significance,
+)
 from transformer_jax.training import setup
 
 REFERENCES = [
@@ -235,6 +247,89 @@ def test_compare_tells_a_better_system_from_chance():
     assert min(c.p_value for c in alike) > 0.05
 
 
+def test_compare_without_ties_equals_sacrebleu():
+    rng = random.Random(0)
+    references = [" ".join(rng.choices([f"wort{i}" for i in range(50)], k=12)) for _ in range(120)]
+    good = noisy(references, 0.1, 1)
+    for share in (0.1, 0.12, 0.3):
+        bad = noisy(references, share, 2)
+        test = PairedTest(
+            [("other", bad), ("this", good)],
+            {"BLEU": BLEU(), "chrF2": CHRF()},
+            [references],
+            test_type="bs",
+            n_samples=1000,
+        )
+        signatures, scores = test()
+        for ours in corpus_metrics.compare(good, bad, references):
+            other, this = scores[ours.metric]
+            assert (ours.score, ours.other_score) == (this.score, other.score)
+            assert ours.p_value == this.p_value
+            assert ours.interval == pytest.approx(this.ci, abs=1e-4)  # theirs is in float32
+            assert ours.other_interval == pytest.approx(other.ci, abs=1e-4)
+            assert ours.signature == str(signatures[ours.metric])
+            assert not ours.identical
+
+
+def exact_chrf(hypotheses, references):
+    """chrF2 as a fraction: matches are counted over the corpus, then averaged over the orders."""
+    precisions, recalls = [], []
+    for size in range(1, 7):
+        counts = [
+            [Counter(text[i : i + size] for i in range(len(text) - size + 1)) for text in pair]
+            for pair in zip(hypotheses, references, strict=True)
+        ]
+        given, wanted = (sum(pair[side].total() for pair in counts) for side in (0, 1))
+        matches = sum((ours & reference).total() for ours, reference in counts)
+        if given and wanted:
+            precisions.append(Fraction(matches, given))
+            recalls.append(Fraction(matches, wanted))
+    precision, recall = (sum(values) / len(values) for values in (precisions, recalls))
+    return 500 * precision * recall / (4 * precision + recall) if precision + recall else 0
+
+
+SHORT = ["abcdefgh", "abcdefgh", "hgfedcba", "aabbccdd"]
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "others", "p_value"),
+    [
+        (["abcdefgx", *SHORT[1:]], ["abcdefgx", *SHORT[1:]], 1),  # identical
+        (["abcdefgx", *SHORT[1:]], ["abcdefgh", "abcdefgx", *SHORT[2:]], 1),  # equal scores
+        (SHORT, ["abcdxxgh", *SHORT[1:]], None),  # many resamples lack the sentence that differs
+        (["abcdefgx", *SHORT[1:]], ["abxxefgh", "abcdefgh", "hgfxxcba", "aabbxcdd"], None),
+        (["abcdefgx", "abcdefgy", "hgfedcbz", "aabbccdw"], ["a", "b", "c", "d"], None),
+    ],
+)
+def test_compare_with_ties_by_all_resamples_in_exact_arithmetic(hypotheses, others, p_value):
+    everyone = list(itertools.product(range(4), repeat=4))
+
+    def difference(indices):
+        pick = [[texts[i] for i in indices] for texts in (hypotheses, others, SHORT)]
+        return exact_chrf(pick[0], pick[2]) - exact_chrf(pick[1], pick[2])
+
+    observed, differences = difference(range(4)), [difference(indices) for indices in everyone]
+    mean = sum(map(abs, differences)) / len(differences)
+    as_large = [d == 0 or abs(d) - mean >= abs(observed) for d in differences]
+    want = Fraction(sum(as_large) + 1, len(everyone) + 1) if observed else Fraction(1)
+    assert p_value is None or want == p_value
+    resamples = [np.array(indices) for indices in everyone]
+    ours = significance.paired_bootstrap(CHRF(), hypotheses, others, SHORT, resamples)
+    assert ours.score - ours.other_score == pytest.approx(float(observed))
+    assert ours.p_value == float(want)
+    assert ours.identical == (hypotheses == others)
+
+
+def test_p_value_counts_a_difference_that_is_exactly_as_large():
+    # Their mean is 2; they exceed it by -1.5, -0.5, 0.5 and 1.5.
+    assert significance.p_value(np.array([0.5, -1.5, 2.5, 3.5]), 1.5) == 2 / 5
+    assert significance.p_value(np.array([0.5, -1.5, 2.5, 3.5]), -1.6) == 1 / 5
+    # As above, and not as numbers of the computer: 0.7 - 0.4 is less than 0.3.
+    assert significance.p_value(np.array([0.1, 0.3, 0.5, 0.7]), 0.3) == 2 / 5
+    assert significance.p_value(np.array([0.0, 0.0, 5.0, 5.0]), 5.0) == 3 / 5
+    assert significance.p_value(np.zeros(4), 0.0) == significance.p_value(np.ones(4), 0.0) == 1
+
+
 def test_compare_refuses_few_sentences():
     with pytest.raises(UserError, match="at least 100 sentences, here are 3"):
         corpus_metrics.compare(HYPOTHESES, HYPOTHESES, REFERENCES)
@@ -267,8 +362,11 @@ def test_eval_shows_conventions_and_compares(tiny_run, tmp_path):
     assert bleu["other_score"] == pytest.approx(100)
     same = command("eval.py", *arguments, f"--compare={workdir}@best", f"--json={out}")
     assert same.returncode == 0, same.stderr
+    assert "by paired bootstrap: identical translations\n" in same.stdout
+    assert same.stdout.count("p = 1.0000") == 2
     bleu = json.loads(out.read_text())["compare"]["metrics"][0]
     assert bleu["score"] == bleu["other_score"]
+    assert (bleu["p_value"], bleu["identical"]) == (1, True)
     over = command("eval.py", *arguments, f"--compare={others}", f"--output={others}")
     assert over.returncode == 0, over.stderr
     assert len(others.read_text().splitlines()) == 120

@@ -133,6 +133,33 @@ def test_decode_refuses_two_flags_that_read_standard_input(tiny_run):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        (
+            "--method=sample",
+            "error: --phrases: phrases need beam search, which --method=sample is not. Remove the "
+            "phrases, or set --method=beam.\n",
+        ),
+        ("--score=FILE", "error: --score translates nothing: remove --phrases.\n"),
+    ],
+)
+def test_decode_refuses_phrases_that_it_would_ignore(tiny_run, tmp_path, flag, message):
+    path = tmp_path / "text"
+    path.write_text("eins\n")
+    done = subprocess.run(
+        decode(tiny_run[1], f"--phrases={path}", flag.replace("FILE", str(path))),
+        input="one\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(message)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["prefixes", "phrases", "score"])
 def test_decode_refuses_and_keeps_an_output_that_is_an_input(tiny_run, tmp_path, name):
     path = tmp_path / "text"

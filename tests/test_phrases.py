@@ -18,15 +18,18 @@ from tests.test_search import (
     tokens,
 )
 from tests.test_search_options import contains, finished
+from transformer_jax import Translator
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.decoding import phrases
-from transformer_jax.decoding.batch_translator import TranslationSettings
+from transformer_jax.decoding.batch_translator import BatchTranslator, TranslationSettings
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.phrases import begins_word
 from transformer_jax.decoding.requests import Request
 from transformer_jax.decoding.search_settings import PhraseArrays
 from transformer_jax.decoding.translation import Translation, distinct
+from transformer_jax.errors import UserError
+from transformer_jax.interop.pretrained import Pretrained
 
 STARTS_WORD = (True, True, False, True)  # of the table models: 2 continues a word
 
@@ -141,6 +144,49 @@ def test_phrases_that_are_impossible_are_named_and_other_lines_translated(
     assert f"texts[1]: not met: {'; '.join(result[1].unmet)}." in capsys.readouterr().err
     if kind == "suppressed":
         assert missing == ["neun"]
+
+
+@pytest.mark.parametrize("method", ["sample", "mbr"])
+def test_phrases_are_refused_by_methods_that_do_not_search(translator, monkeypatch, method):
+    texts = ["one", Request("two", phrases=["sechs"], line=8)]
+    message = f"phrases need beam search, which `method={method}` is not. Remove the phrases"
+    for given, place in ((texts, "line 8"), ([texts[0], Request("a", phrases="b")], "texts[1]")):
+        with monkeypatch.context() as patch:
+            patch.setattr(BatchTranslator, "translate_batch", None)  # before anything runs
+            with pytest.raises(UserError) as error:
+                translator.translate(given, method=method)
+        assert str(error.value).startswith(f"{place}: {message}")
+    lazily = translator.translate_iterable(iter(texts), window=1, method=method, mbr_samples=2)
+    assert next(lazily).text
+    with pytest.raises(UserError, match="line 8: phrases need beam search"):
+        next(lazily)
+    _, skipped = translator.translate(texts, method=method, mbr_samples=2, on_error="skip")
+    assert message in skipped.error
+    # A prefix they do follow.
+    prefixed = Request("two", prefix="sechs")
+    assert translator.translate(prefixed, method=method, mbr_samples=2).text.startswith("sechs")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["greedy", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("groups", "ensemble"))],
+)
+def test_phrases_are_found_by_every_kind_of_beam_search(translator, kind):
+    settings = {
+        "greedy": {"beam_size": 1},
+        "groups": {"beam_size": 4, "beam_groups": 2},
+        "ensemble": {"beam_size": 4},
+    }[kind]
+    if kind == "ensemble":
+        member = Pretrained(translator.config, translator.tokenizers, translator.params, 0)
+        translator = Translator(
+            translator.config, translator.tokenizers, translator.params, others=[member]
+        )
+    free = translator.translate("one two three", **settings)
+    assert not phrases.contains(free.text, "sechs")
+    best = translator.translate(Request("one two three", phrases=["sechs"]), **settings)
+    assert phrases.contains(best.text, "sechs")
+    assert not best.unmet
 
 
 def test_nan_parameters_give_a_message_for_each_line(translator, capsys):

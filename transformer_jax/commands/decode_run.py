@@ -22,7 +22,7 @@ from transformer_jax.commands.decode_output import ResumableOutput
 from transformer_jax.commands.text_output import check_not_overwritten
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.programs import matmul_precision
-from transformer_jax.decoding.requests import Request, windows
+from transformer_jax.decoding.requests import PHRASES_NEED_BEAMS, Request, windows
 from transformer_jax.decoding.scoring import PairScores
 from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError
@@ -67,11 +67,16 @@ def check_flags() -> None:
         raise UserError("--attention needs --format=jsonl; text has no place for it.")
     if FLAGS.per_token and not FLAGS.score:
         raise UserError("--per_token needs --score=FILE.")
-    if FLAGS.score and (FLAGS.n_best > 1 or FLAGS.alignment or FLAGS.attention):
-        raise UserError(
-            "--score translates nothing: remove --n_best, --alignment and --attention, which are "
-            "for translations."
-        )
+    of_translations = ("n_best", "alignment", "attention", "prefixes", "phrases")
+    given = [f"--{name}" for name in of_translations if FLAGS[name].value != FLAGS[name].default]
+    if FLAGS.score and given:
+        raise UserError(f"--score translates nothing: remove {', '.join(given)}.")
+
+
+def check_phrases(method: str) -> None:
+    """Refuses `--phrases` to a method that does not search, before anything is read."""
+    if FLAGS.phrases and method != "beam":
+        raise UserError("--phrases: " + PHRASES_NEED_BEAMS.format(method=method))
 
 
 def ensemble() -> list[tuple[str, str]]:
@@ -90,6 +95,7 @@ def run() -> None:
     if distributed.process_count() > 1 and (FLAGS.input == "-" or is_stream(FLAGS.input)):
         raise UserError("Several processes need --input=FILE; a stream is read by one process.")
     translator = model_flags.load_translator(ensemble())
+    check_phrases(search_flags.given().get("method", translator.config.decode.method))
     is_primary = distributed.is_primary()
     output = ResumableOutput(
         FLAGS.output if is_primary else os.devnull, functools.partial(_description, translator)
@@ -117,9 +123,9 @@ def _translation_lines(
         attention = AttentionChoice(FLAGS.attention_layer, head)
 
     def translate(requests: Iterator[Request], ready: Ready) -> Iterator[list[Translation]]:
-        return translator.translate_n_best(
+        return translator.translate_iterable(
             requests,
-            FLAGS.n_best,
+            n_best=FLAGS.n_best,
             target_lang=FLAGS.target_lang,
             source_lang=FLAGS.source_lang,
             attention=attention,
@@ -134,7 +140,7 @@ def _translation_lines(
     results = _shared(requests, translate, functools.partial(_ready, columns))
     for number, hypotheses in enumerate(results, start=output.skip):
         if hypotheses[0].error and distributed.is_primary():
-            print(f"line {number + 1}: {hypotheses[0].error}", file=sys.stderr)
+            print(hypotheses[0].error, file=sys.stderr)
         yield output_format.translation(number, hypotheses)
 
 

@@ -15,6 +15,7 @@ from transformer_jax.decoding.processors import Processor
 from transformer_jax.decoding.programs import Programs, matmul_precision
 from transformer_jax.decoding.requests import (
     EncodedText,
+    RefusedItem,
     Request,
     RequestEncoder,
     check_text,
@@ -126,9 +127,9 @@ class Engine:
         requests = read_requests(texts, settings.decode.method)
         if isinstance(texts, Collection):
             items = list(requests)
-            for index, (item, text) in enumerate(zip(items, texts, strict=True)):
-                if isinstance(item, UserError) and on_error == "raise":
-                    raise item_error(item, place_of(text, index))
+            for index, item in enumerate(items):
+                if isinstance(item, RefusedItem) and on_error == "raise":
+                    raise item_error(item.error, place_of(item, index))
             requests = iter(items)
         translator, precision = self._batch_translator(params, settings), matmul_precision()
         run = functools.partial(workers.run, self.device, precision, translator.translate_batch)
@@ -218,7 +219,7 @@ class Engine:
         return scorer.score(sources, targets, batch_tokens)
 
 
-Items = list[Request | UserError]  # an error instead of a request that could not be read
+Items = list[Request | RefusedItem]
 RunBatches = Callable[
     [Iterable[tuple[Batch, list[EncodedText]]]], Iterator[list[list[Translation]]]
 ]
@@ -255,12 +256,12 @@ def _translate_window(
       UserError: naming an item that cannot be translated, unless `on_error` is `skip`.
     """
     requests = [item for item in dict.fromkeys(items) if isinstance(item, Request)]
-    encoded: dict[Request | UserError, list[EncodedText] | UserError] = {
-        item: item for item in items if isinstance(item, UserError)
+    encoded: dict[Request | RefusedItem, list[EncodedText] | UserError] = {
+        item: item.error for item in items if isinstance(item, RefusedItem)
     }
     encoded |= zip(requests, translator.encoder.encode(requests), strict=True)
     texts: list[EncodedText] = []
-    parts_of: dict[Request | UserError, range] = {}  # numbers of an item's parts in `texts`
+    parts_of: dict[Request | RefusedItem, range] = {}  # numbers of an item's parts in `texts`
     for item, place in zip(items, places, strict=True):
         parts = encoded[item]
         if isinstance(parts, UserError):

@@ -16,8 +16,8 @@ from transformer_jax.errors import UserError, UserTypeError
 
 T = TypeVar("T")
 PHRASES_NEED_BEAMS = (
-    "phrases need beam search, and `method={method}` draws its outputs without looking for them. "
-    "Remove the phrases, or set `method=beam`."
+    "phrases need beam search, which `method={method}` is not. Remove the phrases, or set "
+    "`method=beam`."
 )
 
 
@@ -42,8 +42,16 @@ class Request:
         object.__setattr__(self, "phrases", tuple(phrases))  # so that requests can be hashed
 
 
-def read_requests(items: Iterable[Any], method: str) -> Iterator[Request | UserError]:
-    """The request of each item; of an item that cannot be one, what is wrong with it.
+@dataclasses.dataclass(frozen=True, eq=False)
+class RefusedItem:
+    """An item that is no request, or one that the method cannot answer."""
+
+    error: UserError
+    line: int | None = None
+
+
+def read_requests(items: Iterable[Any], method: str) -> Iterator[Request | RefusedItem]:
+    """The request of each item, or why there is none.
 
     Args:
       items: texts and requests.
@@ -58,7 +66,7 @@ def read_requests(items: Iterable[Any], method: str) -> Iterator[Request | UserE
                 raise UserError(PHRASES_NEED_BEAMS.format(method=method))
             yield request
         except UserError as error:
-            yield error
+            yield RefusedItem(error, request.line)
 
 
 def windows(

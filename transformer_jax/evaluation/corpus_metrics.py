@@ -4,18 +4,16 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
-from sacrebleu.significance import PairedTest
 
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import bleu_tokenizers
+from transformer_jax.evaluation.significance import Comparison, paired_bootstrap
 
 NO_FOUR_WORDS = "BLEU is 0 because no output shares four words in a row with its reference."
-BOOTSTRAP_SAMPLES = 1000
 MIN_SENTENCES = 100  # resampling of fewer has no meaning
 
 
@@ -43,24 +41,6 @@ class ConventionScore:
 
     name: str
     bleu: float | None
-    signature: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """Two systems on the same sentences, by paired bootstrap resampling (Koehn 2004).
-
-    Attributes:
-      interval, other_interval: half of the 95% confidence interval.
-      p_value: probability of so large a difference between equally good systems.
-    """
-
-    metric: str
-    score: float
-    interval: float
-    other_score: float
-    other_interval: float
-    p_value: float
     signature: str
 
 
@@ -171,7 +151,7 @@ def check_comparable(num_sentences: int) -> None:
     """Raises UserError if there are too few sentences for `compare`."""
     if num_sentences < MIN_SENTENCES:
         raise UserError(
-            f"--compare needs at least {MIN_SENTENCES} sentences, here are {num_sentences}: "
+            f"`compare` needs at least {MIN_SENTENCES} sentences, here are {num_sentences}: "
             "resampling of fewer has no meaning."
         )
 
@@ -192,26 +172,7 @@ def compare(
       UserError: there are too few sentences.
     """
     check_comparable(len(references))
-    metrics: Mapping[str, BLEU | CHRF] = {
-        "BLEU": bleu_tokenizers.make_bleu(tokenizer),
-        "chrF": CHRF(),
-    }
-    # The test compares the others with its first system.
-    systems: list[tuple[str, Sequence[str]]] = [("other", list(others)), ("this", list(hypotheses))]
-    test = PairedTest(
-        systems, metrics, [list(references)], test_type="bs", n_samples=BOOTSTRAP_SAMPLES, n_jobs=1
-    )
-    signatures, scores = test()
-    rows: dict[str, Any] = {name: row for name, row in scores.items() if name in signatures}
     return [
-        Comparison(
-            metric=name,
-            score=float(this.score),
-            interval=float(this.ci),
-            other_score=float(other.score),
-            other_interval=float(other.ci),
-            p_value=float(this.p_value),
-            signature=str(signatures[name]),
-        )
-        for name, (other, this) in rows.items()
+        paired_bootstrap(metric, hypotheses, others, references)
+        for metric in (bleu_tokenizers.make_bleu(tokenizer), CHRF())
     ]
