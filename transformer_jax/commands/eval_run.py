@@ -177,8 +177,8 @@ def _print_conventions(rows: Sequence[corpus_metrics.ConventionScore]) -> None:
 
 
 def _print_comparison(metrics: Sequence[corpus_metrics.Comparison]) -> None:
-    found = ": identical translations" if metrics[0].identical else ""
-    print(f"compared with {FLAGS.compare}, by paired bootstrap{found}")
+    note = ": identical translations" if metrics[0].identical else ""
+    print(f"compared with {FLAGS.compare}, by paired bootstrap{note}")
     for metric in metrics:
         print(
             f"  {metric.metric:<5} {metric.score:.2f} ± {metric.interval:.2f} here, "
