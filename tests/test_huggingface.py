@@ -19,9 +19,17 @@ from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
 from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
-from transformer_jax.interop import FORMATS, capabilities, export, layout, pretrained
+from transformer_jax.interop import (
+    FORMATS,
+    capabilities,
+    export,
+    layout,
+    pretrained,
+    sample_text,
+)
 from transformer_jax.interop.huggingface import reading, writing
 from transformer_jax.interop.huggingface import tokenizers as hf_tokenizers
+from transformer_jax.interop.sample_text import SampleText
 from transformer_jax.model.transformer import init_params
 from transformer_jax.training import setup
 from transformer_jax.training.loop import train
@@ -344,29 +352,53 @@ def test_export_refuses_wrong_arguments(translator, tmp_path):
     model = pretrained.Pretrained(translator.config, translator.tokenizers, translator.params, 0)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
+    text = SampleText(("one two",))
     for arguments, words in (
-        (("marian", tmp_path / "full"), "exists"),
-        (("marian", "gs://bucket/out"), "local folder"),
-        (("marian", tmp_path / "out", [], "int8"), "is for --format=ctranslate2"),
+        (("marian", tmp_path / "full", text), "exists"),
+        (("marian", "gs://bucket/out", text), "local folder"),
+        (("marian", tmp_path / "out", text, "int8"), "is for `format=ctranslate2`"),
+        (("ctranslate2", tmp_path / "out", text, "int8"), "needs references"),
     ):
-        name, output, *rest = arguments
         with pytest.raises(UserError, match=words):
-            export.export_model(model, name, output, *(rest or [[]]))
+            export.export_model(model, *arguments)
     assert (tmp_path / "full/file").exists()
 
 
-def test_find_sentences_reads_a_file_the_validation_set_or_samples(tiny_run, tmp_path, translator):
-    config = translator.config
-    assert len(export.find_sentences(tiny_run[1], config)) == 12
-    moved = dataclasses.replace(config, data=dataclasses.replace(config.data, validation="gone"))
-    samples = export.find_sentences(tiny_run[1], moved)
-    assert samples == export.find_sentences(tiny_run[1], config)[: len(samples)] != []
-    (tmp_path / "text").write_text("one\n\ntwo\n")
-    assert export.find_sentences(tiny_run[1], config, str(tmp_path / "text")) == ["one", "two"]
-    with pytest.raises(UserError, match="--sentences"):
-        export.find_sentences(tmp_path, moved)
-    with pytest.raises(UserError, match="nowhere"):
-        export.find_sentences(tmp_path, config, "nowhere")
+def test_sample_text_is_the_validation_set_the_test_set_or_samples(tiny_run, tmp_path, translator):
+    config, (data, workdir) = translator.config, tiny_run
+    text = sample_text.find(workdir, config)
+    assert text.name == "the validation set"
+    assert text.sentences == tuple((data / "val.en").read_text().splitlines())
+    assert text.references == tuple((data / "val.de").read_text().splitlines())
+
+    def moved(**splits):
+        return dataclasses.replace(config, data=dataclasses.replace(config.data, **splits))
+
+    test = sample_text.find(workdir, moved(validation="gone"))
+    assert (test.name, len(test.sentences), len(test.references)) == ("the test set", 20, 20)
+    samples = sample_text.find(workdir, moved(validation="gone", test="gone"))
+    assert set(zip(*samples[:2], strict=True)) <= set(zip(*text[:2], strict=True))
+    assert len(samples.sentences) == 5
+    with pytest.raises(UserError, match="Set `sentences` to a file"):
+        sample_text.find(tmp_path, moved(validation="gone", test="gone"))
+
+
+def test_sample_text_is_read_from_files(tiny_run, tmp_path, translator):
+    def find(*names):
+        return sample_text.find(tiny_run[1], translator.config, *(str(tmp_path / n) for n in names))
+
+    (tmp_path / "text").write_text("one\n\ntwo\n" + "three\n" * 600)
+    (tmp_path / "translation").write_text("eins\nnull\n\n" + "drei\n" * 600)
+    assert find("text")[:2] == (("one", "two", *["three"] * 498), ())
+    # An empty reference counts: the output should be empty.
+    assert find("text", "translation").references == ("eins", "", *["drei"] * 498)
+    (tmp_path / "short").write_text("eins\n")
+    with pytest.raises(UserError, match=r"has 603 lines, but .*short .* 1; it needs one for each"):
+        find("text", "short")
+    with pytest.raises(UserError, match=r"no file .*nowhere \(`sentences`\)"):
+        find("nowhere")
+    with pytest.raises(UserError, match="name it by `sentences`"):
+        sample_text.find(tiny_run[1], translator.config, "", "translation")
 
 
 def losses_of(workdir):

@@ -30,6 +30,7 @@ PATH_FLAGS = {
     "score": "FILE",
     "ensemble": "DIR,DIR",
     "sentences": "FILE",
+    "references": "FILE",
     "scores": "FILE,FILE",
 }
 # The same for other flags, where the type does not say enough.
@@ -39,6 +40,7 @@ VALUE_NAMES = PATH_FLAGS | {
     "source_lang": "LANG",
     "target_lang": "LANG",
     "coordinator_address": "HOST:PORT",
+    "licence": "NAME",
 }
 # Module that defines flags of several commands -> the heading of these flags.
 SEARCH, PROCESSES = "Search settings", "Several processes"

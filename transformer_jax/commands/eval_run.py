@@ -24,7 +24,7 @@ from transformer_jax.data import sources
 from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import corpus_metrics, model_metrics
-from transformer_jax.runs import history
+from transformer_jax.runs import directory_kinds, history
 
 FLAGS = flags.FLAGS
 
@@ -121,7 +121,7 @@ def _other_system(num_sentences: int) -> list[str] | Translator:
     """
     corpus_metrics.check_comparable(num_sentences)
     path = epath.Path(FLAGS.compare)
-    if path.is_file():
+    if path.is_file() and not directory_kinds.is_bundle(path):
         lines = list(sources.read_lines(path))
         if len(lines) != num_sentences:
             raise UserError(
@@ -130,7 +130,7 @@ def _other_system(num_sentences: int) -> list[str] | Translator:
             )
         return lines
     folder, _, checkpoint = FLAGS.compare.rpartition("@")
-    if not folder or path.is_dir():
+    if not folder or path.exists():
         folder, checkpoint = FLAGS.compare, "best"
     return Translator.load(folder, checkpoint)
 

@@ -34,6 +34,7 @@ COMMANDS = {
     "eval": "Score a model on a test set, and compare it with another system.",
     "decode": "Translate lines of text, or score given translations.",
     "export": "Write a model in the format of another tool.",
+    "bundle": "Write a model as one file, with digests and a model card.",
     "convert": "Make a published model's pytorch_model.bin readable without pickle.",
     "data": "Fetch a public data set, verify it, and write it as text files.",
     "plot": "Draw attention, learning curves and more; write report.html.",

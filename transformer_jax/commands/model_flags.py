@@ -14,6 +14,8 @@ from transformer_jax.errors import UserError
 
 if TYPE_CHECKING:  # these load JAX, which flags do not need
     from transformer_jax.api import Translator
+    from transformer_jax.interop.model_card import Facts
+    from transformer_jax.interop.pretrained import Pretrained
 
 FLAGS = flags.FLAGS
 
@@ -23,7 +25,7 @@ def define(argv: Sequence[str]) -> None:
     flags.DEFINE_string(
         "workdir",
         None,
-        "Folder of the run or of a Hugging Face model, or its name on the Hub.",
+        "Folder of the run or of a Hugging Face model, a bundle, or a name on the Hub.",
         required=True,
     )
     define_checkpoint()
@@ -47,7 +49,7 @@ def _config_for_help(workdir: str) -> Config | None:
     """The config whose values help shows as defaults; None: of no folder here."""
     from transformer_jax.runs import workdir as workdir_lib
 
-    if not os.path.isdir(workdir):  # a name on the Hub would be downloaded
+    if not os.path.exists(workdir):  # a name on the Hub would be downloaded
         return None
     with contextlib.suppress(UserError):
         return workdir_lib.read_config(workdir)  # without JAX
@@ -76,6 +78,25 @@ def define_ensemble() -> None:
     flags.DEFINE_list(
         "ensemble", [], "Further models, DIR or DIR@CHECKPOINT, to average probabilities with."
     )
+
+
+def define_licence() -> None:
+    """Defines `--licence`."""
+    flags.DEFINE_string("licence", "", "Of the model, for its model card, such as cc-by-4.0.")
+
+
+def load_with_facts() -> "tuple[Pretrained, Facts]":
+    """The model that the flags name, and what its model card says of it."""
+    from transformer_jax.interop import model_card
+    from transformer_jax.interop.pretrained import Pretrained
+
+    translator = load_translator()
+    assert isinstance(translator.params, dict)  # one model, not an ensemble
+    model = Pretrained(
+        translator.config, translator.tokenizers, translator.params, translator.checkpoint_step
+    )
+    facts = model_card.collect_facts(FLAGS.workdir, model, FLAGS.checkpoint, FLAGS.licence)
+    return model, facts
 
 
 def load_translator(ensemble: Sequence[tuple[str, str]] = ()) -> "Translator":

@@ -1,5 +1,6 @@
 """Export to a CTranslate2 directory, through `ctranslate2.specs`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,13 +8,15 @@ from etils import epath
 from jax.typing import ArrayLike
 
 from transformer_jax.config import Config, ModelConfig
+from transformer_jax.data.foreign_tokenizers import JsonTokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 from transformer_jax.interop import capabilities, layout
 from transformer_jax.interop.parity import Batch, Examples, Reference, log_softmax
 
-# Largest difference in a token's log-probability that a comparison accepts.
-TOLERANCES = {"float32": 1e-3, "float16": 5e-2, "int8": 1.5}
+# Largest difference in a token's log-probability that a comparison accepts. None: the numbers of
+# int8 differ too much to find mistakes by them; BLEU judges it.
+TOLERANCES: dict[str, float | None] = {"float32": 1e-3, "float16": 5e-2, "int8": None}
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
 
 
@@ -35,7 +38,7 @@ def write_directory(
     params: layout.Params,
     quantization: str = "float32",
 ) -> None:
-    """Writes `model.bin`, vocabularies and `config.json`.
+    """Writes `model.bin`, vocabularies, `config.json` and the tokenizers.
 
     The end symbol is added to sources by CTranslate2 itself (`add_source_eos`).
 
@@ -71,6 +74,11 @@ def write_directory(
     spec.optimize(quantization=quantization)
     folder.mkdir(parents=True, exist_ok=True)
     spec.save(str(folder))
+    if isinstance(source, JsonTokenizer):
+        (folder / "tokenizer.json").write_bytes(source.model)
+        return
+    (folder / "source.spm").write_bytes(source.model)
+    (folder / "target.spm").write_bytes(target.model)
 
 
 def _stack(spec_class: Any, model: ModelConfig, num_layers: int) -> Any:
@@ -191,3 +199,19 @@ class CTranslate2Peer:
         )
         target, start = self._tokenizers.target, len(self._prefix)
         return [[target.token_id(p) for p in r.hypotheses[0][start:]] for r in results]
+
+    def translate(self, source_ids: Sequence[list[int]], search: dict[str, Any]) -> list[str]:
+        """Translations of tokenized sentences.
+
+        Args:
+          source_ids: with language tag, without end symbol.
+          search: arguments of `translate_batch`.
+        """
+        sources = [self._tokenizers.source.tokens(ids) for ids in source_ids]
+        prefix = [self._prefix] * len(sources) if self._prefix else None
+        results = self._translator.translate_batch(
+            sources, target_prefix=prefix, max_batch_size=1024, batch_type="tokens", **search
+        )
+        target, start = self._tokenizers.target, len(self._prefix)
+        hypotheses = (result.hypotheses[0][start:] for result in results)
+        return [target.decode(target.token_id(t) for t in tokens) for tokens in hypotheses]

@@ -1,24 +1,35 @@
 """Exports of a model. Each is compared with our own model before it gets its final name."""
 
+import contextlib
 import dataclasses
 import functools
-import json
+import os
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 from etils import epath
 
-from transformer_jax.config import Config
-from transformer_jax.data import sources
 from transformer_jax.errors import UserError
-from transformer_jax.interop import ctranslate2, layout, parity, stablehlo
-from transformer_jax.interop.huggingface import checking, families, hub, reading, writing
+from transformer_jax.evaluation import model_metrics
+from transformer_jax.interop import (
+    ctranslate2,
+    layout,
+    parity,
+    programs,
+    quality,
+    readme,
+    stablehlo,
+)
+from transformer_jax.interop.huggingface import checking, families, writing
+from transformer_jax.interop.model_card import Facts
 from transformer_jax.interop.parity import Examples, Peer, Reference
 from transformer_jax.interop.pretrained import Pretrained
+from transformer_jax.interop.sample_text import SampleText
 
-NUM_SENTENCES = 100
+PARITY_SENTENCES = 100
+NO_LIMIT = 100.0  # the largest BLEU
 
 Say = Callable[[str], None]
 MakePeer = Callable[[epath.Path, Reference, Examples], Peer]
@@ -30,59 +41,149 @@ def export_model(
     model: Pretrained,
     format_name: str,
     output: epath.PathLike,
-    sentences: Sequence[str],
+    text: SampleText,
     quantization: str = "float32",
     say: Say = print,
+    *,
+    max_bleu_loss: float = 1.0,
+    facts: Facts | None = None,
 ) -> None:
-    """Writes `output` after comparing it with our model on `sentences`.
+    """Writes `output` after comparing it with our model on `text`.
 
     Args:
       model: to export.
       format_name: one of FORMATS.
       output: a folder that does not exist, or is empty.
-      sentences: source text.
+      text: to compare on.
       quantization: of a ctranslate2 export.
       say: gets the results of the comparison, and everything that is not as in our model.
+      max_bleu_loss: most BLEU that quantization may lose on `text`.
+      facts: about the model, for the README; None: only what the model itself says.
 
     Raises:
-      UserError: the format cannot express the model, or the export differs beyond the tolerance;
-        `output` is not written.
+      UserError: the format cannot express the model, the export differs beyond the tolerance, or
+        quantization loses too much; `output` is not written.
     """
     output = epath.Path(output)
     _check_arguments(format_name, output, quantization)
-    references = _references(model, format_name)
-    params = jax.device_get(model.params)
+    if quantization != "float32":
+        _check_judgeable(text, quantization, max_bleu_loss)
+    missing = [folder for folder in (output.parent, *output.parent.parents) if not folder.exists()]
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.parent / f".{output.name}.{uuid.uuid4().hex}"
     try:
-        examples = None
-        for write in _writers(format_name, quantization):
-            shutil.rmtree(temporary, ignore_errors=True)
-            make_peer = write(temporary, model, params, say)
-            examples = examples or references[-1].examples(sentences)
-            for reference in references:
-                peer = make_peer(temporary, reference, examples)
-                result = parity.compare(reference, examples, peer)
-                say(result.describe())
-                if not result.holds:
-                    raise UserError(
-                        f"The exported model differs beyond the tolerance; {output} is not written."
-                    )
+        exporter = _Exporter(model, format_name, text, say)
+        peer = exporter.write(temporary, "float32")
+        if isinstance(peer, ctranslate2.CTranslate2Peer) and quantization != "float32":
+            before = exporter.translate(peer)
+            peer = exporter.write(temporary, quantization)
+            exporter.judge(quantization, before, exporter.translate(peer), max_bleu_loss)
+        facts = facts or Facts(output.name, "a model", model.step)
+        readme.write(temporary, facts, model, format_name, text, exporter.notes, exporter.results)
         if output.exists():
             output.rmdir()
         temporary.rename(output)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        for folder in missing:
+            with contextlib.suppress(OSError):  # it is not empty: all went well
+                os.rmdir(folder)
     say(f"wrote {output}")
+
+
+class _Exporter:
+    """Writes an export stage by stage, and compares each stage with our model.
+
+    A quantized export is written and compared without rounding first: rounding to 8 bits would hide
+    a mistake.
+
+    Attributes:
+      notes: what differs from our model.
+      results: of the comparisons.
+    """
+
+    def __init__(self, model: Pretrained, format_name: str, text: SampleText, say: Say):
+        self.notes: list[str] = []
+        self.results: list[str] = []
+        self._model, self._format_name, self._say = model, format_name, say
+        self._params = jax.device_get(model.params)
+        self._references = _references(model, format_name)
+        self._encoder = self._references[-1].engine.encoder()
+        fits = self._references[-1].fits(self._encoder.source_ids(text.sentences))
+        self._text = text.select(fits)
+
+    @functools.cached_property
+    def _examples(self) -> Examples:
+        return self._references[-1].examples(self._text.head(PARITY_SENTENCES).sentences)
+
+    def write(self, folder: epath.Path, quantization: str) -> Peer:
+        """Writes the folder and compares it with our model.
+
+        Raises:
+          UserError: it differs beyond the tolerance.
+        """
+        shutil.rmtree(folder, ignore_errors=True)
+        make_peer = _writer(self._format_name, quantization)(
+            folder, self._model, self._params, self._note
+        )
+        for reference in self._references:
+            peer = make_peer(folder, reference, self._examples)
+            result = parity.compare(reference, self._examples, peer)
+            self._report(result.describe())
+            if not result.holds:
+                raise UserError(
+                    "The exported model differs beyond the tolerance; nothing is written."
+                )
+        return peer
+
+    def translate(self, peer: Peer) -> list[str]:
+        """Translations of all sentences by a CTranslate2 directory."""
+        assert isinstance(peer, ctranslate2.CTranslate2Peer)
+        source_ids = self._encoder.source_ids(self._text.sentences)
+        search = programs.ctranslate2_search(self._model.config.decode, self._model.tokenizers)
+        return peer.translate(source_ids, search)
+
+    def judge(
+        self, quantization: str, before: list[str], after: list[str], max_bleu_loss: float
+    ) -> None:
+        """Scores translations without and with rounding.
+
+        Raises:
+          UserError: rounding loses more BLEU than that.
+        """
+        tokenizer = model_metrics.bleu_tokenizer(self._model.config.data)
+        measured = quality.compare(self._text, quantization, before, after, tokenizer)
+        self._report(measured.describe(max_bleu_loss))
+        quality.check(measured, max_bleu_loss)
+
+    def _note(self, line: str) -> None:
+        if line not in self.notes:
+            self.notes.append(line)
+            self._say(line)
+
+    def _report(self, line: str) -> None:
+        self.results.append(line)
+        self._say(line)
 
 
 def _check_arguments(format_name: str, output: epath.Path, quantization: str) -> None:
     if "://" in str(output):
-        raise UserError(f"--output={output} must be a local folder.")
+        raise UserError(f"`output={output}` must be a local folder.")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"--output={output} exists; name a new folder.")
+        raise UserError(f"`output={output}` exists; name a new folder.")
     if quantization != "float32" and format_name != "ctranslate2":
-        raise UserError(f"--quantization={quantization} is for --format=ctranslate2.")
+        raise UserError(f"`quantization={quantization}` is for `format=ctranslate2`.")
+
+
+def _check_judgeable(text: SampleText, quantization: str, max_bleu_loss: float) -> None:
+    """Refuses a quantization that nothing could judge."""
+    needs_references = ctranslate2.TOLERANCES[quantization] is None
+    if needs_references and not text.references and max_bleu_loss < NO_LIMIT:
+        raise UserError(
+            f"`quantization={quantization}` is judged by BLEU, which needs references: set "
+            "`references` to a file with the translation of each line of `sentences`, or "
+            f"`max_bleu_loss={NO_LIMIT:g}` to accept any loss."
+        )
 
 
 def _references(model: Pretrained, format_name: str) -> list[Reference]:
@@ -102,15 +203,10 @@ def _references(model: Pretrained, format_name: str) -> list[Reference]:
     return [Reference(config, model.tokenizers, model.params) for config in configs]
 
 
-def _writers(format_name: str, quantization: str) -> list[Writer]:
-    """Stages of an export: a quantized one is written and compared without rounding first.
-
-    Rounding to 8 bits would hide a mistake.
-    """
+def _writer(format_name: str, quantization: str) -> Writer:
     if format_name == "ctranslate2":
-        stages = dict.fromkeys(("float32", quantization))
-        return [functools.partial(_write_ctranslate2, quantization=stage) for stage in stages]
-    return [_write_marian if format_name == "marian" else _write_stablehlo]
+        return functools.partial(_write_ctranslate2, quantization=quantization)
+    return _write_marian if format_name == "marian" else _write_stablehlo
 
 
 def _write_marian(
@@ -142,35 +238,3 @@ def _write_stablehlo(
     stablehlo.require()
     stablehlo.write_directory(folder, model.config, model.tokenizers, params)
     return stablehlo.StableHloPeer
-
-
-def find_sentences(workdir: epath.PathLike, config: Config, given: str = "") -> list[str]:
-    """Source text to compare an export on.
-
-    Args:
-      workdir: of the model.
-      config: of the model.
-      given: path of a file with one sentence a line; "": the validation set if it can be read, else
-        the samples of the run.
-
-    Raises:
-      UserError: there is no text.
-    """
-    if given:
-        if not epath.Path(given).exists():
-            raise UserError(f"There is no file {given} (--sentences).")
-        return [line for line in sources.read_lines(epath.Path(given)) if line][:NUM_SENTENCES]
-    if not reading.is_directory(hub.locate(workdir)):
-        try:
-            corpora = sources.open_corpora(config.data, "validation")
-            sentences = [pair[0] for corpus in corpora for pair in corpus.read() if pair[0]]
-        except UserError:  # the work directory was moved to a machine without its data
-            path = epath.Path(workdir) / "samples.jsonl"
-            lines = path.read_text().splitlines() if path.exists() else []
-            sentences = list(dict.fromkeys(json.loads(line)["source"] for line in lines))
-        if sentences:
-            return sentences[:NUM_SENTENCES]
-    raise UserError(
-        f"{workdir} has no sentences to compare the exported model on. Set --sentences to a file "
-        "of source text."
-    )

@@ -1,4 +1,4 @@
-"""A trained model from a work directory, a Hugging Face directory, or the Hugging Face Hub."""
+"""A trained model from a work directory, a bundle, a Hugging Face directory, or the Hub."""
 
 import dataclasses
 
@@ -10,6 +10,7 @@ from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import hub, reading
 from transformer_jax.model.transformer import Params, init_params
+from transformer_jax.runs import bundle, directory_kinds
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.params import load_params
 
@@ -25,12 +26,14 @@ class Pretrained:
 
 
 def read_config(path: epath.PathLike) -> Config:
-    """Config of the model in `path`, a folder or a name on the Hugging Face Hub.
+    """Config of the model in `path`: a folder, a bundle, or a name on the Hugging Face Hub.
 
     Raises:
       UserError: there is no model.
     """
     path = hub.locate(path)
+    if directory_kinds.is_bundle(path):
+        return bundle.read_config(path)
     if reading.is_directory(path):
         return reading.read_config(path)
     return workdir_lib.read_config(path)
@@ -45,29 +48,38 @@ def load(
     """Reads a model.
 
     Args:
-      path: a work directory, a directory of Hugging Face's (Marian, M2M-100, NLLB or Pegasus), or
-        the name of such a model on the Hugging Face Hub. The local cache is searched first.
+      path: a work directory, a bundle, a directory of Hugging Face's (Marian, M2M-100, NLLB or
+        Pegasus), or the name of such a model on the Hugging Face Hub. The local cache is searched
+        first.
       checkpoint: of a work directory: `best`, `latest`, a step, or `average:N`.
-      config: replaces the directory's config, for other data or search settings.
+      config: replaces the model's config, for other data or search settings.
       allow_pickle: also read a Hugging Face `pytorch_model.bin`, which needs torch.
 
     Raises:
       UserError: something is missing or damaged.
     """
     path = hub.locate(path)
+    if directory_kinds.is_bundle(path):
+        _refuse_checkpoint(path, checkpoint, "a bundle")
+        stored = bundle.read(path)
+        step = stored.manifest["step"]
+        return Pretrained(_adapted(stored.config, config), stored.tokenizers, stored.params, step)
     if reading.is_directory(path):
-        if checkpoint != "best":
-            raise UserError(
-                f"{path} is a Hugging Face directory: it has no checkpoint {checkpoint}."
-            )
-        stored, tokenizers, params = reading.read_directory(path, allow_pickle)
-        if config is None:
-            config = stored
-        else:
-            config = validate(dataclasses.replace(config, model=stored.model))
-        return Pretrained(config, tokenizers, params, 0)
+        _refuse_checkpoint(path, checkpoint, "a Hugging Face directory")
+        imported, tokenizers, params = reading.read_directory(path, allow_pickle)
+        return Pretrained(_adapted(imported, config), tokenizers, params, 0)
     config = validate(config or workdir_lib.read_config(path))
     tokenizers = workdir_lib.read_tokenizers(path)
     target = jax.eval_shape(lambda: init_params(config.model, jax.random.key(0)))
     params, step = load_params(path, checkpoint, config.checkpoint, target)
     return Pretrained(config, tokenizers, params, step)
+
+
+def _adapted(stored: Config, config: Config | None) -> Config:
+    """`config` with the model of `stored`; None: `stored` itself."""
+    return validate(dataclasses.replace(config, model=stored.model) if config else stored)
+
+
+def _refuse_checkpoint(path: epath.Path, checkpoint: str, kind: str) -> None:
+    if checkpoint != "best":
+        raise UserError(f"{path} is {kind}: it has no checkpoint {checkpoint}.")

@@ -21,7 +21,7 @@ from transformer_jax import paths
 from transformer_jax.config import Config, all_settings, from_json, to_json
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
-from transformer_jax.runs import bucket_lock
+from transformer_jax.runs import bucket_lock, directory_kinds
 
 _IS_LOCKED = (errno.EAGAIN, errno.EACCES)  # what `flock` says where another process has the lock
 # Orbax's: of a checkpoint that is not committed, on a disk; in one that is, in an object store.
@@ -32,13 +32,38 @@ def read_config(workdir: epath.PathLike) -> Config:
     """The config of the run in `workdir`, its paths expanded.
 
     Raises:
-      UserError: where there is none.
+      UserError: where there is none; it says what the path is instead.
     """
     paths.require(workdir, "work directory")
     path = epath.Path(workdir) / "config.json"
     if not path.exists():
-        raise UserError(f"{workdir} is no work directory: it has no config.json.")
-    return paths.expand_config(from_json(path.read_text(), str(path)))
+        raise UserError(f"{workdir} {_describe(epath.Path(workdir))}.")
+    text = path.read_text()
+    if '"train"' not in text:  # other tools have a config.json too
+        refuse_other_tools(workdir)
+    return paths.expand_config(from_json(text, str(path)))
+
+
+def _describe(path: epath.Path) -> str:
+    """What a path without a config.json is: the rest of a sentence that begins with it."""
+    kind = directory_kinds.describe(path)
+    if kind:
+        return kind
+    if not path.exists():
+        return "is no work directory: there is no such folder"
+    if path.name == "checkpoints" and is_run(path.parent):
+        return f"has the checkpoints of a run; name {path.parent}"
+    runs = [folder.name for folder in sorted(path.iterdir(), key=str) if is_run(folder)]
+    if runs:
+        return f"has work directories in it ({', '.join(runs[:3])}); name one of them"
+    return "is no work directory: it has no config.json"
+
+
+def refuse_other_tools(workdir: epath.PathLike) -> None:
+    """Raises a `UserError` if a folder is a model of another tool."""
+    other = directory_kinds.describe_other_tools(workdir)
+    if other:
+        raise UserError(f"{workdir} {other}.")
 
 
 def is_run(folder: epath.PathLike) -> bool:
@@ -176,6 +201,7 @@ def lock(workdir: epath.PathLike) -> Iterator[None]:
         with bucket_lock.lock(workdir):
             yield
         return
+    refuse_other_tools(workdir)
     path = Path(workdir) / ".lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

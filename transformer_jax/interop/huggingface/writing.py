@@ -71,7 +71,7 @@ def _notes(config: Config, family: Family, permuted: bool, computed: bool) -> It
     if decode.length_penalty and decode.length_penalty_kind == "gnmt":
         yield (
             f"Hugging Face has no GNMT length penalty ({decode.length_penalty:g} here); "
-            f"length_penalty={_power(decode):.3g} is equal at {TYPICAL_LENGTH} tokens"
+            f"length_penalty={power_of_length(decode):.3g} is equal at {TYPICAL_LENGTH} tokens"
         )
 
 
@@ -216,7 +216,7 @@ def _special_ids(model: ModelConfig, tokenizers: TokenizerPair) -> dict[str, int
     }
 
 
-def _power(decode: DecodeConfig) -> float:
+def power_of_length(decode: DecodeConfig) -> float:
     """Exponent α of `L^α` that equals the length penalty, a GNMT one at TYPICAL_LENGTH."""
     if decode.length_penalty_kind == "power":
         return decode.length_penalty
@@ -230,7 +230,7 @@ def _generation_settings(config: Config, tokenizers: TokenizerPair) -> dict[str,
     settings: dict[str, Any] = {
         **_special_ids(config.model, tokenizers),
         "num_beams": decode.beam_size,
-        "length_penalty": _power(decode),
+        "length_penalty": power_of_length(decode),
         "early_stopping": early[decode.stopping],
         # Hugging Face's length counts the decoder's start symbol.
         "max_length": min(decode.max_decode_len, config.model.max_len) + 1,

@@ -1,0 +1,73 @@
+"""The command `bundle`: a model as one file, for `Translator.load` and every command."""
+
+import dataclasses
+from pathlib import Path
+
+from absl import flags
+
+from transformer_jax import paths
+from transformer_jax.commands import model_flags
+from transformer_jax.commands.command_help import CommandHelp
+from transformer_jax.errors import UserError
+
+FLAGS = flags.FLAGS
+LESS_MEMORY = "use a machine with more memory"
+HELP = CommandHelp(
+    usage="--workdir=DIR --output=FILE [flags]",
+    about="Writes the parameters of one checkpoint, the config and the tokenizers as one file, "
+    "with a digest of each part and a model card. The optimizer's state is left out. "
+    "Translator.load and all commands that take a model read the file, and refuse it if any part "
+    "was changed.",
+    examples=(
+        (
+            "The best checkpoint of a run:",
+            "transformer-jax bundle --workdir=runs/mine --output=mine.bundle",
+        ),
+        (
+            "The mean of the last five, with its licence:",
+            "transformer-jax bundle --workdir=runs/mine --checkpoint=average:5 "
+            "--licence=cc-by-4.0 --output=mine.bundle",
+        ),
+        (
+            "Then it translates anywhere:",
+            "echo 'A dog runs.' | transformer-jax decode --workdir=mine.bundle",
+        ),
+    ),
+    pages=(("docs/interop.md", "what the file holds, and how to open it with other tools"),),
+)
+
+
+def define_flags(argv: list[str]) -> list[str]:
+    """Flags of the command; returns `argv`."""
+    model_flags.define(argv)
+    flags.DEFINE_string("output", None, "File to write.", required=True)
+    model_flags.define_licence()
+    return argv
+
+
+def run() -> None:
+    """Writes the file."""
+    from transformer_jax.interop import model_card, programs, readme, sample_text
+    from transformer_jax.runs import bundle
+
+    if paths.is_remote(FLAGS.output):
+        raise UserError(f"--output={FLAGS.output} must be a local file; copy it afterwards.")
+    path = Path(FLAGS.output)
+    bundle.check_new(path)
+    model, facts = model_flags.load_with_facts()
+    try:
+        text = readme.example(sample_text.find(FLAGS.workdir, model.config))
+    except UserError:  # no sentences of the model are here
+        text = "A sentence to translate."
+    card = model_card.write(
+        facts, model, "bundle", programs.bundle(path.name, text), output="", notes=[]
+    )
+    record = {
+        "name": facts.name,
+        "step": model.step,
+        "licence": facts.licence,
+        "scores": [dataclasses.asdict(score) for score in facts.scores],
+    }
+    digest = bundle.write(path, model.config, model.tokenizers, model.params, card, record)
+    size = path.stat().st_size / 1e6
+    print(f"wrote {path}: {size:,.1f} MB, checkpoint of step {model.step}, SHA-256 {digest}")

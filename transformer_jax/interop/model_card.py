@@ -1,0 +1,286 @@
+"""The README of an exported model: a program that uses it, scores, data, recipe and limits.
+
+It is a model card as the Hugging Face Hub reads it: its first lines are YAML.
+"""
+
+import dataclasses
+import json
+import math
+import posixpath
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+from etils import epath
+
+from transformer_jax import __version__
+from transformer_jax.config import Config, DataConfig
+from transformer_jax.interop.huggingface import hub
+from transformer_jax.interop.pretrained import Pretrained
+from transformer_jax.runs import bundle, directory_kinds, history, summary
+
+UNKNOWN_LICENCE = "unknown"  # the Hub's name for it
+# What to install for the program of each format.
+PACKAGES = {
+    "marian": "torch transformers sentencepiece",
+    "ctranslate2": "ctranslate2 sentencepiece",
+    "stablehlo": "jax flatbuffers sentencepiece",
+    "bundle": "transformer-jax",
+}
+LIBRARIES = {"marian": "transformers", "ctranslate2": "ctranslate2", "stablehlo": "jax"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """Scores on one set of sentences."""
+
+    data: str  # such as "validation set" or "test set"
+    num_sentences: int
+    bleu: float
+    bleu_signature: str
+    chrf: float
+    chrf_signature: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What a card says that config and parameters do not.
+
+    Attributes:
+      name: of the model.
+      origin: what the model was read from.
+      step: of the checkpoint; 0 if the model was not trained here.
+      scores: of the model itself.
+      licence: a name, or "".
+    """
+
+    name: str
+    origin: str
+    step: int = 0
+    scores: tuple[Score, ...] = ()
+    licence: str = ""
+
+
+def collect_facts(
+    path: epath.PathLike, model: Pretrained, checkpoint: str = "best", licence: str = ""
+) -> Facts:
+    """What is known of the model that was read from `path`.
+
+    Args:
+      path: of the model, as `pretrained.load` takes it.
+      model: read from there.
+      checkpoint: that was read. The mean of several has no scores of its own.
+      licence: of the model; "": that of the bundle, if it is one.
+    """
+    path = hub.locate(path)
+    name = path.name or "model"
+    if directory_kinds.is_bundle(path):
+        manifest = bundle.read_manifest(path)
+        scores = tuple(Score(**score) for score in manifest.get("scores", ()))
+        licence = licence or manifest.get("licence", "")
+        return Facts(manifest.get("name", name), "a bundle", model.step, scores, licence)
+    if not model.step:
+        return Facts(name, f"the Hugging Face model {name}", 0, (), licence)
+    return Facts(
+        name, "a work directory", model.step, tuple(_scores(path, model, checkpoint)), licence
+    )
+
+
+def _scores(workdir: epath.Path, model: Pretrained, checkpoint: str) -> Iterator[Score]:
+    """Scores of the checkpoint that training and the command `eval` recorded."""
+    is_average = checkpoint.startswith("average")
+    metrics = workdir / "metrics.jsonl"
+    lines = history.read_lines(metrics) if metrics.exists() and not is_average else []
+    evaluated = [line for line in summary.validation_scores(lines) if line["step"] == model.step]
+    for line in evaluated[-1:]:
+        yield from _score("validation set", line)
+    newest: dict[str, Score] = {}
+    for record in history.read_history(workdir):
+        scores, command = record.get("scores", {}), record.get("command_line", "")
+        same = checkpoint in command if is_average else "average:" not in command
+        if same and scores.get("checkpoint_step") == model.step:
+            data = posixpath.basename(str(record.get("data", ""))) or scores.get("split", "")
+            newest |= {score.data: score for score in _score(data, scores)}
+    yield from newest.values()
+
+
+def _score(data: str, values: Mapping[str, Any]) -> Iterator[Score]:
+    names = [field.name for field in dataclasses.fields(Score) if field.name != "data"]
+    known = {name: values[name] for name in names if name in values}
+    if {"bleu", "chrf"} <= set(known):
+        defaults: dict[str, Any] = {"num_sentences": 0, "bleu_signature": "", "chrf_signature": ""}
+        yield Score(data, **(defaults | known))
+
+
+def write(
+    facts: Facts,
+    model: Pretrained,
+    format_name: str,
+    program: str,
+    output: str,
+    notes: list[str],
+    comparison: str = "",
+) -> str:
+    """The text of README.md.
+
+    Args:
+      facts: about the model.
+      model: that was exported.
+      format_name: of the export, or "bundle".
+      program: Python that translates, run inside the folder.
+      output: what the program prints; "": not known.
+      notes: what differs from the original model, a line each.
+      comparison: what was measured when the model was exported.
+    """
+    data = model.config.data
+    languages = _languages(data)
+    title = f"{facts.name}: {data.source_lang} to {data.target_lang}"
+    sections = [
+        "\n".join(_front_matter(facts, languages, format_name)),
+        f"# {title}",
+        f"A translation model, an encoder-decoder Transformer. It was written as "
+        f"{_FORMS[format_name]} by transformer_jax {__version__} from {facts.origin}.",
+        "## Use",
+        f"```sh\npip install {PACKAGES[format_name]}\n```",
+        "In this folder:",
+        f"```python\n{program}```",
+    ]
+    if output:
+        sections += ["It prints:", f"```\n{output}\n```"]
+    sections += [
+        "## Scores",
+        *_score_table(facts),
+        *([comparison] if comparison else []),
+        "## Data",
+        _list(_data(data, languages, facts)),
+        "## Recipe",
+        _list(_recipe(model, facts)),
+        "## Licence",
+        facts.licence
+        or "**Fill in before you publish the model**: name its licence here and in "
+        "the first lines of this file. The licences of the training data limit the choice.",
+        "## Limits",
+        _list(_limits(model.config, facts)),
+    ]
+    if notes:
+        sections += ["## Differences from the original model", _list(notes)]
+    return "\n\n".join(sections) + "\n"
+
+
+_FORMS = {
+    "marian": "a Hugging Face directory",
+    "ctranslate2": "a CTranslate2 directory",
+    "stablehlo": "StableHLO programs",
+    "bundle": "one file",
+}
+
+
+def _front_matter(facts: Facts, languages: list[str], format_name: str) -> Iterator[str]:
+    yield "---"
+    if languages:
+        yield "language:"
+        # Quoted: YAML reads no as False.
+        yield from (f"- {json.dumps(language)}" for language in languages)
+    fill_in = "" if facts.licence else "  # fill in"
+    yield f"license: {json.dumps(facts.licence) if facts.licence else UNKNOWN_LICENCE}{fill_in}"
+    if format_name in LIBRARIES:
+        yield f"library_name: {LIBRARIES[format_name]}"
+    yield "pipeline_tag: translation"
+    yield from ("tags:", "- translation", "- transformer-jax", "---")
+
+
+def _languages(data: DataConfig) -> list[str]:
+    """The languages, each once; an imported model may not name them."""
+    pairs = [name.split("-", 1) for name in data.train_languages]
+    names = [data.source_lang, data.target_lang, *(name for pair in pairs for name in pair)]
+    return [name for name in dict.fromkeys(names) if name not in ("", "source", "target")]
+
+
+def _score_table(facts: Facts) -> Iterator[str]:
+    if not facts.scores:
+        yield (
+            "None are known for these parameters. The command `transformer-jax eval` computes them."
+        )
+        return
+    rows = ["| data | sentences | BLEU | chrF |", "|---|---|---|---|"]
+    for score in facts.scores:
+        count = f"{score.num_sentences:,}" if score.num_sentences else ""
+        rows.append(f"| {score.data} | {count} | {score.bleu:.2f} | {score.chrf:.2f} |")
+    yield "\n".join(rows)
+    signatures = dict.fromkeys(
+        signature
+        for score in facts.scores
+        for signature in (score.bleu_signature, score.chrf_signature)
+        if signature
+    )
+    if signatures:
+        yield "sacreBLEU's signatures: " + ", ".join(f"`{s}`" for s in signatures)
+
+
+def _data(data: DataConfig, languages: list[str], facts: Facts) -> Iterator[str]:
+    yield f"languages: {', '.join(languages) or 'not named by the model'}"
+    if not facts.step:
+        yield f"training data: see the card of {facts.origin}"
+        return
+    for split in ("train", "validation", "test"):
+        value = getattr(data, split)
+        if data.source == "files":  # not the folders, which are this machine's
+            value = ", ".join(posixpath.basename(part.strip()) for part in value.split(","))
+        name = {"train": "training"}.get(split, split)
+        yield f"{name} data: {value or 'none'}"
+    if data.source == "tfds":
+        yield f"data set: {data.tfds_name} of TensorFlow Datasets"
+
+
+def _recipe(model: Pretrained, facts: Facts) -> Iterator[str]:
+    config = model.config
+    shape, train, optimizer = config.model, config.train, config.optimizer
+    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model.params))
+    yield (
+        f"model: {count:,} parameters, {shape.num_encoder_layers} encoder and "
+        f"{shape.num_decoder_layers} decoder layers, d_model {shape.d_model}, "
+        f"{shape.num_heads} heads, d_ff {shape.d_ff}, {shape.norm_position}-norm, "
+        f"{shape.activation}, positions {shape.positional}, tied embeddings: {shape.tie_embeddings}"
+    )
+    yield (
+        f"vocabulary: {shape.source_vocab_size:,} source and {shape.target_vocab_size:,} target "
+        f"tokens, {'shared' if config.data.shared_vocab else 'separate'}"
+    )
+    if not facts.step:
+        return
+    yield (
+        f"training: checkpoint of step {facts.step:,} of {train.num_steps:,}, "
+        f"{config.data.batch_tokens:,} target tokens a step, dropout {shape.dropout_rate:g}, label "
+        f"smoothing {train.label_smoothing:g}, seed {config.seed}"
+    )
+    yield (
+        f"optimizer: {optimizer.name}, schedule {optimizer.schedule}, learning rate "
+        f"{optimizer.learning_rate:g}, {optimizer.warmup_steps:,} warm-up steps"
+    )
+    if train.init_from:
+        yield f"fine-tuned from {posixpath.basename(train.init_from.rstrip('/'))}"
+
+
+def _limits(config: Config, facts: Facts) -> Iterator[str]:
+    yield (
+        f"A text of more than {config.model.max_len - 1} tokens does not fit the model; split it "
+        "into sentences."
+    )
+    if facts.step:
+        yield f"It was trained on sentences of up to {config.data.max_len} tokens."
+    yield (
+        "Other languages than those above are not translated. Texts unlike the training data are "
+        "translated worse."
+    )
+    if config.data.pretokenized:
+        yield "Its input has to be tokenised as the training data: spaces separate words."
+    if config.data.lowercase:
+        yield "It writes lower-case text only."
+    yield (
+        "As all such models, it may leave out or invent content. Have translations checked where "
+        "mistakes matter."
+    )
+
+
+def _list(lines: Iterator[str] | list[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)

@@ -1,0 +1,168 @@
+"""Short programs that use an exported model, for its README."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from transformer_jax.config import Config, DecodeConfig
+from transformer_jax.data.foreign_tokenizers import JsonTokenizer, VocabularyTokenizer
+from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.interop.huggingface.writing import power_of_length
+
+
+def ctranslate2_search(decode: DecodeConfig, tokenizers: TokenizerPair) -> dict[str, Any]:
+    """Arguments of `translate_batch` that are closest to our search settings."""
+    search: dict[str, Any] = {
+        "beam_size": decode.beam_size,
+        "length_penalty": round(power_of_length(decode), 3),
+        "max_decoding_length": decode.max_decode_len,
+    }
+    if decode.suppressed_ids:
+        tokens = tokenizers.target.tokens(decode.suppressed_ids)
+        search["suppress_sequences"] = [[token] for token in tokens]
+    return search
+
+
+def ctranslate2(config: Config, tokenizers: TokenizerPair, text: str) -> str:
+    """A program that translates with a CTranslate2 export, from inside its folder."""
+    source_prefix, target_prefix = _prefixes(config, tokenizers)
+    search = ctranslate2_search(config.decode, tokenizers)
+    arguments, hypothesis = "tokens, **search", "result.hypotheses[0]"
+    if isinstance(tokenizers.source, JsonTokenizer):
+        head = ["from tokenizers import Tokenizer"]
+        load = ['tokenizer = Tokenizer.from_file("tokenizer.json")']
+        tokens = "tokenizer.encode(text, add_special_tokens=False).tokens"
+    else:
+        head = ["from sentencepiece import SentencePieceProcessor"]
+        load = [
+            'source = SentencePieceProcessor("source.spm")',
+            'target = SentencePieceProcessor("target.spm")',
+        ]
+        lower = ".lower()" if tokenizers.source.lowercase else ""
+        tokens = f"source.encode(text{lower}, out_type=str)"
+    if source_prefix:
+        tokens = f"{source_prefix!r} + {tokens}"
+    if target_prefix:
+        arguments += f", target_prefix=[{target_prefix!r}] * len(texts)"
+        hypothesis += f"[{len(target_prefix)}:]"
+    if isinstance(tokenizers.source, JsonTokenizer):
+        output = f"tokenizer.decode([tokenizer.token_to_id(t) for t in {hypothesis}])"
+    else:
+        output = f"target.decode({hypothesis})"
+    return _lines(
+        "import ctranslate2",
+        *head,
+        "",
+        f"texts = [{_literal(text)}]",
+        *load,
+        'translator = ctranslate2.Translator(".")',
+        f"tokens = [{tokens} for text in texts]",
+        f"search = {search!r}",
+        f"for result in translator.translate_batch({arguments}):",
+        f"    print({output})",
+    )
+
+
+def huggingface(config: Config, tokenizers: TokenizerPair, text: str) -> str:
+    """A program that translates with a Hugging Face export, from inside its folder."""
+    _, target_prefix = _language_tag_ids(config, tokenizers)
+    tag, forced = "", ""
+    if config.data.target_language_tags and not tokenizers.tags.both_sides:
+        tag = f">>{config.data.target_lang}<< "
+    if target_prefix:
+        forced = f", forced_bos_token_id={target_prefix[0]}"
+    return _lines(
+        "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer",
+        "",
+        f"texts = [{_literal(tag + text)}]",
+        'tokenizer = AutoTokenizer.from_pretrained(".")',
+        'model = AutoModelForSeq2SeqLM.from_pretrained(".")',
+        'inputs = tokenizer(texts, return_tensors="pt", padding=True)',
+        f"outputs = model.generate(**inputs{forced})",
+        r'print(*tokenizer.batch_decode(outputs, skip_special_tokens=True), sep="\n")',
+    )
+
+
+def stablehlo(config: Config, tokenizers: TokenizerPair, text: str) -> str:
+    """A program that translates one text greedily with a StableHLO export, from its folder."""
+    if tokenizers.source.lowercase:
+        text = text.lower()
+    encoded, decoded, names = "source.encode(text)", "output", []
+    if isinstance(tokenizers.source, VocabularyTokenizer):
+        names = ['names = {i: token for token, i in m["target_vocabulary"].items()}']
+        encoded = (
+            '(m["source_vocabulary"].get(t, m["source_unk_id"]) '
+            "for t in source.encode(text, out_type=str))"
+        )
+        decoded = "[names[i] for i in output]"
+    suppressed = []
+    if config.decode.suppressed_ids:
+        suppressed = ['    logits = logits.at[..., np.array(m["suppressed_ids"])].set(-np.inf)']
+    return _lines(
+        "import json",
+        "import jax",
+        "import jax.export",
+        "import numpy as np",
+        "from sentencepiece import SentencePieceProcessor",
+        "",
+        f"text = {_literal(text)}",
+        'm, params = json.load(open("manifest.json")), dict(np.load("params.npz"))',
+        'source, target = (SentencePieceProcessor(f"{x}.model") for x in ("source", "target"))',
+        *names,
+        'files = [open(f"{x}.jax", "rb") for x in ("encode", "init_cache", "decode_step")]',
+        "functions = [jax.export.deserialize(bytearray(file.read())) for file in files]",
+        "encode, init_cache, decode_step = (jax.jit(function.call) for function in functions)",
+        f'ids = np.int32([[*m["source_prefix"], *{encoded}, m["source_eos_id"]]])',
+        'mask, beams, steps = np.ones_like(ids), np.zeros(1, "i4"), np.zeros(m["max_len"], "i4")',
+        "cache = init_cache(params, encode(params, ids, mask), mask, beams, steps)",
+        'output, given = [], [m["decoder_start_id"], *m["target_prefix"]]',
+        'while len(output) + len(given) <= m["max_len"]:',
+        "    token = given.pop(0) if given else output[-1]",
+        "    logits, cache = decode_step(params, cache, np.int32([[token]]))",
+        *suppressed,
+        "    if not given:",
+        "        output.append(int(np.argmax(logits)))",
+        '        if output[-1] == m["target_eos_id"]:',
+        "            break",
+        f"print(target.decode({decoded.replace('output', 'output[:-1]')}))",
+    )
+
+
+def bundle(name: str, text: str) -> str:
+    """A program that translates with a bundle, in its folder."""
+    return _lines(
+        "from transformer_jax import Translator",
+        "",
+        f"translator = Translator.load({_literal(name)})",
+        f"for translation in translator.translate([{_literal(text)}]):",
+        "    print(translation.text)",
+    )
+
+
+Program = Callable[[Config, TokenizerPair, str], str]
+PROGRAMS: dict[str, Program] = {
+    "marian": huggingface,
+    "ctranslate2": ctranslate2,
+    "stablehlo": stablehlo,
+}
+
+
+def _language_tag_ids(config: Config, tokenizers: TokenizerPair) -> tuple[list[int], list[int]]:
+    if not config.data.target_language_tags:
+        return [], []
+    return tokenizers.language_tags(config.data.source_lang, config.data.target_lang)
+
+
+def _prefixes(config: Config, tokenizers: TokenizerPair) -> tuple[list[str], list[str]]:
+    """The language tags before the source and before the target."""
+    source, target = _language_tag_ids(config, tokenizers)
+    return tokenizers.source.tokens(source), tokenizers.target.tokens(target)
+
+
+def _literal(text: str) -> str:
+    """The text as a Python string in double quotes; JSON's escapes are Python's too."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _lines(*lines: str) -> str:
+    return "\n".join(lines) + "\n"

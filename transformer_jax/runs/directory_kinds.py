@@ -1,0 +1,108 @@
+"""Recognises what a path holds that is not a work directory, for messages."""
+
+import json
+from typing import Any
+
+from etils import epath
+
+_CTRANSLATE2 = (
+    "a CTranslate2 export, which cannot be read back; ctranslate2.Translator loads it. Name the "
+    "work directory that it was made from"
+)
+# Files that all have to be present -> what the folder is, and what to name instead. The first entry
+# that fits counts.
+KINDS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("decode_step.jax", "manifest.json"),
+        "a StableHLO export, which cannot be read back; its README.md shows how to use it. Name "
+        "the work directory that it was made from",
+    ),
+    (
+        ("model.bin", "shared_vocabulary.json"),
+        _CTRANSLATE2,
+    ),
+    (
+        ("model.bin", "source_vocabulary.json"),
+        _CTRANSLATE2,
+    ),
+    (
+        ("adapter_config.json",),
+        "an adapter for another model; merge it into that model first, by peft's merge_and_unload",
+    ),
+    (
+        ("encoder_model.onnx",),
+        "an ONNX export; name the Hugging Face directory that it was made from",
+    ),
+    (
+        ("decoder.yml",),
+        "a model of Marian itself; convert it by transformers' convert_marian_to_pytorch.py",
+    ),
+    (
+        ("tokenizer.json", "shared.model"),
+        "the tokenizer of a run; name the work directory, which is the folder above it",
+    ),
+    (
+        ("_CHECKPOINT_METADATA",),
+        "a checkpoint of a run; name the work directory, two folders above it, and give its number "
+        "as `checkpoint`",
+    ),
+    (
+        ("source.spm", "target.spm"),
+        "the tokenizer of a Marian model without its config.json; copy all files of the model",
+    ),
+)
+# Suffixes of files that users take for a model -> what is wrong.
+FILES = {
+    (".bin", ".safetensors"): "holds weights only; name the folder that it is in",
+    (".spm", ".model"): "is a tokenizer; name the folder of the model",
+    (".pt", ".pth", ".ckpt"): "is a checkpoint of PyTorch; only folders of Hugging Face are read",
+    (".gz", ".tar", ".tgz"): "is an archive; unpack it first",
+}
+_ZIP = b"PK\x03\x04"  # the first bytes of a zip archive
+
+
+def is_bundle(path: epath.PathLike) -> bool:
+    """Whether a path is a zip archive, as bundles are."""
+    path = epath.Path(path)
+    if path.suffix in (".pt", ".pth", ".bin", ".ckpt") or not path.is_file():
+        return False  # PyTorch's files are zip archives too
+    with path.open("rb") as file:
+        return file.read(len(_ZIP)) == _ZIP
+
+
+def describe_other_tools(path: epath.PathLike) -> str | None:
+    """What a folder of another tool is; None: it is not recognised.
+
+    Returns:
+      The rest of a sentence that begins with the path, without a full stop.
+    """
+    if "model_type" in _read_config(path):
+        return "is a Hugging Face model, and no work directory"
+    for names, what in KINDS:
+        if all((epath.Path(path) / name).exists() for name in names):
+            return f"is {what}"
+    return None
+
+
+def describe(path: epath.PathLike) -> str | None:
+    """What a path is that is no work directory; None: it is not recognised.
+
+    Returns:
+      The rest of a sentence that begins with the path, without a full stop.
+    """
+    path = epath.Path(path)
+    if is_bundle(path):
+        return "is a bundle, which holds the model only; name the work directory"
+    if path.is_file():
+        known = (what for suffixes, what in FILES.items() if path.suffix in suffixes)
+        return next(known, "is a file; name the folder of a model, or a bundle")
+    return describe_other_tools(path)
+
+
+def _read_config(path: epath.PathLike) -> dict[str, Any]:
+    """The folder's config.json; empty if there is none."""
+    try:
+        config = json.loads((epath.Path(path) / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
