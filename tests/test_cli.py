@@ -3,9 +3,11 @@
 import glob
 import importlib
 import json
+import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -301,3 +303,94 @@ def test_wrong_flags_are_named_in_one_sentence(flag, message, capsys, monkeypatc
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.startswith(f"error: {message}")
+
+
+COMPLETE = """
+eval "$SCRIPT"
+COMP_LINE="$1" COMP_POINT=${#1} COMP_WORDS=($1) COMP_CWORD=1
+"$(complete -p transformer-jax | sed 's/.*-F \\([^ ]*\\).*/\\1/')"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture(scope="module")
+def bash_script():
+    return command("-m", "transformer_jax", "completion", "bash").stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "expected", "absent"),
+    [
+        ("transformer-jax ", {*main.COMMANDS, "--help", "--version"}, set()),
+        ("transformer-jax ex", {"export"}, {"eval"}),
+        (
+            "transformer-jax decode --attention",
+            {"--attention", "--attention_head="},
+            {"--workdir="},
+        ),
+        ("transformer-jax decode --noal", {"--noalignment", "--noallow_pickle"}, set()),
+        ("transformer-jax export --format=", {"marian", "ctranslate2", "stablehlo"}, {"runs/"}),
+        ("transformer-jax export --format=c", {"ctranslate2"}, {"marian"}),
+        ("transformer-jax export --format c", {"ctranslate2"}, {"marian"}),
+        ("transformer-jax train --config=wmt14_en_d", {"wmt14_en_de_base"}, {"wmt14_en_fr_big"}),
+        ("transformer-jax train --config=m", {"multi30k", "mine.py"}, {"tiny"}),
+        ("transformer-jax train --co", {"--config=", "--config."}, {"--config.seed="}),
+        ("transformer-jax eval --config.model.pos", {"--config.model.positional="}, set()),
+        ("transformer-jax eval --config.model.positional=r", {"rotary"}, {"learned"}),
+        ("transformer-jax eval --config.data.lowercase=", {"True", "False"}, set()),
+        ("transformer-jax decode --input=m", {"mine.py", "my folder"}, {"multi30k"}),
+        ("transformer-jax decode --workdir=m", {"my folder"}, {"mine.py"}),
+        ("transformer-jax decode --config.data.test=mi", {"mine.py"}, set()),
+        ("transformer-jax plot ", {"attention", "curves"}, set()),
+        ("transformer-jax plot attention --part=", {"cross", "encoder", "decoder"}, set()),
+        ("transformer-jax runs m", {"my folder"}, {"mine.py"}),
+        ("transformer-jax completion z", {"zsh"}, {"bash"}),
+    ],
+)
+def test_completion_in_bash(line, expected, absent, bash_script, tmp_path):
+    (tmp_path / "mine.py").touch()
+    (tmp_path / "my folder").mkdir()
+    done = subprocess.run(
+        ["bash", "--norc", "-c", COMPLETE, "bash", line],
+        cwd=tmp_path,
+        env=os.environ | {"SCRIPT": bash_script},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = set(done.stdout.splitlines())
+    assert expected <= found, done.stderr
+    assert not absent & found
+    assert not done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
+def test_completion_for_zsh_is_a_script_of_zsh(tmp_path):
+    script = command("-m", "transformer_jax", "completion", "zsh").stdout
+    assert "'--format=[Format of the output]:value:(text jsonl)'" in script
+    subprocess.run(["zsh", "-fc", f"autoload -U compinit; compinit -D\n{script}"], check=True)
+
+
+@pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("transformer-jax ex", {"export"}),
+        ("transformer-jax export --format=ct", {"--format=ctranslate2"}),
+        (
+            "transformer-jax train --config.model.positional=rot",
+            {"--config.model.positional=rotary"},
+        ),
+        ("transformer-jax plot curv", {"curves"}),
+    ],
+)
+def test_completion_in_fish(line, expected, tmp_path):
+    script = command("-m", "transformer_jax", "completion", "fish").stdout
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", f"{script}\ncomplete -C {shlex.quote(line)}"],
+        env=os.environ | {"HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {found.split("\t")[0] for found in done.stdout.splitlines()} == expected

@@ -6,12 +6,12 @@ from pathlib import Path
 from absl import flags
 
 from transformer_jax import paths
-from transformer_jax.commands import arguments
 from transformer_jax.commands.command_help import CommandHelp
 from transformer_jax.data.datasets import DATASETS
 from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
+FIRST_WORD = "dataset"
 LESS_MEMORY = "close other programs"
 EMBEDDED = "number_words"  # made here; all others are downloaded
 HELP = CommandHelp(
@@ -30,12 +30,12 @@ HELP = CommandHelp(
 
 
 def define_flags(argv: list[str]) -> list[str]:
-    """Flags of the command; returns `argv` with the data set's name as a flag."""
+    """Flags of the command; returns `argv`."""
     flags.DEFINE_enum(
         "dataset", None, [*DATASETS, EMBEDDED], "The data set, as the first word; or by this flag."
     )
     flags.DEFINE_string("output", None, "Folder for the texts; `downloads/` in it keeps the files.")
-    return arguments.first_word_as_flag(argv, "dataset")
+    return argv
 
 
 def run() -> None:

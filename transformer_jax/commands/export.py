@@ -29,6 +29,7 @@ HELP = CommandHelp(
             "transformer-jax export --workdir=runs/mine --format=stablehlo --output=exported-jax",
         ),
     ),
+    fields=("data.validation",),
     pages=(("docs/interop.md", "what each format can express, and how exports are checked"),),
 )
 

@@ -27,8 +27,9 @@ from transformer_jax.runs import compilation_cache, host_memory
 
 FLAGS = flags.FLAGS
 # Each is a module of this package with `HELP`, `define_flags`, `run`, and `LESS_MEMORY`: what to
-# change where the device is out of memory. Importing it does not load JAX. With `TAKES_FOLDERS`,
-# `run` gets the arguments that are no flags. Commands that only read files set `USES_JAX` to False.
+# change where the device is out of memory. Importing it does not load JAX. With `FIRST_WORD`, a
+# word after the command is the value of that flag; with `TAKES_FOLDERS`, `run` gets the arguments
+# that are no flags. Commands that only read files set `USES_JAX` to False.
 COMMANDS = {
     "train": "Train a translator, or resume a run that was interrupted.",
     "eval": "Score a model on a test set, and compare it with another system.",
@@ -39,6 +40,7 @@ COMMANDS = {
     "data": "Fetch a public data set, verify it, and write it as text files.",
     "plot": "Draw attention, learning curves and more; write report.html.",
     "runs": "List runs with their state, step and scores.",
+    "completion": "Print a script by which a shell completes commands and flags.",
 }
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130
@@ -53,6 +55,8 @@ def main() -> None:
     command = sys.argv[1] if len(sys.argv) > 1 else ""
     if command == "--version":
         print(f"transformer-jax {__version__}")
+    elif command == "help" and sys.argv[2:3] and sys.argv[2] in COMMANDS:
+        run(sys.argv[2], [f"{program} {sys.argv[2]}", "--help"])
     elif command in ("help", *arguments.HELP_FLAGS):
         print(command_help.command_list(program, COMMANDS))
     elif command in COMMANDS:
@@ -97,6 +101,8 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
     others = set(FLAGS)
     program = f"python {argv[0]}" if argv[0].endswith(".py") else argv[0]
     with _errors_as_sentences(module.LESS_MEMORY):
+        if hasattr(module, "FIRST_WORD"):
+            argv = arguments.first_word_as_flag(argv, module.FIRST_WORD)
         config_flags.check_overrides(argv)
         remaining = module.define_flags(list(argv))
         if arguments.wants_help(argv):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from transformer_jax import paths
-from transformer_jax.commands import arguments, model_flags
+from transformer_jax.commands import model_flags
 from transformer_jax.commands.command_help import CommandHelp
 from transformer_jax.errors import UserError
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformer_jax.plotting import Figure
 
 FLAGS = flags.FLAGS
+FIRST_WORD = "picture"
 LESS_MEMORY = "give a shorter sentence"
 PICTURES = ("attention", "alignment", "curves", "schedule", "positions", "lengths", "report")
 OF_A_SENTENCE = ("attention", "alignment")
@@ -61,7 +62,7 @@ HELP = CommandHelp(
 
 
 def define_flags(argv: list[str]) -> list[str]:
-    """Flags of the command; returns `argv` with the picture's name as a flag."""
+    """Flags of the command; returns `argv`."""
     flags.DEFINE_enum("picture", None, PICTURES, "The picture, as the first word; or by this flag.")
     flags.DEFINE_list("workdir", None, "Folder of the run; for curves and schedule, also several.")
     flags.DEFINE_string("output", None, "File to write, .svg, .png or .pdf; else PICTURE.svg here.")
@@ -77,7 +78,7 @@ def define_flags(argv: list[str]) -> list[str]:
     flags.DEFINE_list("metrics", None, "curves: names in metrics.jsonl, a panel each.")
     flags.DEFINE_enum("split", "train", ["train", "validation", "test"], "lengths: which data.")
     flags.DEFINE_list("scores", [], "report: files that eval.py --json wrote.")
-    return arguments.first_word_as_flag(argv, "picture")
+    return argv
 
 
 def run() -> None:
