@@ -118,7 +118,7 @@ def test_help_has_examples_every_flag_and_80_columns(name):
     text, shown = help_of(name)
     assert max(map(len, text.splitlines())) <= 80
     module = importlib.import_module(f"transformer_jax.commands.{name}")
-    assert len(module.HELP.examples) == 3
+    assert len(module.HELP.examples) >= 3
     one_line = " ".join(text.replace("\\\n", "").split())
     for purpose, line in module.HELP.examples:
         assert purpose in one_line
@@ -358,9 +358,9 @@ def test_completion_in_bash(line, expected, absent, bash_script, tmp_path):
         text=True,
         check=True,
     )
-    found = set(done.stdout.splitlines())
-    assert expected <= found, done.stderr
-    assert not absent & found
+    completed = set(done.stdout.splitlines())
+    assert expected <= completed, done.stderr
+    assert not absent & completed
     assert not done.stderr
 
 
@@ -393,4 +393,4 @@ def test_completion_in_fish(line, expected, tmp_path):
         text=True,
         check=True,
     )
-    assert {found.split("\t")[0] for found in done.stdout.splitlines()} == expected
+    assert {completed.split("\t")[0] for completed in done.stdout.splitlines()} == expected
