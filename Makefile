@@ -59,14 +59,15 @@ $(BIN)/.installed-docs: $(BIN)/.installed
 	@touch $@
 
 quickstart: $(BIN)/.installed
-	$(BIN)/python train.py --config=quickstart --workdir=runs/quickstart
-	$(BIN)/python eval.py --workdir=runs/quickstart --json=runs/quickstart/eval.json
-	printf '%s\n' 'thirty-four' 'three hundred and forty-seven' \
+	$(BIN)/transformer-jax train --config=quickstart --workdir=runs/quickstart
+	$(BIN)/transformer-jax eval --workdir=runs/quickstart --json=runs/quickstart/eval.json
+	@printf '%s\n' 'thirty-four' 'three hundred and forty-seven' \
 	  'nine hundred and eighty-seven thousand, six hundred and fifty-four' > runs/quickstart/input.txt
-	$(BIN)/python -m transformer_jax.plotting report --workdir=runs/quickstart --scores=runs/quickstart/eval.json
-	@echo "--- decode.py --workdir=runs/quickstart --input=runs/quickstart/input.txt"
-	@$(BIN)/python decode.py --workdir=runs/quickstart --input=runs/quickstart/input.txt \
+	$(BIN)/transformer-jax plot report --workdir=runs/quickstart --scores=runs/quickstart/eval.json
+	@echo "$(BIN)/transformer-jax decode --workdir=runs/quickstart --input=runs/quickstart/input.txt"
+	@$(BIN)/transformer-jax decode --workdir=runs/quickstart --input=runs/quickstart/input.txt \
 	  | paste -d '\t' runs/quickstart/input.txt -
+	@echo "next: source $(BIN)/activate, then transformer-jax --help"
 
 # Most of this target's time is compilation. Before jaxlib 0.11 XLA for CPU can use older emitters,
 # which compile a third faster. `make test-newest` runs the same tests with the newer ones.

@@ -38,21 +38,35 @@ ADDRESS = "https://host.invalid/transformer_jax"  # git reads the working tree i
 HUB_MODEL = "Helsinki-NLP/opus-mt-en-de"
 SIZES = {"corpus": 3000, "dev": 40, "test": 40, "text": 8}  # pairs of the reader's files
 
-PEERS = all(map(importlib.util.find_spec, ("torch", "transformers")))
+# A training of ten steps. What is printed before its first step stays the same.
+SHORT = (
+    "--config.train.num_steps=10 --config.optimizer.warmup_steps=5 "
+    "--config.train.eval_every_steps=10 --config.train.eval_sentences=8"
+)
+EXPORT = "transformer-jax export --workdir=runs/tuned --format=marian --output=exported"
+HAS_TORCH = all(map(importlib.util.find_spec, ("torch", "transformers")))
 SUBSTITUTIONS = (
     Substitution(README, "clone URL", f"clone {ADDRESS}", "the reader knows the address"),
     Substitution(README, "git+URL", f"git+{ADDRESS}", "the reader knows the address"),
     Substitution(README, "cd ~/translator", "cd ~/translator; cp ~/corpora/* .", "own files"),
+    Substitution(
+        README, "--target_lang=de --workdir", "--target_lang=de --nomeasure --workdir", "faster"
+    ),
+    Substitution(README, "recipe.py", f"recipe.py {SHORT}", "minutes"),
     Substitution(README, "pip install huggingface_hub", ":", "the model is in the cache"),
+    Substitution(
+        TRAIN,
+        "train --config=runs/mine/recipe.py",
+        f"train --config=runs/mine/recipe.py {SHORT}",
+        "minutes",
+    ),
     Substitution(TRANSLATE, "runs/other@average:5", "runs/mine@latest", "one run is enough"),
     Substitution(FINE_TUNE, "pip install huggingface_hub", ":", "the model is in the cache"),
-    Substitution(FINE_TUNE, "num_steps=1000", "num_steps=4", "shorter"),
-    Substitution(FINE_TUNE, "git+URL", f"git+{ADDRESS}", "the reader knows the address"),
-    # Without the packages that check exports, the message says what to install.
+    Substitution(FINE_TUNE, "--config.train.num_steps=1000", SHORT, "minutes"),
+    # Without torch the command says what to install.
     *[
-        Substitution(document, "transformer-jax export", "! transformer-jax export", "no torch")
-        for document in (FINE_TUNE,)
-        if not PEERS
+        Substitution(FINE_TUNE, EXPORT, f"(! {EXPORT}) |& grep 'pip install'", "torch is optional")
+        for _ in range(not HAS_TORCH)
     ],
 )
 
