@@ -2,9 +2,13 @@
 
 import dataclasses
 import functools
+import os
 import random
 import re
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import flax.struct
@@ -28,6 +32,9 @@ from transformer_jax.decoding.search_settings import (
 )
 from transformer_jax.model import decoder_weights, incremental
 from transformer_jax.model.transformer import init_params
+from transformer_jax.runs import compilation_cache
+
+ROOT = Path(__file__).parent.parent
 
 
 def in_threads(count, function):
@@ -297,3 +304,90 @@ def test_output_room_does_not_depend_on_usual_limits(length):
     assert {batching.output_room(length, n, 1024) for n in range(1, usual + 1)} == {usual}
     assert batching.output_room(length, 1024, 1024) == 1024
     assert batching.output_room(length, 20, 20) == 20
+
+
+# --- Programs on the disk ------------------------------------------------------------------------
+
+CACHE_SETTINGS = (
+    "jax_compilation_cache_dir",
+    "jax_enable_compilation_cache",
+    "jax_persistent_cache_min_compile_time_secs",
+)
+
+
+@pytest.fixture
+def cache_settings(tmp_path, monkeypatch):
+    """JAX's settings of a process that has just started; a function that reads them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def read():
+        return tuple(getattr(jax.config, name) for name in CACHE_SETTINGS)
+
+    before = read()
+    for name, value in zip(CACHE_SETTINGS, (None, True, 1.0), strict=True):
+        jax.config.update(name, value)
+    yield read
+    for name, value in zip(CACHE_SETTINGS, before, strict=True):
+        jax.config.update(name, value)
+
+
+def test_programs_are_kept_in_the_users_cache_folder(cache_settings, tmp_path):
+    folder = str(tmp_path / "transformer_jax" / "xla")
+    for _ in range(2):
+        assert compilation_cache.keep_programs()
+        assert cache_settings() == (folder, True, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "want"),
+    [
+        ("jax_compilation_cache_dir", "/mine", ("/mine", True, 1.0)),
+        ("jax_compilation_cache_dir", "", ("", True, 1.0)),
+        ("jax_enable_compilation_cache", False, (None, False, 1.0)),
+    ],
+)
+def test_programs_are_kept_as_settings_of_jax_say(cache_settings, name, value, want):
+    jax.config.update(name, value)
+    assert not compilation_cache.keep_programs()
+    assert cache_settings() == want
+
+
+def test_programs_are_kept_from_the_users_compile_time_on(cache_settings, tmp_path):
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 7.0)
+    assert compilation_cache.keep_programs()
+    assert cache_settings()[2] == 7.0
+
+
+@pytest.mark.slow
+def test_programs_of_a_command_are_read_by_python_and_the_other_way_round(tiny_run, tmp_path):
+    """Python compiles nothing that `decode` has compiled, and `decode` nothing more after it."""
+    python = f"""
+import sys
+from transformer_jax import Translator
+t = Translator.load({str(tiny_run[1])!r})
+for number in sys.argv[1:]:
+    assert t.translate("one " * int(number)).text
+"""
+    hidden = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+
+    def kept(*arguments, text=""):
+        subprocess.run(
+            [sys.executable, *arguments],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+            cwd=ROOT,
+        )
+        return {path.name for path in (tmp_path / "transformer_jax/xla").glob("jit_search-*")}
+
+    decode = ("decode.py", f"--workdir={tiny_run[1]}")
+    first = kept(*decode, text="one one\n")
+    assert first
+    assert kept("-c", python, "2") == first
+    second = kept("-c", python, "2", "20")
+    assert second > first
+    assert kept(*decode, text="one " * 20 + "\n") == second
