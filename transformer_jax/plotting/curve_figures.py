@@ -1,32 +1,43 @@
 """Curves over steps, position tables and lengths of sentences."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from transformer_jax.plotting.style import BLUE, LINES, SIGNED, Figure, make_axes, plain_text, style
+from transformer_jax.plotting.style import (
+    BLUE,
+    INK,
+    LINES,
+    SIGNED,
+    Figure,
+    legend_above,
+    legend_of_figure,
+    make_axes,
+    plain_text,
+    style,
+    title_above,
+)
 
 Metrics = Mapping[str, Any]  # a line of metrics.jsonl
 
-PANELS_IN_A_ROW = 3
-# Title of a panel -> its metrics -> their labels.
+# Title of a panel -> its metrics -> their labels. Exact match has its own: of a good model it may
+# be 8% or 99%.
 PANELS: dict[str, dict[str, str]] = {
-    "loss": {"train_loss": "training, label smoothing included", "eval_loss": "validation"},
+    "loss": {"train_loss": "training, with label smoothing", "eval_loss": "validation"},
+    "BLEU and chrF": {"eval_bleu": "BLEU", "eval_chrf": "chrF"},
+    "exact match (%)": {"eval_exact_match": "validation"},
     "token accuracy (%)": {"train_token_accuracy": "training", "eval_token_accuracy": "validation"},
-    "validation scores": {
-        "eval_bleu": "BLEU",
-        "eval_chrf": "chrF",
-        "eval_exact_match": "exact match (%)",
-    },
     "learning rate": {"learning_rate": ""},
     "gradient norm": {"grad_norm": ""},
     "target tokens a second": {"target_tokens_per_second": ""},
 }
+_DASHES = ("-", "--", ":")
 
 
 @style()
@@ -36,6 +47,9 @@ def learning_curves(
 ) -> Figure:
     """Metrics of one or several runs over steps. Panels without any metric are omitted.
 
+    Of one run each metric has a colour. Of several, each run has one, which the legend above all
+    panels names, and the metrics of a panel differ in their dashes.
+
     Args:
       runs: name of a run -> lines of its `metrics.jsonl`.
       panels: title -> metric -> label.
@@ -44,21 +58,33 @@ def learning_curves(
       ValueError: no run has any of the metrics.
     """
     present = {name for lines in runs.values() for line in lines for name in line}
-    shown = {title: names for title, names in panels.items() if present & set(names)}
+    shown = {
+        title: {name: label for name, label in names.items() if name in present}
+        for title, names in panels.items()
+        if present & set(names)
+    }
     if not shown:
         raise ValueError("no run has any of the metrics asked for")
-    across = min(PANELS_IN_A_ROW, len(shown))
+    across = min(len(shown), 3 if len(shown) <= 6 else 4)
     down = math.ceil(len(shown) / across)
-    figure, axes = make_axes((across * 3.6, down * 2.5), down, across)
-    for panel, (title, names) in zip(axes, shown.items(), strict=False):
-        for number, (run, lines) in enumerate(runs.items()):
-            _draw_run(panel, run if len(runs) > 1 else "", lines, names, number)
-        panel.set(title=plain_text(title), xlabel="step", xlim=(0, None))
+    figure, axes = make_axes((across * 3.7, down * 2.6), down, across)
+    heights = [0.0] * down  # of the legends in each row, so that the titles of a row are level
+    for place, (panel, names) in enumerate(zip(axes, shown.values(), strict=False)):
+        for number, lines in enumerate(runs.values()):
+            _draw_run(panel, lines, names, number, len(runs) > 1)
+        panel.set(xlabel="step", xlim=(0, None))
         panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        if len(panel.lines) > 1:
-            panel.legend()
+        if len(names) > 1:
+            height = legend_above(panel, _metric_handles(names, len(runs) > 1), 3.1)
+            heights[place // across] = max(heights[place // across], height)
+    for place, (panel, title) in enumerate(zip(axes, shown, strict=False)):
+        title_above(panel, title, heights[place // across])
     for panel in axes[len(shown) :]:
         panel.set_visible(False)
+    if len(runs) > 1:
+        legend_of_figure(
+            figure, [_handle(name, LINES[n % len(LINES)]) for n, name in enumerate(runs)]
+        )
     return figure
 
 
@@ -73,7 +99,7 @@ def schedules(rates: Mapping[str, np.ndarray]) -> Figure:
     for name, values in rates.items():
         axes.plot(np.arange(1, len(values) + 1), values, label=plain_text(name))
     axes.set(xlabel="step", ylabel="learning rate", ylim=(0, None))
-    axes.legend()
+    legend_of_figure(figure, axes.lines)
     return figure
 
 
@@ -106,7 +132,7 @@ def length_statistics(
       source, target: `[pairs]` positions of each side.
       padding: kind of batches -> share of padding, 0 to 1.
     """
-    figure, (lengths, plane, bars) = make_axes((10.8, 2.9), 1, 3)
+    figure, (lengths, plane, bars) = make_axes((10.8, 3.1), 1, 3)
     longest = int(max(source.max(), target.max()))
     edges = np.arange(0, longest + 2, max(1, longest // 40)) - 0.5
     for values, name in ((source, "source"), (target, "target")):
@@ -117,16 +143,18 @@ def length_statistics(
             linewidth=1.4,
             label=f"{name}: mean {values.mean():.1f}, most {values.max()}",
         )
-    lengths.set(xlabel="positions", ylabel="pairs", title="lengths")
-    lengths.margins(y=0.3)  # room for the legend
-    lengths.legend()
+    lengths.set(xlabel="positions", ylabel="pairs")
+    height = legend_above(lengths, lengths.get_legend_handles_labels()[0], 3.0)
     plane.hist2d(source, target, (edges, edges), cmap="Blues", norm=LogNorm(), cmin=1)
-    plane.set(xlabel="source positions", ylabel="target positions", title="pairs (log scale)")
+    plane.set(xlabel="source positions", ylabel="target positions")
     bars.barh(list(padding), [100 * share for share in padding.values()], color=BLUE, height=0.55)
     for bar, share in enumerate(padding.values()):
         bars.text(100 * share, bar, f" {100 * share:.1f}%", va="center")
-    bars.set(title="padding (% of positions)", xlim=(0, max(1.0, 125 * max(padding.values()))))
+    bars.set(xlim=(0, max(1.0, 125 * max(padding.values()))))
     bars.invert_yaxis()
+    titles = ("lengths", "pairs (log scale)", "padding (% of positions)")
+    for axes, title in zip((lengths, plane, bars), titles, strict=True):
+        title_above(axes, title, height)
     return figure
 
 
@@ -145,33 +173,39 @@ def curves(
     figure, (panel,) = make_axes((5.0, 2.8))
     for name, values in lines.items():
         panel.plot(x, values, label=plain_text(name))
-    panel.set(xlabel=plain_text(x_label), title=plain_text(title), **axes)
+    panel.set(xlabel=plain_text(x_label), **axes)
+    title_above(panel, title)
     if len(lines) > 1:
-        panel.legend()
+        legend_of_figure(figure, panel.lines)
     return figure
 
 
 def _draw_run(
-    axes: Axes, run: str, lines: Sequence[Metrics], names: Mapping[str, str], number: int
+    axes: Axes, lines: Sequence[Metrics], names: Iterable[str], run: int, is_one_of_several: bool
 ) -> None:
-    """Draws one run's metrics: a colour for each, or for each run if there are several.
-
-    Args:
-      axes: to draw on.
-      run: name of the run; empty: it is the only one.
-      lines: of its `metrics.jsonl`.
-      names: metric -> label.
-      number: of the run.
-    """
-    for metric, (name, label) in enumerate(names.items()):
+    """Draws the metrics `names` of one run, the one of number `run`."""
+    for metric, name in enumerate(names):
         points = [(line["step"], line[name]) for line in lines if name in line]
         if points:
             axes.plot(
                 *np.array(points).T,
-                ("-", "--", ":")[metric % 3] if run else "-",
-                color=LINES[(number if run else metric) % len(LINES)],
-                label=plain_text(", ".join(filter(None, (run, label)))),
+                _DASHES[metric % 3] if is_one_of_several else "-",
+                color=LINES[(run if is_one_of_several else metric) % len(LINES)],
                 marker="o" if len(points) < 12 else "",
                 markersize=3,
                 linewidth=1.2,
             )
+
+
+def _metric_handles(names: Mapping[str, str], by_dashes: bool) -> list[Line2D]:
+    """What stands for each metric of a panel in its legend."""
+    return [
+        _handle(label or name, INK, _DASHES[number % 3])
+        if by_dashes
+        else _handle(label or name, LINES[number % len(LINES)])
+        for number, (name, label) in enumerate(names.items())
+    ]
+
+
+def _handle(label: str, colour: str, dashes: str = "-") -> Line2D:
+    return Line2D([], [], color=colour, linestyle=dashes, linewidth=1.2, label=plain_text(label))

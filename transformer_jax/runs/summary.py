@@ -119,7 +119,7 @@ def summarize(folder: epath.PathLike) -> RunSummary:
         evaluations=validation_scores(lines),
         tests=tests(records),
         started=trainings[0]["started"] if trainings else "",
-        updated=_updated(path),
+        updated=updated(path),
         seconds=history.training_seconds(path, records),
         size=_size(path),
     )
@@ -197,7 +197,7 @@ def _read(read: Any, otherwise: Any) -> tuple[Any, str]:
         return otherwise, str(error)
 
 
-def _updated(path: epath.Path) -> str:
+def updated(path: epath.Path) -> str:
     """When the run has last written scores, or was made."""
     for name in ("metrics.jsonl", "config.json"):
         if (path / name).exists():
