@@ -25,6 +25,12 @@ def labels(axis):
     return [tick.get_text() for tick in axis.get_ticklabels()]
 
 
+def entries(legend):
+    """Lines and labels of a legend."""
+    labels = [text.get_text() for text in legend.get_texts()]
+    return list(zip(legend.legend_handles, labels, strict=True))
+
+
 # --- Figures -------------------------------------------------------------------------------------
 
 
@@ -48,8 +54,8 @@ def test_labels_are_drawn_unchanged():
         assert f">{text}</text>" in svg
     runs = {name: [{"step": 1, "train_loss": 1.0}] for name in ("_a", "b$1$")}
     svg = plotting.to_svg(plotting.learning_curves(runs))
-    assert "_a, training" in svg
-    assert "b$1$, training" in svg
+    assert "_a</text>" in svg
+    assert ">b$1$</text>" in svg
 
 
 def test_heat_map_writes_numbers_into_a_small_matrix():
@@ -72,14 +78,86 @@ def test_learning_curves_show_the_points_of_each_run():
     }
     figure = plotting.learning_curves(runs)
     (axes,) = [axes for axes in figure.axes if axes.get_visible()]
-    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
-    assert lines == {
-        "a, training, label smoothing included": [[10, 3], [20, 2]],
-        "a, validation": [[20, 1.5]],
-        "b, training, label smoothing included": [[5, 4]],
+    drawn = {
+        (line.get_color(), line.get_linestyle()): line.get_xydata().tolist() for line in axes.lines
+    }
+    colour_of = {label: line.get_color() for line, label in entries(figure.legends[0])}
+    dashes_of = {label: line.get_linestyle() for line, label in entries(axes.get_legend())}
+    training, validation = "training, with label smoothing", "validation"
+    assert drawn == {
+        (colour_of["a"], dashes_of[training]): [[10, 3], [20, 2]],
+        (colour_of["a"], dashes_of[validation]): [[20, 1.5]],
+        (colour_of["b"], dashes_of[training]): [[5, 4]],
     }
     with pytest.raises(ValueError, match="metrics"):
         plotting.learning_curves({"c": [{"step": 1, "other": 2.0}]})
+
+
+def test_learning_curves_of_one_run_have_a_colour_for_each_metric():
+    lines = [{"step": n, "eval_bleu": n, "eval_chrf": 2 * n, "eval_exact_match": n} for n in (1, 2)]
+    figure = plotting.learning_curves({"only": lines})
+    assert not figure.legends
+    scores, exact = (axes for axes in figure.axes if axes.get_visible())
+    drawn = {line.get_color(): line.get_ydata().tolist() for line in scores.lines}
+    assert {label: drawn[line.get_color()] for line, label in entries(scores.get_legend())} == {
+        "BLEU": [1, 2],
+        "chrF": [2, 4],
+    }
+    # Exact match has axes of its own.
+    assert exact.get_title("left") == "exact match (%)"
+    assert [line.get_ydata().tolist() for line in exact.lines] == [[1, 2]]
+
+
+RUN_LINES = [
+    {"step": n, **{name: n for names in plotting.PANELS.values() for name in names}}
+    for n in (1, 2, 30_000)
+]
+
+
+@pytest.mark.parametrize(
+    ("count", "name", "panels"),
+    [
+        (1, "a", 7),
+        (2, "a", 1),
+        (3, "x" * 300, 3),
+        (5, "multi30k_en_de_dropout_0.3_seed_{}", 1),
+        (8, "multi30k_en_de_dropout_0.3_seed_{}", 7),
+    ],
+)
+def test_legends_cover_nothing(count, name, panels):
+    """Neither data nor titles nor each other, and all of them is inside the figure."""
+    names = [f"{number} {name.format(number)}" for number in range(count)]
+    chosen = dict(list(plotting.PANELS.items())[:panels])
+    check_legends(plotting.learning_curves(dict.fromkeys(names, RUN_LINES), chosen), count > 1)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_legends_of_other_curves_cover_nothing(count):
+    values = {f"{number} {'long name ' * 9}": np.arange(9.0) for number in range(count)}
+    check_legends(plotting.schedules(values), True)
+    check_legends(plotting.curves(np.arange(9), values, "x", "a title"), count > 1)
+    lengths = np.array([3, 4, 900])
+    check_legends(plotting.length_statistics(lengths, lengths, {"a": 0.5}), True)
+
+
+def check_legends(figure, has_legend):
+    figure.draw_without_rendering()
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    legends = [axes.get_legend() for axes in shown if axes.get_legend()] + figure.legends
+    assert legends or not has_legend
+    titles = [axes._left_title for axes in shown if axes.get_title("left")]
+    boxes = [artist.get_window_extent() for artist in (*legends, *titles)]
+    for number, box in enumerate(boxes):
+        assert figure.bbox.padded(1).containsx(box.x0)
+        assert figure.bbox.padded(1).containsx(box.x1)
+        assert figure.bbox.padded(1).containsy(box.y1)
+        for other in [axes.get_window_extent() for axes in shown] + boxes[:number]:
+            assert min(box.x1, other.x1) <= max(box.x0, other.x0) or min(box.y1, other.y1) <= max(
+                box.y0, other.y0
+            ), (box, other)
+    for axes in shown:
+        assert axes.get_window_extent().height > 80
+        assert axes.get_window_extent().width > 150
 
 
 def test_alignment_has_a_line_for_each_large_weight():

@@ -1,20 +1,27 @@
 """The report is complete and safe to open; `plot` draws or says why it cannot."""
 
 import base64
+import datetime
+import html
 import html.parser
+import itertools
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 from etils import epath
 
 from tests.conftest import tiny_config
 from transformer_jax import plotting
+from transformer_jax.config import Config
 from transformer_jax.errors import UserError
+from transformer_jax.plotting import report, report_headline, report_page, style
 from transformer_jax.plotting.report import write_report
 from transformer_jax.runs import history
 
@@ -72,7 +79,7 @@ def test_report_is_one_file_with_everything_in_it(workdir, tmp_path):
         assert f"{line['eval_chrf']:.2f}" in page.text
     # Of the validation set and of the file.
     assert page.text.count(evaluated[-1]["eval_bleu_signature"]) == 2
-    assert "flickr.json: 8 sentences" in page.text
+    assert "flickr.json8 sentences" in page.text.replace("\n", "")
     assert '"label_smoothing": 0.1' in page.text
 
 
@@ -111,8 +118,6 @@ def test_read_lines_splits_at_line_feeds_only(tmp_path):
 
 
 def test_report_of_a_large_model_draws_its_last_layers():
-    from transformer_jax.plotting import report
-
     weights = np.ones((5, 16, 2, 2)) / 2
     text = "".join(report._maps(weights, ["a", "b"], ["c", "d"]))
     assert [f"layer {n}, each head" in text for n in range(5)] == [False, False, False, True, True]
@@ -127,13 +132,206 @@ def test_report_refuses_a_missing_run_and_wrong_scores(tmp_path, workdir):
         write_report(workdir, [tmp_path / "bad.json"])
 
 
+# --- The head of the page ------------------------------------------------------------------------
+
+
+def head_of(text):
+    """The text before the curves."""
+    return Page(text.partition("<section")[0] + "</main></body></html>").text
+
+
+def test_report_opens_with_score_date_duration_machine_and_commands(workdir, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(workdir, run)
+    (path,) = (run / "history").iterdir()
+    record = json.loads(path.read_text())
+    record |= {
+        "command_line": "python train.py --config=tiny '--workdir=my runs/tiny'",
+        "started": "2026-05-04T10:00:00+00:00",
+        "ended": "2026-05-04T12:11:40+00:00",
+    }
+    record["machine"] |= {"cpu": "EPYC 7", "cores": 2, "platform": "cpu", "jax": "0.10.2"}
+    path.write_text(json.dumps(record))
+    text = write_report(run).read_text()
+    best = max(
+        (line for line in history.read_metrics(run) if "eval_bleu" in line),
+        key=lambda line: (line["eval_token_accuracy"], -line["eval_loss"]),
+    )
+    head = head_of(text)
+    assert f"{best['eval_chrf']:.1f}" in head
+    assert f"validation set, best evaluation: {best['eval_num_sentences']} sentences" in head
+    for words in ("2026-05-04 10:00 UTC", "2 h 11 min", "EPYC 7, 2 cores", "jax 0.10.2"):
+        assert words in head
+    assert "python train.py --config=tiny '--workdir=my runs/tiny'" in head
+    assert text.index("<img") < text.index("<h2>Scores")
+
+
+def test_report_opens_with_the_score_of_the_test_set(workdir, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(workdir, run)
+    scores = {
+        "loss": 1.5, "perplexity": 4.5, "token_accuracy": 70.0, "exact_match": 8.0, "bleu": 38.94,
+        "bleu_signature": "b", "chrf": 61.0, "chrf_signature": "c", "num_sentences": 1000,
+        "checkpoint_step": 60, "split": "test",
+    }  # fmt: skip
+    history.add_evaluation(run, scores | {"bleu": 11.1}, "multi30k/test_2016", jax.devices())
+    history.add_evaluation(run, scores, "multi30k/test_2016", jax.devices())
+    history.add_evaluation(run, scores | {"split": "train"}, "multi30k/train", jax.devices())
+    text = write_report(run).read_text()
+    assert "<strong>38.9</strong> <span>BLEU</span>" in text
+    assert "test set: 1,000 sentences, step 60" in head_of(text)
+    assert "test multi30k/test_2016, checkpoint of step 60" in text
+    assert "11.1" not in Page(text).text  # of equal evaluations the newest
+    # What a file gives is not repeated.
+    (tmp_path / "flickr.json").write_text(json.dumps(scores))
+    text = write_report(run, [tmp_path / "flickr.json"]).read_text()
+    assert "<h3>flickr.json</h3>" in text
+    assert "test_2016" not in text.partition("<h2>Scores")[2]
+
+
+def test_report_of_too_short_sentences_opens_with_exact_match():
+    """Their BLEU is 0."""
+    scores = {"bleu": 0.0, "exact_match": 99.5, "chrf": 99.0, "loss": 0.1, "perplexity": 1.1}
+    head = Page("".join(report_headline.headline({}, scores | {"step": 3}))).text
+    assert head.startswith("99.5% exact match")
+    assert "BLEU" not in head
+    bad = {**scores, "exact_match": 0.0}
+    assert "0.0 BLEU" in Page("".join(report_headline.headline({}, bad | {"step": 3}))).text
+
+
+def test_report_of_a_run_without_history_says_when_it_was_written(workdir, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(workdir, run)
+    shutil.rmtree(run / "history")
+    written = datetime.datetime(2025, 1, 2, 3, 4, tzinfo=datetime.UTC).timestamp()
+    os.utime(run / "metrics.jsonl", (written, written))
+    text = write_report(run).read_text()
+    assert "last written2025-01-02 03:04 UTC" in head_of(text)
+    assert 'class="commands"' not in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0, "0 s"), (51.4, "51 s"), (60, "1 min 0 s"), (7919, "2 h 11 min"), (90_000, "1 d 1 h")],
+)
+def test_report_durations(seconds, expected):
+    assert report_headline.duration(seconds) == expected
+
+
+def test_report_folds_many_evaluations_away():
+    assert report.spread([1, 2, 3], 3) == [1, 2, 3]
+    assert report.spread(list(range(1, 101)), 4) == [25, 50, 75, 100]
+    assert report.spread(list(range(1, 8)), 3)[-1] == 7
+    validation = [
+        {"step": n, **dict.fromkeys(report.COLUMNS, 100.0 - abs(n - 34))} for n in range(1, 101)
+    ]
+    text = "".join(report._evaluations(Config(), validation, validation[33]))
+    shown, folded = text.split("<details>")
+    assert shown.count("<tr") - 1 == report.MAX_ROWS + 1  # and the best
+    assert '<tr class="best"><th scope="row">34<' in shown
+    assert folded.count("<tr") - 1 == 100
+
+
+# --- Readable by everybody -----------------------------------------------------------------------
+
+
+def channels(colour):
+    """Of "#rrggbb", 0 to 1."""
+    return np.array([int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)])
+
+
+def contrast(one, other):
+    """The contrast ratio of WCAG 2 of two colours, each three channels."""
+
+    def luminance(c):
+        linear = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def filtered(colour):
+    """A colour under `invert(1) hue-rotate(180deg)`, by the matrix of the standard."""
+    by_luma = np.array([0.213, 0.715, 0.072])
+    return np.clip(2 * by_luma @ (1 - colour) - (1 - colour), 0, 1)
+
+
+def palettes():
+    """The colours of the style sheet by name, light and dark."""
+    light, _, dark = report_page._STYLE.partition("prefers-color-scheme: dark")
+    find = r"--(\w+): (#[0-9a-f]{6})"
+    return [dict(re.findall(find, half)) for half in (light, dark)]
+
+
+def test_contrast_follows_the_standard():
+    assert contrast(channels("#000000"), channels("#ffffff")) == pytest.approx(21)
+    assert contrast(channels("#777777"), channels("#ffffff")) == pytest.approx(4.48, abs=0.01)
+
+
+@pytest.mark.parametrize("mode", [0, 1], ids=["light", "dark"])
+def test_report_text_has_contrast(mode):
+    colours = {name: channels(value) for name, value in palettes()[mode].items()}
+    for text in ("ink", "muted", "accent"):
+        for background in ("page", "card", "best"):
+            assert contrast(colours[text], colours[background]) >= 4.5, (text, background)
+
+
+@pytest.mark.parametrize("mode", [0, 1], ids=["light", "dark"])
+def test_report_figures_have_contrast(mode):
+    """Lines at least 3, text at least 4.5, also where the dark mode filters them."""
+    change = filtered if mode else lambda colour: colour
+    page = channels(palettes()[mode]["page"])
+    for line in style.LINES:
+        assert contrast(change(channels(line)), page) >= 3.0, line
+    assert contrast(change(channels(style.INK)), page) >= 4.5
+    assert ("--figure: invert(1) hue-rotate(180deg)" in report_page._DARK) == bool(mode) or not mode
+
+
+def test_report_is_accessible(workdir):
+    text = write_report(workdir).read_text()
+    assert '<html lang="en">' in text
+    assert text.count("<h1>") == 1
+    alts = re.findall(r'<img alt="([^"]+)"', text)
+    assert len(alts) == text.count("<img")
+    assert alts[0].startswith("loss over steps: training")
+    levels = [int(level) for level in re.findall(r"<h(\d)", text)]
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    for region in re.findall(r'<div class="scroll"[^>]*>', text):
+        assert re.search(r'tabindex="0" role="group" aria-label="[^"]+"', region)
+
+
+# --- In a browser --------------------------------------------------------------------------------
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+# A page that shows the report in a frame of some size, and writes down what it measures there.
+FRAME = """<iframe src="report.html" style="width:{width}px;height:800px;border:0"></iframe>
+<pre></pre>
+<script>
+onload = () => {{
+  const frame = document.querySelector("iframe"), page = frame.contentDocument
+  const all = query => [...page.querySelectorAll(query)]
+  document.querySelector("pre").textContent = JSON.stringify({{
+    scrolls: page.documentElement.scrollWidth - page.documentElement.clientWidth,
+    regions: all(".scroll").map(region => region.scrollWidth - region.clientWidth),
+    maps: all(".maps .scroll").map(region => region.scrollWidth - region.clientWidth),
+    curves: all(".curves img").map(image => image.getBoundingClientRect().bottom),
+    images: all("img").map(image => image.naturalWidth),
+    background: getComputedStyle(page.body).backgroundColor,
+    headings: all("h2").map(heading => heading.textContent),
+  }})
+}}
+</script>"""
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium here")
-def test_report_opens_in_a_browser_without_errors(workdir, tmp_path):
-    path = write_report(workdir)
+@pytest.mark.parametrize("mode", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_report_in_a_browser(workdir, tmp_path, width, mode):
+    """Only tables and maps scroll sideways, curves are seen at once, and nothing fails."""
+    shutil.copy(write_report(workdir), tmp_path)
+    (tmp_path / "frame.html").write_text(FRAME.format(width=width))
     done = subprocess.run(
         [
             CHROMIUM,
@@ -141,18 +339,31 @@ def test_report_opens_in_a_browser_without_errors(workdir, tmp_path):
             "--no-sandbox",
             "--disable-gpu",
             "--disable-background-networking",
+            "--allow-file-access-from-files",
             "--enable-logging=stderr",
             "--log-level=0",
-            f"--user-data-dir={tmp_path}",
+            f"--blink-settings=preferredColorScheme={1 if mode == 'light' else 0}",
+            f"--user-data-dir={tmp_path / 'profile'}",
             "--dump-dom",
-            path.as_uri(),
+            (tmp_path / "frame.html").as_uri(),
         ],
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert "Attention to the source" in done.stdout
     assert "CONSOLE" not in done.stderr
+    seen = json.loads(html.unescape(re.search(r"<pre>(.+?)</pre>", done.stdout)[1]))
+    assert "Attention to the source" in seen["headings"]
+    assert all(seen["images"])
+    assert seen["scrolls"] == 0
+    if width == 400:
+        assert max(seen["regions"]) > 0  # a table or a map is wider than the page
+    else:
+        assert max(seen["maps"]) == 0
+        assert all(bottom <= 800 for bottom in seen["curves"][:3])
+    palette = palettes()[mode == "dark"]
+    background = tuple(int(255 * c + 0.5) for c in channels(palette["page"]))
+    assert seen["background"] == f"rgb{background}"
 
 
 def run_plot(*arguments):

@@ -73,7 +73,7 @@ def learning_curves(
         for number, lines in enumerate(runs.values()):
             _draw_run(panel, lines, names, number, len(runs) > 1)
         panel.set(xlabel="step", xlim=(0, None))
-        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 2.5, 5, 10]))
         if len(names) > 1:
             height = legend_above(panel, _metric_handles(names, len(runs) > 1), 3.1)
             heights[place // across] = max(heights[place // across], height)

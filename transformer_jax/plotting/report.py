@@ -74,7 +74,7 @@ def write_report(workdir: epath.PathLike, scores: Sequence[epath.PathLike] = ())
         "</div></div>",
         *report_headline.commands(records),
         "</header><main>",
-        *_curves(lines),
+        *_curves(lines, best),
         "<h2>Scores</h2>",
         *_evaluations(config, validation, best),
         *_tests(tests),
@@ -94,7 +94,7 @@ def write_report(workdir: epath.PathLike, scores: Sequence[epath.PathLike] = ())
 
 def _read_scores(path: epath.Path) -> dict[str, Any]:
     try:
-        result = json.loads(path.readtext())
+        result = json.loads(path.read_text())
         missing = {field.name for field in dataclasses.fields(Evaluation)} - set(result)
     except (OSError, ValueError, TypeError):
         missing = {"readable JSON"}
@@ -147,7 +147,7 @@ def _evaluations(
         if config.train.eval_beam_size == 1
         else f"with a beam of {config.train.eval_beam_size}"
     )
-    count = f"{best['num_sentences']:,} " if "num_sentences" in best else ""
+    count = f"{best['num_sentences']:,} " if "num_sentences" in best else "All "
     yield "<h3>Validation set</h3>"
     yield (
         f'<p class="note">{count}sentences, decoded {search}. The marked row is the best by '
@@ -186,16 +186,20 @@ def _tests(tests: Mapping[str, Scores]) -> Iterator[str]:
 
 def _notes(scores: Scores) -> Iterator[str]:
     """Signatures of the scores, and why a BLEU of 0 is not an error."""
-    if not scores["bleu"] and scores["exact_match"]:
+    if report_headline.has_too_few_words(scores):
         yield f'<p class="note">{text(NO_FOUR_WORDS)}</p>'
     for name, key in (("BLEU", "bleu_signature"), ("chrF", "chrf_signature")):
         if key in scores:
             yield f'<p class="signature">{name}: {text(scores[key])}</p>'
 
 
-def _curves(lines: Sequence[plotting.Metrics]) -> Iterator[str]:
+def _curves(lines: Sequence[plotting.Metrics], best: Scores | None) -> Iterator[str]:
+    panels = dict(plotting.PANELS)
+    if best and report_headline.has_too_few_words(best):
+        panels = {title.replace("BLEU and ", ""): names for title, names in panels.items()}
+        panels["chrF"] = {"eval_chrf": "validation"}
     yield '<section class="curves" aria-label="Curves over steps">'
-    for title, names in plotting.PANELS.items():
+    for title, names in panels.items():
         changes = []
         for name, label in names.items():
             values = [line[name] for line in lines if name in line]

@@ -27,8 +27,10 @@ def headline(tests: Mapping[str, Scores], best: Scores | None) -> Iterator[str]:
         "loss": f"{scores['loss']:.3f}",
         "perplexity": f"{scores['perplexity']:.2f}",
     }
-    # BLEU of sentences that are shorter than four words is 0.
-    name = "BLEU" if scores["bleu"] or not scores["exact_match"] else "exact match"
+    name = "BLEU"
+    if has_too_few_words(scores):
+        del shown["BLEU"]
+        name = "exact match"
     yield f'<p class="score"><strong>{shown.pop(name)}</strong> <span>{name}</span></p>'
     where = "test set" if on_test else "validation set, best evaluation"
     count = f"{scores['num_sentences']:,} sentences, " if "num_sentences" in scores else ""
@@ -55,8 +57,8 @@ def facts(
     trained = [line for line in lines if "train_loss" in line]
     if trained:
         rate = statistics.median(line["target_tokens_per_second"] for line in trained)
-        shown["target tokens a second (median)"] = f"{rate:,.0f}"
-        shown["padding"] = f"{100 * trained[-1]['padding']:.1f}%"
+        padding = f"{100 * trained[-1]['padding']:.1f}% padding"
+        shown["target tokens a second"] = f"{rate:,.0f} (median), {padding}"
         if trained[-1].get("skipped_steps"):
             shown["skipped steps"] = f"{trained[-1]['skipped_steps']:,}"
     yield from pairs(shown, "facts")
@@ -92,7 +94,7 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
-    parts = {"days": days, "h": hours, "min": minutes, "s": rest}
+    parts = {"d": days, "h": hours, "min": minutes, "s": rest}
     first = next((n for n, value in enumerate(parts.values()) if value), len(parts) - 1)
     shown = list(parts.items())[first : first + 2]
     return " ".join(f"{value} {unit}" for unit, value in shown)
@@ -102,4 +104,12 @@ def commands(records: Sequence[history.Record]) -> Iterator[str]:
     """The command lines that trained and scored the run, each once."""
     lines = dict.fromkeys(record["command_line"] for record in records)
     if lines:
-        yield f'<pre class="commands">{text(chr(10).join(lines))}</pre>'
+        # Lines are broken between arguments only, unless one is longer than a line.
+        words = [[f"<span>{text(word)}</span>" for word in line.split(" ")] for line in lines]
+        content = "".join(f"<code>{' '.join(line)}</code>" for line in words)
+        yield f'<h2 class="label">commands</h2><pre class="commands">{content}</pre>'
+
+
+def has_too_few_words(scores: Scores) -> bool:
+    """Whether BLEU is 0 because no sentence has four words."""
+    return not scores["bleu"] and bool(scores["exact_match"])

@@ -50,7 +50,9 @@ summary { cursor: pointer; color: var(--accent); padding: 0.25rem 0; }
 .facts { display: grid; gap: 0.6rem 1.5rem;
   grid-template-columns: repeat(auto-fill, minmax(min(9.5rem, 100%), 1fr)); }
 .facts dd { font-size: 0.92rem; line-height: 1.35; }
-.commands { margin: 1rem 0 0; }
+.label { color: var(--muted); font-size: 0.8rem; font-weight: 400; margin: 1rem 0 0.25rem; }
+.commands code { display: block; font: inherit; padding-left: 1em; text-indent: -1em; }
+.commands span { display: inline-block; max-width: 100%; text-indent: 0; }
 pre { font: 0.8rem/1.5 ui-monospace, SFMono-Regular, Menlo, monospace; margin: 0;
   white-space: pre-wrap; background: var(--card); border-radius: 6px; padding: 0.55rem 0.8rem; }
 .scroll { overflow-x: auto; max-width: 100%;
@@ -75,7 +77,15 @@ tr > :first-child { text-align: left; padding-left: 0.4rem; position: sticky; le
 .sample dl > div + div { margin-top: 0.4rem; }
 .settings { grid-template-columns: repeat(auto-fill, minmax(min(14rem, 100%), 1fr)); }
 footer { margin-top: 3rem; border-top: 1px solid var(--line); padding-top: 0.75rem; }
-@media (max-width: 40rem) { th, td { padding: 0.3rem 0.5rem; } }
+@media (max-width: 40rem) {
+  body { padding-top: 0.75rem; }
+  .top { gap: 1rem; margin-top: 0.5rem; }
+  .score strong { font-size: 3.25rem; }
+  .scores { margin-top: 0.4rem; }
+  .facts { gap: 0.4rem 1rem; }
+  .curves { margin-top: 1rem; }
+  th, td { padding: 0.3rem 0.5rem; }
+}
 @media (min-width: 60rem) { .top { grid-template-columns: minmax(0, 4fr) minmax(0, 7fr); } }
 """.replace("LIGHT", _LIGHT).replace("DARK", _DARK)
 

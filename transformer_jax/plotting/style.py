@@ -21,7 +21,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
 INK, FAINT, BLUE = "#1f2933", "#d5dbe1", "#1864ab"
-LINES = (BLUE, "#d9480f", "#2b8a3e", "#862e9c", "#e67700", "#0b7285", "#c2255c", "#5c636a")
+LINES = (BLUE, "#d9480f", "#2b8a3e", "#862e9c", "#a37200", "#0b7285", "#c2255c", "#5c636a")
 SIGNED = "RdBu_r"  # colour map: blue below 0, red above
 # Labels may be in any language, so installed ones of these follow the default font.
 _FONTS = (
@@ -148,6 +148,6 @@ def _wrapped(text: str, width: float) -> list[str]:
 
 
 def _text_width(text: str) -> float:
-    """Width of a line of a legend in points."""
+    """Width of a line of a legend in points; in a picture of pixels letters are up to 5% wider."""
     font = FontProperties(size=matplotlib.rcParams["legend.fontsize"])
-    return float(text_to_path.get_text_width_height_descent(text, font, ismath=False)[0])
+    return 1.05 * float(text_to_path.get_text_width_height_descent(text, font, ismath=False)[0])

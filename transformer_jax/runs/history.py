@@ -8,7 +8,6 @@ training and evaluation can write at the same time, in object stores too.
 import contextlib
 import datetime
 import json
-import os
 import shlex
 import sys
 import uuid
@@ -157,8 +156,8 @@ def _new_record(command: str, devices: Sequence["jax.Device"], num_processes: in
 
 def _new_path(folder: epath.PathLike, record: Record) -> epath.Path:
     """A new name, which sorts by time."""
-    started = record["started"].replace("-", "").replace(":", "").partition("+")[0]
-    name = f"{started}-{record['command']}-{os.getpid()}-{uuid.uuid4().hex[:6]}.json"
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f")
+    name = f"{now}-{record['command']}-{uuid.uuid4().hex[:6]}.json"
     return epath.Path(folder) / FOLDER / name
 
 
