@@ -170,10 +170,18 @@ def test_report_opens_with_the_score_of_the_test_set(workdir, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(workdir, run)
     scores = {
-        "loss": 1.5, "perplexity": 4.5, "token_accuracy": 70.0, "exact_match": 8.0, "bleu": 38.94,
-        "bleu_signature": "b", "chrf": 61.0, "chrf_signature": "c", "num_sentences": 1000,
-        "checkpoint_step": 60, "split": "test",
-    }  # fmt: skip
+        "loss": 1.5,
+        "perplexity": 4.5,
+        "token_accuracy": 70.0,
+        "exact_match": 8.0,
+        "bleu": 38.94,
+        "bleu_signature": "b",
+        "chrf": 61.0,
+        "chrf_signature": "c",
+        "num_sentences": 1000,
+        "checkpoint_step": 60,
+        "split": "test",
+    }
     history.add_evaluation(run, scores | {"bleu": 11.1}, "multi30k/test_2016", jax.devices())
     history.add_evaluation(run, scores, "multi30k/test_2016", jax.devices())
     history.add_evaluation(run, scores | {"split": "train"}, "multi30k/train", jax.devices())
