@@ -15,13 +15,13 @@ import pytest
 from etils import epath
 
 from tests.conftest import fill, tiny_config
-from tests.test_processes import ROOT, train_command, wait_for
+from tests.test_processes import ROOT, as_on_a_terminal, train_command, wait_for
 from transformer_jax.config import CheckpointConfig
 from transformer_jax.diagnostics.replay import replay
 from transformer_jax.errors import UserError
 from transformer_jax.runs import checkpoint, digests
 from transformer_jax.runs.workdir import TMP_SUFFIX
-from transformer_jax.training import faults, loop, reporting, setup
+from transformer_jax.training import faults, loop, reporting, setup, stopping
 from transformer_jax.training.loop import train
 from transformer_jax.training.step import TrainStep
 
@@ -381,6 +381,77 @@ def test_sigterm_saves_once_and_resume_is_exact(tmp_path):
         assert last[0][name] == last[1][name]
 
 
+@pytest.fixture
+def default_sigint():
+    """SIGINT as on a terminal, also where pytest was started with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_saves_the_step_and_then_interrupts(
+    data, undisturbed, tmp_path, monkeypatch, capfd, default_sigint
+):
+    at_steps(monkeypatch, {6: lambda: signal.raise_signal(signal.SIGINT)})
+    with pytest.raises(KeyboardInterrupt):
+        train(short_config(data), tmp_path)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    steps = checkpoint.steps(tmp_path)
+    assert steps[:-1] == [4]
+    out, error = capfd.readouterr()
+    assert f"asked to stop: saved step {steps[-1]}; the same command resumes the run" in out
+    assert (
+        error == "\nstopping: saves this step and ends; Ctrl-C again ends at once, without saving\n"
+    )
+    same(run(short_config(data), tmp_path), undisturbed)
+
+
+def test_ctrl_c_is_ignored_where_the_process_was_started_so(default_sigint):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with stopping.StopRequest() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert not stop.is_due(1)
+
+
+def test_second_ctrl_c_ends_the_process_at_once():
+    code = (
+        "import signal\n"
+        "from transformer_jax.training.stopping import StopRequest\n"
+        "with StopRequest() as stop:\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "    print(stop.is_due(1), flush=True)\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "print('not reached')\n"
+    )
+    command = as_on_a_terminal([sys.executable, "-c", code])
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "True\n")
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_command_with_status_130_after_saving(tmp_path):
+    command = as_on_a_terminal(train_command(tmp_path, tmp_path / "run", 1_000_000))
+    endless = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(tmp_path / "run" / "checkpoints" / "10", endless)
+    endless.send_signal(signal.SIGINT)
+    out, error = endless.communicate()
+    assert endless.returncode == 130
+    step = int(out.split("asked to stop: saved step ")[1].split(";")[0])
+    assert step == checkpoint.steps(tmp_path / "run")[-1]
+    assert error.endswith("without saving\ninterrupted; the same command resumes.\n")
+
+
+@pytest.mark.slow
+def test_ctrl_c_before_the_first_step_ends_at_once_and_leaves_no_folder(tmp_path):
+    process, endless = start_that_reads_without_end(tmp_path, as_on_a_terminal)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(120) == 130
+    endless.close()
+    assert not (tmp_path / "run").exists()
+
+
 def test_stop_between_compiling_and_the_first_step_saves_step_0(data, tmp_path):
     config = short_config(data, num_steps=2)
     assert not train(config, tmp_path, stop_after=0)
@@ -391,18 +462,31 @@ def test_stop_between_compiling_and_the_first_step_saves_step_0(data, tmp_path):
             trainer.run()
 
 
+def start_that_reads_without_end(folder, wrap=list):
+    """A training process that is reading its corpus, and the open file, which sends nothing."""
+    command = wrap(train_command(folder, folder / "run", 10))
+    (folder / "train.en").unlink()
+    os.mkfifo(folder / "train.en")
+    process = subprocess.Popen(command, cwd=ROOT)
+    while True:
+        try:
+            # It can be opened for writing once the program reads it.
+            return process, os.fdopen(
+                os.open(folder / "train.en", os.O_WRONLY | os.O_NONBLOCK), "wb"
+            )
+        except OSError:
+            assert process.poll() is None, "the run ended by itself"
+            os.sched_yield()
+
+
 @pytest.mark.slow
 def test_sigterm_before_the_first_step_ends_at_once(tmp_path):
     """Preparing a large corpus takes hours, and needs no saving."""
-    command = train_command(tmp_path, tmp_path / "run", 10)
-    endless = tmp_path / "train.en"
-    endless.unlink()
-    os.mkfifo(endless)
-    process = subprocess.Popen(command, cwd=ROOT)
-    with endless.open("w"):  # opens when the program reads the corpus, and sends nothing
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == -signal.SIGTERM
-    endless.unlink()
+    process, endless = start_that_reads_without_end(tmp_path)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(120) == -signal.SIGTERM
+    endless.close()
+    (tmp_path / "train.en").unlink()
     subprocess.run(train_command(tmp_path, tmp_path / "run", 10), cwd=ROOT, check=True)
 
 

@@ -8,14 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
 import pytest
 
 from tests.conftest import fill
-from tests.test_processes import ROOT, train_command, wait_for
+from tests.test_processes import ROOT, as_on_a_terminal, train_command, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -224,18 +223,18 @@ def test_processes_end_if_one_of_them_dies(data, tmp_path, who):
     both = start(command(data, tmp_path / "run", 1_000_000), 2, 1)
     wait_for(tmp_path / "run" / "checkpoints" / "4", both[0])
     both[who].send_signal(signal.SIGKILL)
-    died = time.monotonic()
-    _, error = both[1 - who].communicate(timeout=60)
-    assert time.monotonic() - died < 60
+    # After 30 s without a heartbeat at latest; a busy machine needs more for the rest.
+    _, error = both[1 - who].communicate(timeout=240)
     assert both[1 - who].returncode not in (0, None)
     assert "Another process of this run has ended" in error or "another task died" in error
     both[who].communicate()
 
 
-def test_sigterm_to_one_process_stops_all_at_one_step(data, tmp_path):
-    both = start(command(data, tmp_path / "run", 1_000_000), 2, 1)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_to_one_process_stops_all_at_one_step(data, tmp_path, number):
+    both = start(as_on_a_terminal(command(data, tmp_path / "run", 1_000_000)), 2, 1)
     wait_for(tmp_path / "run" / "checkpoints" / "4", both[0])
-    both[1].send_signal(signal.SIGTERM)
+    both[1].send_signal(number)
     first, _ = finish(both)
     step = int(first.split("asked to stop: saved step ")[1].split(";")[0])
     assert (tmp_path / "run" / "checkpoints" / str(step)).exists()
@@ -247,6 +246,7 @@ def test_connect_names_missing_processes(data, tmp_path):
     assert [process.returncode for process in here] == [2, 2]
     # The first to give up names the missing process. The other may find the first one gone.
     assert any("of 3 processes, 1 did not arrive after 20 s" in error for _, error in outputs)
+    assert not (tmp_path / "run").exists()
 
 
 def test_bad_input_ends_all_processes_with_the_same_sentence(data, tmp_path):
@@ -255,3 +255,4 @@ def test_bad_input_ends_all_processes_with_the_same_sentence(data, tmp_path):
     outputs = [process.communicate(timeout=100) for process in both]
     assert [process.returncode for process in both] == [2, 2]
     assert all("error: " in error and "nowhere" in error for _, error in outputs)
+    assert not (tmp_path / "run").exists()

@@ -39,6 +39,15 @@ def train_command(data: Path, workdir: Path, num_steps: int) -> list[str]:
     ]
 
 
+def as_on_a_terminal(command: list[str]) -> list[str]:
+    """`command` with the default handler of SIGINT."""
+    code = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    return [sys.executable, "-c", code, *command]
+
+
 def latest_params(workdir):
     from transformer_jax import Translator
 

@@ -78,6 +78,100 @@ def test_lock_refuses_a_second_process(tmp_path):
         pass
 
 
+def test_lock_is_made_again_where_a_failed_start_removed_it(tmp_path, monkeypatch):
+    path, original, calls = tmp_path / "run" / ".lock", workdir_lib._lock_file, []
+
+    def lock_file(file):
+        if not calls:
+            shutil.rmtree(path.parent)
+        calls.append(file)
+        original(file)
+
+    monkeypatch.setattr(workdir_lib, "_lock_file", lock_file)
+    with workdir_lib.lock(tmp_path / "run"):
+        assert f"process {os.getpid()} on" in path.read_text()
+        assert workdir_lib.lock_holder(tmp_path / "run")
+    assert len(calls) == 2
+
+
+def bad_starts(data, tmp_path):
+    """Configs that cannot start, with words of their errors."""
+    config = tiny_config(data)
+    (tmp_path / "file").write_text("no model")
+
+    def changed(section, **fields):
+        return dataclasses.replace(
+            config, **{section: dataclasses.replace(getattr(config, section), **fields)}
+        )
+
+    return [
+        (changed("data", train=str(tmp_path / "absent")), "no file"),
+        (changed("data", validation=str(tmp_path / "absent")), "no file"),
+        (changed("model", num_heads=7), "does not divide"),
+        (changed("parallel", data=9), "8 devices"),
+        (changed("data", vocab_size=3000), "vocab"),
+        (changed("train", init_from=str(tmp_path / "file")), "file"),
+        (changed("train", init_from=str(tmp_path / "absent" / "model")), "absent"),
+    ]
+
+
+def tree(folder):
+    return {path: path.is_dir() or path.read_bytes() for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_failed_starts_leave_no_folder_and_change_no_file(tmp_path, number):
+    (tmp_path / "data").mkdir()
+    config, words = bad_starts(tmp_path / "data", tmp_path)[number]
+    existing = tmp_path / "existing"
+    existing.mkdir()
+    (existing / "config.json").write_text("notes of mine")
+    before = tree(tmp_path)
+    for workdir in (tmp_path / "a" / "b" / "run", existing):
+        with pytest.raises(UserError, match=words):
+            train(config, workdir)
+    cache = tmp_path / "data" / "cache"
+    after = {path: content for path, content in tree(tmp_path).items() if cache not in path.parents}
+    after.pop(cache, None)
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    "error", [UserError("no memory"), RuntimeError("bug"), KeyboardInterrupt()]
+)
+def test_start_that_fails_with_its_files_written_removes_them(tmp_path, monkeypatch, error):
+    def fail(*_):
+        assert (workdir / "tokenizer").exists()
+        raise error
+
+    (tmp_path / "data").mkdir()
+    (tmp_path / "new" / "old").mkdir(parents=True)
+    monkeypatch.setattr(loop.Trainer, "init_state", fail)
+    for workdir in (tmp_path / "new" / "run", tmp_path / "new" / "old"):
+        with pytest.raises(type(error)):
+            train(tiny_config(tmp_path / "data"), workdir)
+    assert [p.name for p in (tmp_path / "new").rglob("*")] == ["old"]
+
+
+def test_start_that_is_refused_by_the_lock_leaves_the_other_process_its_files(tmp_path):
+    config = tiny_config(tmp_path)
+    with workdir_lib.lock(tmp_path / "run"):
+        (tmp_path / "run" / "metrics.jsonl").write_text("")
+        with pytest.raises(UserError, match="Another process"):
+            train(config, tmp_path / "run")
+        assert {p.name for p in (tmp_path / "run").iterdir()} == {".lock", "metrics.jsonl"}
+
+
+def test_run_that_fails_after_its_start_keeps_its_files(tmp_path, monkeypatch):
+    def fail(*_):
+        raise UserError("no memory")
+
+    monkeypatch.setattr(loop.Trainer, "compile", fail)
+    with pytest.raises(UserError, match="no memory"):
+        train(tiny_config(tmp_path), tmp_path / "run")
+    assert (tmp_path / "run" / "tokenizer" / "tokenizer.json").exists()
+
+
 def test_resume_refuses_another_tokenizer(tiny_run, tmp_path):
     data, trained = tiny_run
     workdir = tmp_path / "run"

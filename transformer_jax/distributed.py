@@ -35,6 +35,8 @@ _LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
 )
 
+_WAITING, _IS_NEW = ".waiting", "is_new"  # folder of the roll call, and a file in it
+
 _undestroyed_servers: list[object] = []  # see `disconnect`
 
 
@@ -129,7 +131,7 @@ class _RollCall:
         timeout_seconds: int,
     ):
         self._num_processes, self._timeout_seconds = num_processes, timeout_seconds
-        self._folder = epath.Path(workdir) / ".waiting"
+        self._folder = epath.Path(workdir) / _WAITING
         self._file = None if process_id is None else self._folder / str(process_id)
         self._alarm = threading.Timer(timeout_seconds, self._give_up)
         self._alarm.daemon = True
@@ -139,7 +141,10 @@ class _RollCall:
         # A folder that cannot be written is no reason to stop.
         with contextlib.suppress(OSError), paths.store_errors():
             if self._file is not None:
+                is_new = not self._folder.parent.exists()
                 self._folder.mkdir(parents=True, exist_ok=True)
+                if is_new:
+                    (self._folder / _IS_NEW).write_text("")
                 self._file.write_text(str(self._started))
         self._alarm.start()
 
@@ -151,6 +156,12 @@ class _RollCall:
         # The runtime would end the process itself, with a stack of its own frames.
         print(f"error: {self._missing()}", file=sys.stderr, flush=True)
         self._remove_file()
+        if not paths.is_remote(self._folder):
+            with contextlib.suppress(OSError):
+                if os.listdir(self._folder) == [_IS_NEW]:  # this is the last process that waits
+                    (self._folder / _IS_NEW).unlink()
+                    self._folder.rmdir()
+                    self._folder.parent.rmdir()
         os._exit(2)
 
     def _remove_file(self) -> None:
@@ -178,6 +189,13 @@ class _RollCall:
                 return float((self._folder / str(number)).read_text()) >= since
         except (OSError, ValueError):
             return False
+
+
+def is_made_for_waiting(workdir: epath.PathLike) -> bool:
+    """Whether the processes have made a work directory for their roll call, and nothing since."""
+    folder = epath.Path(workdir) / _WAITING
+    is_alone = folder.exists() and [path.name for path in folder.parent.iterdir()] == [_WAITING]
+    return is_alone and (folder / _IS_NEW).exists()
 
 
 def process_count() -> int:

@@ -202,34 +202,43 @@ def lock(workdir: epath.PathLike) -> Iterator[None]:
             yield
         return
     refuse_other_tools(workdir)
-    path = Path(workdir) / ".lock"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")
-    except OSError as error:
-        raise UserError(f"{path.parent} cannot be written: {error.strerror}.") from error
-    with file:
-        try:
-            _lock_file(file)
-        except OSError as error:
-            if error.errno not in _IS_LOCKED:
-                logging.warning(
-                    "%s has no locks (%s): make sure that no other process trains there",
-                    path.parent,
-                    error.strerror,
-                )
-                yield
-                return
-            file.seek(0)
-            raise UserError(
-                f"Another process trains in {workdir} ({file.read().strip()}); wait for it or end "
-                "it, or use another --workdir."
-            ) from None
+    with _open_locked(Path(workdir) / ".lock") as file:
         file.truncate(0)
         started = time.strftime("%Y-%m-%d %H:%M:%S")
         file.write(f"process {os.getpid()} on {socket.gethostname()}, since {started}\n")
         file.flush()
         yield
+
+
+def _open_locked(path: Path) -> TextIO:
+    """Opens and locks a file, and makes its folder."""
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("a+")
+        except OSError as error:
+            raise UserError(f"{path.parent} cannot be written: {error.strerror}.") from error
+        try:
+            _lock_file(file)
+        except OSError as error:
+            if error.errno in _IS_LOCKED:
+                with file:
+                    file.seek(0)
+                    raise UserError(
+                        f"Another process trains in {path.parent} ({file.read().strip()}); wait "
+                        "for it or end it, or use another --workdir."
+                    ) from None
+            logging.warning(
+                "%s has no locks (%s): make sure that no other process trains there",
+                path.parent,
+                error.strerror,
+            )
+            return file
+        # Another process, whose start has failed, may have removed the file before it was locked.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()
 
 
 def _lock_file(file: TextIO) -> None:

@@ -27,6 +27,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.runs import compilation_cache, history, host_memory
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.checkpoint import find_resume_step
+from transformer_jax.runs.new_files import NewFiles
 from transformer_jax.runs.retention import quality
 from transformer_jax.training import faults, setup
 from transformer_jax.training.evaluate import evaluate
@@ -46,6 +47,8 @@ def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None
     call resumes the run. Until everything is compiled there is nothing new to save, and SIGTERM
     ends the process. A stop between that and the first step of a new run saves step 0.
 
+    Ctrl-C saves too, once everything is compiled. A second Ctrl-C ends the process at once.
+
     Args:
       config: the run's configuration.
       workdir: the run's folder; made if missing.
@@ -55,8 +58,10 @@ def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None
       True if the run has ended; False if it was asked to stop and can be resumed.
 
     Raises:
-      UserError: before compiling, if the config, data or work directory cannot be used. Later, if
-        training cannot continue or the last checkpoint could not be written.
+      UserError: before compiling, if the config, data or work directory cannot be used; then the
+        work directory is as it was before. Later, if training cannot continue or the last
+        checkpoint could not be written.
+      KeyboardInterrupt: after Ctrl-C, when everything is saved; not with several processes.
     """
     host_memory.keep_freed_memory()  # saves up to a fifth of a step's time on CPU
     compilation_cache.keep_programs()
@@ -71,8 +76,7 @@ def open_run(
     """Sets up the run in `workdir` and yields its `Trainer`, at the step where the run stopped.
 
     The work directory is locked until the context ends. What can fail on one process alone is
-    called through `distributed`, which raises a `UserError` of any process on all of them. The name
-    of such a call is for the runtime, whose errors contain it.
+    called through `distributed`, which raises a `UserError` of any process on all of them.
 
     Args:
       config: the run's configuration.
@@ -85,7 +89,9 @@ def open_run(
     validate(config)
     say = functools.partial(print, flush=True) if distributed.is_primary() else lambda _: None
     with contextlib.ExitStack() as stack:
+        new_files = NewFiles(workdir)
         distributed.run_on_primary(lambda: stack.enter_context(workdir_lib.lock(workdir)), "lock")
+        stack.enter_context(new_files)  # removes them where the set-up fails
         devices = choose_devices(config)
         resume_step = distributed.run_on_primary(
             lambda: find_resume_step(workdir, say, move_damaged=not read_only), name="checkpoints"
@@ -107,7 +113,6 @@ def open_run(
             reporter.say(line)
 
         trainer = Trainer(config, workdir, data.without_params(), runner, reporter, read_only)
-        is_set_up = False
         try:
             if resume_step is None:
                 trainer.init_state(data.initial_params)
@@ -116,11 +121,11 @@ def open_run(
                 reporter.say(f"resuming from step {resume_step}")
             del data  # frees the initial parameters: they are on the devices now
             stack.enter_context(trainer.recorded(devices))
-            is_set_up = True
+            new_files.keep()
             yield trainer
         except BaseException as error:
             # Closing waits for the other processes. Only a UserError of `run` is on all of them.
-            is_on_all = is_set_up and isinstance(error, UserError)
+            is_on_all = new_files.are_kept and isinstance(error, UserError)
             if distributed.process_count() == 1 or is_on_all:
                 trainer.close()
             raise
@@ -217,6 +222,7 @@ class Trainer:
             self._reporter.say(
                 f"asked to stop: saved step {self.step}; the same command resumes the run"
             )
+            stop.raise_if_interrupted()
             return False
         self.data.epochs.close()  # removes cached tokens that only a resumed run would need
         self._reporter.say(self._why_ended())

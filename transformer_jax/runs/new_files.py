@@ -1,0 +1,52 @@
+"""Removes what a start that fails has made in a work directory."""
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+from transformer_jax import distributed, paths
+
+
+class NewFiles:
+    """A context that removes what is new in a work directory if it ends by an error.
+
+    Files and folders that were there before stay as they are. Make it before anything is written,
+    and enter it when the work directory is locked. Objects in a bucket are left alone.
+
+    Args:
+      workdir: of the run, new or not.
+
+    Attributes:
+      are_kept: whether `keep` was called.
+    """
+
+    def __init__(self, workdir: os.PathLike[str]):
+        self._folder = None if paths.is_remote(workdir) else Path(workdir)
+        self.are_kept = False
+        if self._folder:
+            folders = (self._folder, *self._folder.parents)
+            self._new_folders = [folder for folder in folders if not folder.exists()]
+            self._before = set(os.listdir(self._folder)) if self._folder.is_dir() else set()
+            if distributed.is_made_for_waiting(self._folder):
+                self._new_folders, self._before = [self._folder], set()
+
+    def keep(self) -> None:
+        """Keeps everything, also after an error."""
+        self.are_kept = True
+
+    def __enter__(self) -> "NewFiles":
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is None or self.are_kept or not self._folder or not distributed.is_primary():
+            return
+        with contextlib.suppress(OSError):  # the first error matters more
+            for name in set(os.listdir(self._folder)) - self._before:
+                path = self._folder / name
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+            for folder in self._new_folders:
+                folder.rmdir()
