@@ -307,6 +307,18 @@ def test_terminal_and_files_tell_the_same_numbers(tmp_path, capsys, monkeypatch)
     assert board_values(tmp_path / "tensorboard") == want
 
 
+def test_time_left_is_estimated_from_the_first_ten_steps(tmp_path, capsys, monkeypatch):
+    from transformer_jax.training import reporting
+
+    seconds = iter([100.0, 120.0])  # when the first step is done, and ten steps later
+    clock = types.SimpleNamespace(monotonic=lambda: next(seconds), time=lambda: 0.0)
+    monkeypatch.setattr(reporting, "time", clock)
+    reporter = reporting.Reporter(epath.Path(tmp_path), 5, 3616)
+    for step in range(6, 40):
+        reporter.advance(step)
+    assert capsys.readouterr().out == "step 16/3616: about 2h00m left\n"
+
+
 def test_a_terminal_gets_a_bar(tmp_path, monkeypatch, capsys):
     import sys
 

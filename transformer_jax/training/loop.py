@@ -235,7 +235,9 @@ class Trainer:
         for shape in shapes:
             self.runner.compile(shape, self.state)
         seconds = time.monotonic() - started
-        self._reporter.say(f"compiled {len(shapes)} batch shape(s) in {seconds:.1f} s")
+        self._reporter.say(
+            f"compiled the training step for {len(shapes)} shape(s) of batches in {seconds:.1f} s"
+        )
 
     def batches(self) -> BatchSource:
         """The batches of the run, of each the rows that this process loads."""

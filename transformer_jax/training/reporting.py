@@ -19,6 +19,7 @@ from transformer_jax.training.step import Metrics
 Numbers = dict[str, float | str]  # metrics by name, and signatures
 
 MAX_REMOTE_EVENTS = 1 << 20  # bytes of a remote event file, after which another is begun
+FIRST_ESTIMATE = 10  # steps after the first one, until the first estimate of the time left
 NUM_SHOWN = 2  # translations on the terminal after an evaluation; samples.jsonl has more
 
 
@@ -63,6 +64,8 @@ class Reporter:
         """Records that `step` is done, for the time left; moves the bar, if there is one."""
         if self._first is None:  # compiling, before it, happens only once
             self._first = step, time.monotonic()
+        elif step - self._first[0] == FIRST_ESTIMATE and step < self._num_steps and not self._bar:
+            self.say(f"step {step}/{self._num_steps}: about {self._time_left(step)} left")
         if self._bar:
             self._bar.update(step - self._bar.n)
 
