@@ -11,6 +11,7 @@ from transformer_jax.config.setting import Setting, all_settings
 from transformer_jax.errors import UserError
 
 NORMALIZATIONS = ("identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf")  # SentencePiece's
+LOGGERS = ("wandb", "mlflow")  # of `train.loggers`
 SINUSOIDS = ("interleaved", "halves", "tensor2tensor")
 
 
@@ -183,6 +184,11 @@ def _training_conflicts(config: Config) -> Iterator[str]:
             f"config.train.early_stopping_patience={config.train.early_stopping_patience} needs "
             "evaluations; set config.train.eval_every_steps."
         )
+    for name in config.train.loggers:
+        if name not in LOGGERS:
+            close = difflib.get_close_matches(name, LOGGERS, 1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            yield f"config.train.loggers has {name!r}; there are {', '.join(LOGGERS)}{hint}."
     sizes = {name: getattr(config.parallel, name) for name in ("data", "fsdp", "tensor")}
     for name, size in sizes.items():
         if size == 0 or size < -1:

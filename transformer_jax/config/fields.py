@@ -223,6 +223,9 @@ class TrainConfig:
     eval_sentences: int = setting(
         0, "First sentences of the validation set to evaluate; 0: all.", at_least=0, resumable=True
     )
+    loggers: tuple[str, ...] = setting(
+        (), 'Services that get the metrics too: "wandb", "mlflow".', resumable=True
+    )
 
 
 @dataclasses.dataclass(unsafe_hash=True)

@@ -39,6 +39,8 @@ from transformer_jax.training.saving import StateSaver
 from transformer_jax.training.step import Metrics, PyTree, TrainState
 from transformer_jax.training.stopping import StopRequest
 
+RESUMES = "the same command resumes the run"
+
 
 def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None) -> bool:
     """Trains in `workdir`, or resumes there, until `train.num_steps` or early stopping.
@@ -185,6 +187,7 @@ class Trainer:
         if self._has_ended():
             self._reporter.say(f"{self._why_ended()}; nothing to do")
             return True
+        self._reporter.open_loggers(self.config)
         self.compile()
         batches = load_batches(self.batches(), self.step)
         pending: tuple[int, Metrics] | None = None  # the newest step and its metrics, not yet read
@@ -219,9 +222,7 @@ class Trainer:
             self._saver.save_last(self.step, self.state, self.progress, scores, scheduled)
             self._reporter.flush()
         if not self._has_ended():
-            self._reporter.say(
-                f"asked to stop: saved step {self.step}; the same command resumes the run"
-            )
+            self._reporter.say(f"asked to stop: saved step {self.step}; {RESUMES}")
             stop.raise_if_interrupted()
             return False
         self.data.epochs.close()  # removes cached tokens that only a resumed run would need

@@ -12,8 +12,10 @@ import tqdm
 from etils import epath
 
 from transformer_jax import paths
+from transformer_jax.config import Config
 from transformer_jax.paths import write_atomically
 from transformer_jax.runs.appended_file import AppendedFile
+from transformer_jax.training.loggers import Logger
 from transformer_jax.training.step import Metrics
 
 Numbers = dict[str, float | str]  # metrics by name, and signatures
@@ -38,9 +40,10 @@ class Reporter:
     def __init__(
         self, workdir: epath.Path, first_step: int, num_steps: int, is_primary: bool = True
     ):
-        self._num_steps, self._is_primary = num_steps, is_primary
+        self._workdir, self._num_steps, self._is_primary = workdir, num_steps, is_primary
         self._bar: tqdm.tqdm | None = None
         self._files: list[_JsonLines | _EventFile] = []
+        self._loggers: list[Logger] = []
         self._first: tuple[int, float] | None = None  # the first step here, and when it was done
         if not is_primary:
             return
@@ -52,6 +55,12 @@ class Reporter:
             self._bar = tqdm.tqdm(
                 total=num_steps, initial=first_step, unit="step", dynamic_ncols=True
             )
+
+    def open_loggers(self, config: Config) -> None:
+        """Sends what follows to `train.loggers` too."""
+        if self._is_primary:
+            names = config.train.loggers
+            self._loggers = [Logger(name, config, self._workdir, self.say) for name in names]
 
     def say(self, message: str) -> None:
         """A line on the terminal."""
@@ -126,12 +135,16 @@ class Reporter:
                 why = paths.explain(error)
                 self.say(f"{file.path} cannot be written ({why}); tried again later")
                 if paths.is_remote(file.path):
-                    return  # its client has retried; the other files are in the same store
+                    break  # its client has retried; the other files are in the same store
+        for logger in self._loggers:
+            logger.flush()
 
     def close(self) -> None:
         if self._bar:
             self._bar.close()
         self.flush()
+        for logger in self._loggers:
+            logger.close()
 
     def _time_left(self, step: int) -> str:
         first, started = self._first or (step, 0.0)
@@ -143,7 +156,8 @@ class Reporter:
 
     def _add(self, step: int, metrics: Numbers) -> None:
         self._metrics.add({"step": step, **metrics})
-        self._board.add(step, metrics)
+        for sink in (self._board, *self._loggers):
+            sink.add(step, metrics)
         self.flush()
 
 

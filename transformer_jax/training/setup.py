@@ -24,7 +24,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.evaluation import model_metrics
 from transformer_jax.interop import pretrained
 from transformer_jax.runs import workdir as workdir_lib
-from transformer_jax.training import partition
+from transformer_jax.training import loggers, partition
 from transformer_jax.training.step import PyTree
 
 Say = Callable[[str], None]
@@ -82,6 +82,8 @@ def prepare(
     """
     if read_only:
         workdir_lib.read_config(workdir)  # raises where there is no run
+    elif distributed.is_primary():
+        loggers.require(config.train.loggers)
     corpora = sources.open_corpora(config.data, "train")
     validation = _read_validation(config)
     config, tokenizers, initial_params = _starting_point(config, workdir, corpora, say)
