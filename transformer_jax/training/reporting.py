@@ -156,8 +156,9 @@ class Reporter:
 
     def _add(self, step: int, metrics: Numbers) -> None:
         self._metrics.add({"step": step, **metrics})
-        for sink in (self._board, *self._loggers):
-            sink.add(step, metrics)
+        self._board.add(step, metrics)
+        for logger in self._loggers:
+            logger.add(step, metrics)
         self.flush()
 
 
