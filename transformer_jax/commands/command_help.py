@@ -20,6 +20,9 @@ WIDTH = 80
 # A command expands `~` in them, and a shell completes them. DIR@CHECKPOINT begins with a path too.
 PATH_FLAGS = {
     "workdir": "DIR",
+    "train": "PREFIX",
+    "validation": "PREFIX",
+    "test": "PREFIX",
     "json": "FILE",
     "replay": "FILE",
     "output": "PATH",

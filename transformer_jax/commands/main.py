@@ -31,6 +31,7 @@ FLAGS = flags.FLAGS
 # word after the command is the value of that flag; with `TAKES_FOLDERS`, `run` gets the arguments
 # that are no flags. Commands that only read files set `USES_JAX` to False.
 COMMANDS = {
+    "init": "Look at your own corpus, and write a recipe that fits it.",
     "train": "Train a translator, or resume a run that was interrupted.",
     "eval": "Score a model on a test set, and compare it with another system.",
     "decode": "Translate lines of text, or score given translations.",

@@ -1,11 +1,14 @@
-"""Recognises scripts that do not put spaces between words.
+"""Recognises writing systems, and those that do not put spaces between words.
 
-Python's `unicodedata` has no script property, so the scripts are given by their Unicode blocks.
-Hangul is not among them: Korean puts spaces between words.
+Python's `unicodedata` has no script property, so the scripts without spaces are given by their
+Unicode blocks, and names of scripts are taken from the names of characters. Hangul is not among the
+former: Korean puts spaces between words.
 """
 
 import bisect
+import collections
 import unicodedata
+from collections.abc import Mapping
 
 # (first, last) code points, ascending. East Asian: no space after punctuation either.
 _EAST_ASIAN = (
@@ -59,6 +62,27 @@ def joiner(left: str, right: str) -> str:
     if before and after and _within(before, _EAST_ASIAN) and _within(after, _EAST_ASIAN):
         return ""
     return " "
+
+
+def script_shares(character_counts: Mapping[str, int], least: float = 0.005) -> dict[str, float]:
+    """Writing systems of a text, as shares of its letters, the largest first.
+
+    Args:
+      character_counts: character -> how often it occurs.
+      least: smaller shares are left out.
+    """
+    shares: collections.Counter[str] = collections.Counter()
+    for char, count in character_counts.items():
+        if unicodedata.category(char).startswith("L"):
+            shares[_script(char)] += count
+    total = shares.total()
+    return {name: n / total for name, n in shares.most_common() if n >= least * total}
+
+
+def _script(letter: str) -> str:
+    """Name of a letter's writing system: the first word of its Unicode name."""
+    first = unicodedata.name(letter, "UNKNOWN").split()[0].split("-")[0]
+    return {"CJK": "Han", "FULLWIDTH": "Latin", "HALFWIDTH": "Katakana"}.get(first, first.title())
 
 
 def _within(char: str, ranges: tuple[tuple[int, int], ...]) -> bool:

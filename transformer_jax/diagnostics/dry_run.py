@@ -151,19 +151,13 @@ def _report(
     seconds: float,
 ) -> Report:
     memory = compiled.memory_analysis()
-    if memory is None:
+    peak = peak_bytes(compiled)
+    if memory is None or peak is None:
         raise UserError(f"The compiler for {topology} does not report the memory of a program.")
     device = runner.mesh.devices.flat[0]
     capacity = MEMORY.get(device.device_kind)
     if not topology and (stats := device.memory_stats()):
         capacity = stats.get("bytes_limit")
-    peak = (
-        memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        + memory.temp_size_in_bytes
-        - memory.alias_size_in_bytes
-        + memory.generated_code_size_in_bytes
-    )
     costs = compiled.cost_analysis() or {}
     state = runner.restore_target()
     return Report(
@@ -185,6 +179,20 @@ def _report(
         collective_bytes=hlo.total_bytes(hlo.collectives(compiled.as_text() or "")),
         compile_seconds=round(seconds, 1),
         jax=jax.__version__,
+    )
+
+
+def peak_bytes(compiled: jax.stages.Compiled) -> int | None:
+    """Most memory that a program needs on one device; None if the compiler does not say."""
+    memory = compiled.memory_analysis()
+    if memory is None:
+        return None
+    return (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.generated_code_size_in_bytes
     )
 
 
