@@ -60,11 +60,13 @@ def define_flags(argv: list[str]) -> list[str]:
     flags.DEFINE_string(
         "train", None, "Training text: path without the language suffix, or a .tsv file."
     )
-    flags.DEFINE_string("source_lang", None, "Language of the source: suffix of its file.")
-    flags.DEFINE_string("target_lang", None, "Language of the target: suffix of its file.")
+    flags.DEFINE_string("source_lang", None, "Language of the source: the suffix after PREFIX.")
+    flags.DEFINE_string("target_lang", None, "Language of the target: the suffix after PREFIX.")
     flags.DEFINE_string("workdir", None, "Folder of the run, which gets the recipe.")
-    flags.DEFINE_string("validation", "", "Validation set, as --train; empty: set a share aside.")
-    flags.DEFINE_string("test", "", "Test set, as --train; empty: set a share aside.")
+    flags.DEFINE_string(
+        "validation", "", "Validation set, files as of --train; empty: a share is set aside."
+    )
+    flags.DEFINE_string("test", "", "Test set, files as of --train; empty: a share is set aside.")
     flags.DEFINE_enum("device", "here", DEVICES, "Device that will train; here: of this machine.")
     flags.DEFINE_bool("measure", True, "Take a few training steps, to estimate time and memory.")
     return argv
