@@ -89,6 +89,24 @@ def test_damaged_text_files_are_reported_with_file_and_line(tmp_path, name, word
         assert word in str(error.value)
 
 
+def test_corpus_is_also_read_by_the_name_of_one_of_its_files(tmp_path):
+    prefix = write_pairs(tmp_path, "corpus", PAIRS)
+    for name in ("corpus", "corpus.en", "corpus.de"):
+        assert read(train=str(tmp_path / name)) == [PAIRS]
+    (tmp_path / "corpus").write_text("a file with the name of the prefix")
+    assert read(train=prefix) == [PAIRS]
+    for language in ("en", "de"):
+        text = (tmp_path / f"corpus.{language}").read_bytes()
+        (tmp_path / f"packed.{language}.gz").write_bytes(gzip.compress(text))
+    assert read(train=str(tmp_path / "packed.en.gz")) == [PAIRS]
+    (tmp_path / "corpus.txt").write_text("x")
+    with pytest.raises(UserError, match=r"corpus.txt is one file. .*PREFIX.en and PREFIX.de"):
+        read(train=str(tmp_path / "corpus.txt"))
+    (tmp_path / "lone.en").write_text("x")
+    with pytest.raises(UserError, match=r"no file .*lone.de or"):
+        read(train=str(tmp_path / "lone.en"))
+
+
 def test_corpus_fingerprint_follows_the_content(tmp_path):
     config = DataConfig(source="files", train=write_pairs(tmp_path, "a", PAIRS))
     first = sources.open_corpora(config, "train")[0].fingerprint

@@ -346,3 +346,13 @@ def test_corpus_scores_equal_sacrebleu_with_signatures():
     assert worse.exact_match == 0
     cased = corpus_metrics.corpus_scores([r.lower() for r in references], references)
     assert cased.bleu < 100
+
+
+def test_languages_of_a_model_of_one_direction_are_only_its_own(translator):
+    text = "one two"
+    own = translator.translate([text], source_lang="en", target_lang="de")
+    assert own[0].text == translator.translate([text])[0].text
+    for name, language in (("target_lang", "fr"), ("source_lang", "de")):
+        expected = f"`{name}={language}`: this model translates from en to de only"
+        with pytest.raises(UserError, match=expected):
+            translator.translate([text], **{name: language})

@@ -81,7 +81,8 @@ def open_text(prefix: str, source_lang: str, target_lang: str, setting: str) -> 
     """Opens `PREFIX.source_lang` and `PREFIX.target_lang` (`.gz` too), or one `.tsv`.
 
     Args:
-      prefix: path without the language suffix, or of a file with two columns.
+      prefix: path without the language suffix, or with one of the two; or of a file with two
+        columns.
       source_lang, target_lang: the direction.
       setting: the one that names the prefix, for messages.
 
@@ -93,6 +94,7 @@ def open_text(prefix: str, source_lang: str, target_lang: str, setting: str) -> 
         return Corpus(
             prefix, source_lang, target_lang, lambda: _read_tsv(path), _digest_files([path])
         )
+    prefix = _without_language(prefix, (source_lang, target_lang), setting)
     source, target = (_existing(f"{prefix}.{lang}", setting) for lang in (source_lang, target_lang))
     return Corpus(
         prefix,
@@ -103,16 +105,42 @@ def open_text(prefix: str, source_lang: str, target_lang: str, setting: str) -> 
     )
 
 
-def _existing(name: str, setting: str) -> epath.Path:
+def _without_language(path: str, languages: tuple[str, str], setting: str) -> str:
+    """`path` without the language, if it is one of two parallel files, such as `corpus.en`.
+
+    Raises:
+      UserError: it is a file of no language.
+    """
+    prefix, _, suffix = path.removesuffix(".gz").rpartition(".")
+    if not epath.Path(path).is_file() or _find(f"{path}.{languages[0]}"):
+        return path
+    if suffix in languages:
+        return prefix
+    first, second = languages
+    raise UserError(
+        f"{setting}={path} is one file. Name what two files have in common, PREFIX of "
+        f"PREFIX.{first} and PREFIX.{second}, or a .tsv file with both texts."
+    )
+
+
+def _find(name: str) -> epath.Path | None:
+    """The file of this name or with `.gz`."""
     paths.require(name, "a text file")
     for candidate in (name, f"{name}.gz"):
         path = epath.Path(candidate)
         if path.exists() and not path.is_dir():
             return path
-    raise UserError(
-        f"{setting}: no file {name} or {name}.gz. Set --{setting} to the path without the language "
-        "suffix, or to a .tsv file."
-    )
+    return None
+
+
+def _existing(name: str, setting: str) -> epath.Path:
+    path = _find(name)
+    if path is None:
+        raise UserError(
+            f"{setting}: no file {name} or {name}.gz. Set --{setting} to the path without the "
+            "language suffix, or to a .tsv file."
+        )
+    return path
 
 
 def read_lines(path: epath.Path, allow_nul: bool = False) -> Iterator[str]:

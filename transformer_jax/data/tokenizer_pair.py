@@ -82,6 +82,11 @@ class TokenizerPair:
             ]
         return [self._tag_id(self.source, target_lang)], []
 
+    @property
+    def has_language_tags(self) -> bool:
+        """Whether the vocabulary has the tag of any language."""
+        return any(map(self._is_tag, self.source.tokens(range(self.source.vocab_size))))
+
     def _tag_id(self, tokenizer: Tokenizer, language: str) -> int:
         tag = self.tags.token(language)
         tag_id = tokenizer.token_id(tag)
@@ -95,10 +100,13 @@ class TokenizerPair:
 
     def begins_with_tag(self, ids: Sequence[int]) -> bool:
         """Whether source ids begin with a language tag that the text contained (`>>de<<`)."""
-        before, after = self.tags.template.split("{}")
         if self.tags.both_sides or not ids:
             return False
         (token,) = self.source.tokens(ids[:1])
+        return self._is_tag(token)
+
+    def _is_tag(self, token: str) -> bool:
+        before, after = self.tags.template.split("{}")
         return (
             token.startswith(before) and token.endswith(after) and len(token) > len(before + after)
         )

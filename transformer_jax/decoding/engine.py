@@ -82,6 +82,14 @@ class Engine:
         data = self.config.data
         if not (data.target_language_tags or target_lang or source_lang):
             return [], []
+        if not (data.target_language_tags or self.tokenizers.has_language_tags):
+            for name, given in (("source_lang", source_lang), ("target_lang", target_lang)):
+                if given not in ("", getattr(data, name)):
+                    raise UserError(
+                        f"`{name}={given}`: this model translates from {data.source_lang} to "
+                        f"{data.target_lang} only; omit `{name}`."
+                    )
+            return [], []
         return self.tokenizers.language_tags(
             source_lang or data.source_lang, target_lang or data.target_lang
         )
