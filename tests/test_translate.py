@@ -350,8 +350,8 @@ def test_corpus_scores_equal_sacrebleu_with_signatures():
 
 def test_languages_of_a_model_of_one_direction_are_only_its_own(translator):
     text = "one two"
-    own = translator.translate([text], source_lang="en", target_lang="de")
-    assert own[0].text == translator.translate([text])[0].text
+    expected = translator.translate([text], source_lang="en", target_lang="de")
+    assert expected[0].text == translator.translate([text])[0].text
     for name, language in (("target_lang", "fr"), ("source_lang", "de")):
         expected = f"`{name}={language}`: this model translates from en to de only"
         with pytest.raises(UserError, match=expected):
