@@ -429,7 +429,7 @@ def test_plot_draws_each_picture(workdir, tmp_path, arguments):
         (["curves", "--workdir=x", "--source=a"], ["--source", "not for curves"]),
         (["curves", "--workdir=x", "--output=no/such/a.svg"], ["no folder no/such"]),
         (["attention", "--workdir=x", "--source=a", "--part=encoder", "--target=b"], ["--target"]),
-        (["lengths", "--workdir=nowhere"], ["nowhere", "config.json"]),
+        (["lengths", "--workdir=nowhere"], ["nowhere", "no work directory"]),
     ],
 )
 def test_plot_answers_mistakes_with_one_sentence(arguments, words):
