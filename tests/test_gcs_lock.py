@@ -16,7 +16,7 @@ from transformer_jax.runs import workdir as workdir_lib
 def test_bucket_lock_refuses_a_second_process(bucket):
     with (
         workdir_lib.lock(bucket),
-        pytest.raises(UserError, match=f"process {os.getpid()} on .*another --workdir"),
+        pytest.raises(UserError, match=f"process {os.getpid()} on .*another `workdir`"),
         workdir_lib.lock(bucket),
     ):
         pass

@@ -276,7 +276,7 @@ def test_export_to_marian_refuses_by_name_what_it_cannot_express(name, tokenizer
     model = small_model(tokenizers, **fields)
     with pytest.raises(UserError) as error:
         writing.plan_export(model.config, tokenizers, model.params)
-    for word in ["--format=marian cannot express", *words]:
+    for word in ["`format=marian` cannot express", *words]:
         assert word in str(error.value)
 
 

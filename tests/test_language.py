@@ -129,6 +129,25 @@ def test_code_and_documents_are_in_plain_english():
     assert not wrong, "\n".join(wrong)
 
 
+def test_errors_of_the_package_name_arguments_not_flags():
+    """The commands turn the former into the latter (`commands.main.with_flags`)."""
+    wrong = []
+    for path in sorted((ROOT / "transformer_jax").rglob("*.py")):
+        if "commands" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "").startswith("User"):
+                text = "".join(
+                    part.value
+                    for part in ast.walk(node)
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str)
+                )
+                is_shell = re.search(r"\b(transformer-jax|tfds|hf) [a-z]+ ", text)
+                if re.search(r"(^|[\s(`])--[a-z]", text) and not is_shell:
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {text}")
+    assert not wrong, "\n".join(wrong)
+
+
 if __name__ == "__main__":
     wanted = tuple(argument.rstrip("/") for argument in sys.argv[1:]) or ("",)
     chosen = [path for path in files() if path.relative_to(ROOT).as_posix().startswith(wanted)]

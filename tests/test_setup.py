@@ -64,7 +64,7 @@ def test_resume_needs_memory_for_one_state(tmp_path, monkeypatch, runner):
 def test_lock_refuses_a_second_process(tmp_path):
     with (
         workdir_lib.lock(tmp_path / "run"),
-        pytest.raises(UserError, match=f"process {os.getpid()} on .*another --workdir"),
+        pytest.raises(UserError, match=f"process {os.getpid()} on .*another `workdir`"),
         workdir_lib.lock(tmp_path / "run"),
     ):
         pass

@@ -188,7 +188,7 @@ def test_training_with_bucket_batches_and_ema(tiny_run, tmp_path):
         (lambda c: dataclasses.replace(c, seed=1), ["config.seed was 0, is 1"]),
         (
             lambda c: dataclasses.replace(c, model=dataclasses.replace(c.model, d_ff=64)),
-            ["config.model.d_ff was 32, is 64", "another --workdir"],
+            ["config.model.d_ff was 32, is 64", "another `workdir`"],
         ),
         (
             lambda c: dataclasses.replace(c, parallel=dataclasses.replace(c.parallel, data=9)),

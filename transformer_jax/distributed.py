@@ -100,7 +100,7 @@ def connect(
             f"({reason}); start all of them again."
             if is_given
             else f"The other processes were not found ({reason}); give "
-            "--coordinator_address=HOST:PORT, --num_processes and --process_id to each."
+            "`coordinator_address=HOST:PORT`, `num_processes` and `process_id` to each."
         ) from error
 
 
@@ -170,16 +170,16 @@ class _RollCall:
                 self._file.unlink(missing_ok=True)
 
     def _missing(self) -> str:
-        wait = f"after {self._timeout_seconds} s (--connect_timeout)"
+        wait = f"after {self._timeout_seconds} s (connect_timeout)"
         if self._file is None or self._num_processes is None:
             return f"not all processes of this run arrived {wait}; see which did not start."
         absent = [i for i in range(self._num_processes) if not self._has_arrived(i)]
         if not absent:
-            return f"all processes are there but cannot reach --coordinator_address {wait}."
+            return f"all processes are there but cannot reach the coordinator's address {wait}."
         names = ", ".join(map(str, absent))
         return (
             f"of {self._num_processes} processes, {names} did not arrive {wait}; start the missing "
-            "ones, with the same --coordinator_address and --workdir, and these again."
+            "ones, with the same coordinator's address and work directory, and these again."
         )
 
     def _has_arrived(self, number: int) -> bool:

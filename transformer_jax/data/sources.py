@@ -248,7 +248,7 @@ def open_tfds(config: DataConfig, split: str) -> Corpus:
         raise UserError(
             f"The data set {name} in {folder} cannot be read as split {split!r} "
             f"({_first_line(error)}); its splits are {', '.join(builder.info.splits)}, and it "
-            "must have been prepared with --file_format=array_record."
+            "must have been prepared with `tfds build --file_format=array_record`."
         ) from error
     if not size:
         raise UserError(f"Split {split!r} of the data set {name} is empty; name a larger part.")

@@ -111,7 +111,7 @@ def _devices(topology: str) -> tuple[list[jax.Device], str]:
     kind, _, size = topology.partition(":")
     if kind in ("cpu", "gpu"):
         if not size.isdigit() or not int(size):
-            raise UserError(f"--topology={topology} must be {kind}:N, for N devices.")
+            raise UserError(f"`topology={topology}` must be {kind}:N, for N devices.")
         jax.config.update("jax_num_cpu_devices", int(size))
         return jax.devices("cpu"), kind
     # Only the compiler is needed: skip the metadata server of TPUs, and allow other processes.
@@ -124,7 +124,7 @@ def _devices(topology: str) -> tuple[list[jax.Device], str]:
     except Exception as error:  # each way to fail raises another type
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"--topology={topology} is not known ({reason}); it is cpu:N, gpu:N, or a TPU's such "
+            f"`topology={topology}` is not known ({reason}); it is cpu:N, gpu:N, or a TPU's such "
             "as v5e:2x4, which needs its compiler: pip install libtpu."
         ) from error
     return list(described.devices), "tpu"

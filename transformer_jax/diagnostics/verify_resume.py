@@ -54,7 +54,7 @@ def verify_resume(
     """
     if paths.is_remote(workdir):
         raise UserError(
-            f"--verify_resume needs a local --workdir, not {workdir}; what it checks is the same "
+            f"`verify_resume` needs a local `workdir`, not {workdir}; what it checks is the same "
             "in every folder."
         )
     folder = Path(workdir) / "verify_resume"

@@ -83,7 +83,7 @@ def make_bleu(tokenizer: str) -> BLEU:
         raise UserError(
             f"BLEU splits this language into words by {tokenizer}, which is not installed: "
             f"pip install 'sacrebleu[{extra}]', or choose another tokenizer, such as "
-            "--config.data.bleu_tokenizer=char."
+            "config.data.bleu_tokenizer=char."
         ) from error
     except (OSError, SystemExit) as error:  # sacreBLEU exits if a connection is insecure
         raise UserError(

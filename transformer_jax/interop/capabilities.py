@@ -56,6 +56,6 @@ def check(format_name: str, model: ModelConfig) -> None:
         value = getattr(model, field.name)
         if allowed is not ANY and value not in allowed:
             raise UserError(
-                f"--format={format_name} cannot express config.model.{field.name}={value}, only "
+                f"`format={format_name}` cannot express config.model.{field.name}={value}, only "
                 f"{', '.join(map(str, allowed))}."
             )

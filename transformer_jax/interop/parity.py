@@ -89,7 +89,7 @@ class Reference:
         if not kept:
             raise UserError(
                 f"No sentence has 1 to {limit} tokens: there is nothing to compare the exported "
-                "model on. Set --sentences to a file of source text."
+                "model on. Set `sentences` to a file of source text."
             )
         max_decode_len = min(self.config.decode.max_decode_len, limit)
         decode = DecodeConfig(

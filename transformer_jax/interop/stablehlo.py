@@ -168,7 +168,7 @@ def write_directory(
     """
     capabilities.check("stablehlo", config.model)
     if isinstance(tokenizers.source, JsonTokenizer):
-        raise UserError("--format=stablehlo cannot express a tokenizer other than SentencePiece.")
+        raise UserError("`format=stablehlo` cannot express a tokenizer other than SentencePiece.")
     folder.mkdir(parents=True, exist_ok=True)
     flat = {name: np.asarray(x) for name, x in split_params(config.model, params).items()}
     shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in flat.items()}

@@ -100,7 +100,7 @@ def _read_scores(path: epath.Path) -> dict[str, Any]:
         missing = {"readable JSON"}
     if missing:
         raise UserError(
-            f"{path} is not a file of eval.py --json: it lacks {', '.join(sorted(missing))}."
+            f"{path} is not a file of eval's scores: it lacks {', '.join(sorted(missing))}."
         )
     return result
 

@@ -99,7 +99,7 @@ class _Lease:
             if is_alive or was_renewed:
                 raise UserError(
                     f"Another process trains in {self._workdir} ({lock['who']}); wait for it or "
-                    "end it, or use another --workdir."
+                    "end it, or use another `workdir`."
                 )
             has_expired = waited_for is not None and time.monotonic() - waited_since > EXPIRES
             if is_alive is False or has_expired or time.time() - lock["renewed"] > OLD:

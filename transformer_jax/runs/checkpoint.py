@@ -275,7 +275,7 @@ def find_resume_step(
         reasons = "; ".join(f"{step}: {why}" for step, why in damaged.items())
         raise UserError(
             f"Every checkpoint in {folder} is damaged ({reasons}); restore one from a copy, or "
-            "start again in another --workdir."
+            "start again in another `workdir`."
         )
     return None
 
@@ -310,9 +310,7 @@ def refuse_damage(folder: epath.Path, item: str) -> None:
     """Raises a `UserError` where an item of a checkpoint is damaged."""
     problem = digests.find_damage(folder, [item])
     if problem:
-        raise UserError(
-            f"Checkpoint {folder} is damaged: {problem}; choose another with --checkpoint."
-        )
+        raise UserError(f"Checkpoint {folder} is damaged: {problem}; choose another `checkpoint`.")
 
 
 def checkpoint_folder(workdir: epath.PathLike) -> epath.Path:

@@ -68,7 +68,7 @@ def _choose_steps(
                 f"{folder} has no checkpoint of step {which}; it has {', '.join(map(str, steps))}."
             )
         return [int(which)]
-    raise UserError(f"--checkpoint={which!r} must be best, latest, a step or average:N.")
+    raise UserError(f"`checkpoint={which}` must be best, latest, a step or average:N.")
 
 
 def _best_step(folder: epath.Path, steps: list[int], metric: str) -> int:
@@ -83,7 +83,7 @@ def _best_step(folder: epath.Path, steps: list[int], metric: str) -> int:
             qualities[step] = quality(metrics, metric)
     if not qualities:
         raise UserError(
-            f"No checkpoint in {folder} was evaluated, so none is best; use --checkpoint=latest."
+            f"No checkpoint in {folder} was evaluated, so none is best; use `checkpoint=latest`."
         )
     return max(qualities, key=lambda step: qualities[step])
 
@@ -98,7 +98,7 @@ def _newest_steps(folder: epath.Path, steps: list[int], count: int, max_to_keep:
     newest = list(itertools.islice(scheduled, min(count, max_to_keep)))
     if count > len(newest):
         raise UserError(
-            f"--checkpoint=average:{count}: {folder} holds the {len(newest)} newest checkpoints; "
+            f"`checkpoint=average:{count}`: {folder} holds the {len(newest)} newest checkpoints; "
             "raise config.checkpoint.max_to_keep when training."
         )
     return newest[::-1]

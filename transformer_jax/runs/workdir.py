@@ -136,7 +136,7 @@ def check_resumable(workdir: epath.PathLike, config: Config) -> None:
     if changed:
         raise UserError(
             f"{workdir} holds a run with other settings ({'; '.join(changed)}); "
-            "use another --workdir, or the settings it was started with."
+            "use another `workdir`, or the settings it was started with."
         )
 
 
@@ -157,7 +157,7 @@ def check_same_data(workdir: epath.PathLike, fingerprints: dict[str, str]) -> No
         if recorded.get(name) != fingerprint:
             raise UserError(
                 f"The training {name} is not the one that the run in {workdir} was started on; "
-                "restore it, or use another --workdir."
+                "restore it, or use another `workdir`."
             )
 
 
@@ -226,7 +226,7 @@ def _open_locked(path: Path) -> TextIO:
                     file.seek(0)
                     raise UserError(
                         f"Another process trains in {path.parent} ({file.read().strip()}); wait "
-                        "for it or end it, or use another --workdir."
+                        "for it or end it, or use another `workdir`."
                     ) from None
             logging.warning(
                 "%s has no locks (%s): make sure that no other process trains there",

@@ -41,7 +41,7 @@ def check_skipped_in_a_row(progress: Progress, step: int, metrics: Metrics, conf
     if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
         raise UserError(
             f"The last {MAX_SKIPPED_IN_A_ROW} steps were all skipped, up to step {step}: "
-            f"{advice(config, step, metrics)}; --replay=FILE repeats one of these steps."
+            f"{advice(config, step, metrics)}; `replay=FILE` repeats one of these steps."
         )
 
 
@@ -98,7 +98,7 @@ def read_bad_batch(path: epath.PathLike) -> tuple[dict[str, Any], Batch]:
             return about, {name.removeprefix("batch_"): file[name] for name in names}
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            f"--replay={path} is no file of a run's bad_batches/ folder ({error})."
+            f"`replay={path}` is no file of a run's bad_batches/ folder ({error})."
         ) from error
 
 

@@ -194,7 +194,7 @@ def _resume_config(config: Config, stored: Config, say: Say) -> Config:
     if config.train.init_from not in ("", init_from):
         raise UserError(
             f"config.train.init_from={config.train.init_from}, but the run in this work directory "
-            f"was started from {init_from or 'fresh parameters'}; use another --workdir."
+            f"was started from {init_from or 'fresh parameters'}; use another `workdir`."
         )
     if not init_from:
         return config

@@ -40,7 +40,7 @@ def plan_export(config: Config, tokenizers: TokenizerPair, params: layout.Params
     model = config.model
     capabilities.check("marian", model)
     for reason in _refusals(model, tokenizers, params):
-        raise UserError(f"--format=marian cannot express {reason}.")
+        raise UserError(f"`format=marian` cannot express {reason}.")
     family = families.MARIAN
     if model.norm_position == "pre":
         family = families.M2M_100 if _is_m2m_100(model, tokenizers) else families.PEGASUS
