@@ -84,7 +84,7 @@ def check_free(corpus: Corpus, parts: Collection[str], folder: Path) -> None:
             path = folder / f"{part}.{language}"
             if path.exists():
                 raise UserError(
-                    f"{path} exists, and no file is replaced; move it, or use another --workdir."
+                    f"{path} exists, and no file is replaced; move it, or use another `workdir`."
                 )
 
 
@@ -109,7 +109,7 @@ def _choose_digests(corpus: Corpus, count: int) -> list[int]:
     if len(smallest) < 2 * count:
         raise UserError(
             f"{corpus.name} has only {len(smallest):,} different sources, too few to set "
-            f"{count:,} pairs aside; name other files with --validation and --test."
+            f"{count:,} pairs aside; name other files as `validation` and `test`."
         )
     # In order of size the parts would be neighbours; the digest of a digest mixes them.
     return sorted(sorted(smallest)[:count], key=lambda digest: text_digest(str(digest)))
