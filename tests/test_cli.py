@@ -202,6 +202,62 @@ def test_decode_reads_standard_input_and_writes_one_line_each(tiny_run):
     assert all(float(line.split(" ||| ")[2]) < 0 for line in n_best.stdout.splitlines())
 
 
+def scored_files(data, workdir, tmp_path):
+    """The scores of the files of `val` with flags of `eval`, as if `val` were the test set."""
+    out = tmp_path / "files.json"
+    done = command(
+        "eval.py",
+        f"--workdir={workdir}",
+        "--checkpoint=average:2",
+        f"--input={data / 'val.en'}",
+        f"--reference={data / 'val.de'}",
+        "--beam_size=4",  # as the recipe has it
+        f"--ensemble={workdir}@average:2",  # of twice the same model
+        f"--json={out}",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "search          beam_size=4" in done.stdout
+    scores = json.loads(out.read_text())
+    assert scores.pop("ensemble") == [str(workdir), f"{workdir}@average:2"]
+    assert scores.pop("search") == {"beam_size": 4}
+    assert scores.pop("reference") == str(data / "val.de")
+    assert scores.pop("split") == str(data / "val.en")
+    return json.dumps(scores | {"split": "test"}, indent=2) + "\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--input=x"], "--input and --reference go together"),
+        (["--input=x", "--reference=x", "--split=test"], "--split and --input both name"),
+        (["--input=none", "--reference=none"], "--input=none: there is no such file."),
+        (["--target_lang=fr"], "--target_lang=fr: this model translates from en to de only"),
+        (["--beam_size=0"], "--beam_size=0 must be >= 1."),
+        (["--beam_size=3", "--beam_groups=2"], "--beam_groups=2"),
+    ],
+)
+def test_eval_refuses_flags_in_one_sentence(flags, message, tiny_run):
+    done = command("eval.py", f"--workdir={tiny_run[1]}", *flags)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
+
+
+@pytest.mark.slow
+def test_train_resumes_without_a_recipe(tiny_run, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(tiny_run[1], workdir)
+    before = json.loads((workdir / "config.json").read_text())
+    steps = before["train"]["num_steps"] + 2
+    flags = [f"--workdir={workdir}", "--noreport", f"--config.train.num_steps={steps}"]
+    done = command("-m", "transformer_jax", "train", *flags)
+    assert done.returncode == 0, done.stderr
+    assert (workdir / "checkpoints" / str(steps)).exists()
+    before["train"]["num_steps"] = steps
+    assert json.loads((workdir / "config.json").read_text()) == before
+
+
 @pytest.mark.slow
 def test_eval_writes_the_promised_fields(tiny_run, tmp_path):
     data, workdir = tiny_run
@@ -232,6 +288,7 @@ def test_eval_writes_the_promised_fields(tiny_run, tmp_path):
     ]
     assert scores["num_sentences"] == 12
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 12
+    assert out.read_text() == scored_files(data, workdir, tmp_path)
     before = (data / "test.de").read_text()
     refused = command("eval.py", f"--workdir={workdir}", f"--output={data / 'test.de'}")
     assert "--output and config.data.test" in refused.stderr
@@ -251,7 +308,7 @@ def test_eval_writes_the_promised_fields(tiny_run, tmp_path):
         (["decode.py", "--workdir=nowhere"], ["nowhere is no work directory"]),
         (
             ["-c", MAIN, "fly"],
-            ["usage", "decode"],
+            ["There is no command fly", "decode"],
         ),
     ],
 )

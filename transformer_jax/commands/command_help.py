@@ -28,6 +28,7 @@ PATH_FLAGS = {
     "output": "PATH",
     "compare": "PATH",
     "input": "FILE",
+    "reference": "FILE",
     "prefixes": "FILE",
     "phrases": "FILE",
     "score": "FILE",

@@ -79,22 +79,13 @@ def check_phrases(method: str) -> None:
         raise UserError("--phrases: " + PHRASES_NEED_BEAMS.format(method=method))
 
 
-def ensemble() -> list[tuple[str, str]]:
-    """(path, checkpoint) of the further models."""
-    models = []
-    for name in FLAGS.ensemble:
-        path, _, checkpoint = name.rpartition("@")
-        models.append((path, checkpoint) if path else (name, "best"))
-    return models
-
-
 def run() -> None:
     """Translates or scores the input. Several processes share it, and the first one writes."""
     check_flags()
     process_flags.connect(saves=False)
     if distributed.process_count() > 1 and (FLAGS.input == "-" or is_stream(FLAGS.input)):
         raise UserError("Several processes need --input=FILE; a stream is read by one process.")
-    translator = model_flags.load_translator(ensemble())
+    translator = model_flags.load_translator()
     check_phrases(search_flags.given().get("method", translator.config.decode.method))
     is_primary = distributed.is_primary()
     output = ResumableOutput(

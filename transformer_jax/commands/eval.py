@@ -18,8 +18,8 @@ HELP = CommandHelp(
         ),
         (
             "Files of your own, the scores also as JSON:",
-            "transformer-jax eval --workdir=runs/mine --config.data.source=files "
-            "--config.data.test=news --json=scores.json",
+            "transformer-jax eval --workdir=runs/mine --input=news.en --reference=news.de "
+            "--json=scores.json",
         ),
         (
             "Is it better than another run by more than chance?",
@@ -37,7 +37,10 @@ HELP = CommandHelp(
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv`."""
     model_flags.define(argv)
+    model_flags.define_languages()
     flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "Data to score.")
+    flags.DEFINE_string("input", None, "File of sources, one a line, instead of --split.")
+    flags.DEFINE_string("reference", None, "File of their translations, for --input.")
     flags.DEFINE_string("json", None, "Also write the scores to this file.")
     flags.DEFINE_string("output", None, "Also write the translations to this file, one a line.")
     flags.DEFINE_bool("conventions", False, "Show BLEU in every convention, with signatures.")
@@ -47,6 +50,7 @@ def define_flags(argv: list[str]) -> list[str]:
         "A work directory, DIR or DIR@CHECKPOINT, or a file of translations: does it differ by "
         "more than chance?",
     )
+    model_flags.define_ensemble()
     search_flags.define()
     process_flags.define()
     return argv

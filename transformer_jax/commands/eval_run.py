@@ -12,7 +12,7 @@ from etils import epath
 
 from transformer_jax import distributed
 from transformer_jax.api import Translator
-from transformer_jax.commands import model_flags, process_flags
+from transformer_jax.commands import model_flags, process_flags, search_flags
 from transformer_jax.commands.text_output import (
     as_line,
     check_not_overwritten,
@@ -21,6 +21,7 @@ from transformer_jax.commands.text_output import (
 )
 from transformer_jax.config import DataConfig
 from transformer_jax.data import sources
+from transformer_jax.decoding import arguments as search_arguments
 from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import corpus_metrics, model_metrics
@@ -29,38 +30,61 @@ from transformer_jax.runs import directory_kinds, history
 FLAGS = flags.FLAGS
 
 
+@dataclasses.dataclass(frozen=True)
+class EvalSet:
+    """What a model is scored on.
+
+    Attributes:
+      name: the split, or the file of sources.
+      part: the slice of a TFDS split, such as `test[:100]`; empty: the entire split.
+      pairs: (source, reference) of each line.
+      inputs: flag or setting -> file that is read; no output may have its name.
+    """
+
+    name: str
+    part: str
+    pairs: list[tuple[str, str]]
+    inputs: dict[str, str]
+
+
 def run() -> None:
-    """Scores the split. Several processes share the work, and the first one writes."""
+    """Scores the model. Several processes share the work, and the first one writes."""
+    _check_flags()
     process_flags.connect(saves=False)
     translator = model_flags.load_translator()
+    translator.engine.language_tags(FLAGS.target_lang, FLAGS.source_lang)  # refuses unknown ones
+    decode = search_arguments.decode_config(translator.config, search_flags.given())
     data = translator.config.data
+    data = dataclasses.replace(
+        data,
+        source_lang=FLAGS.source_lang or data.source_lang,
+        target_lang=FLAGS.target_lang or data.target_lang,
+    )
     tokenizer = model_metrics.bleu_tokenizer(data)  # fails here if a package is missing
-    corpora = sources.open_corpora(data, FLAGS.split)
-    pairs = [pair for corpus in corpora for pair in corpus.read()]
-    references = [reference for _, reference in pairs]
-    if FLAGS.conventions and is_part(data, FLAGS.split):
+    eval_set = _read_files() if FLAGS.input else _read_split(data)
+    if FLAGS.conventions and eval_set.part:
         raise UserError(
-            f"config.data.{FLAGS.split}={getattr(data, FLAGS.split)} is a part of its split: "
-            "--conventions is for comparisons with published scores, which count every sentence; "
-            "name the entire split."
+            f"config.data.{FLAGS.split}={eval_set.part} is a part of its split: --conventions is "
+            "for comparisons with published scores, which count every sentence; name the entire "
+            "split."
         )
-    other = _other_system(len(pairs)) if FLAGS.compare else None
-    distributed.run_on_primary(functools.partial(_check_outputs, corpora), "outputs")
+    other = _other_system(eval_set) if FLAGS.compare else None
+    distributed.run_on_primary(functools.partial(_check_outputs, eval_set), "outputs")
     scores, outputs = model_metrics.evaluate(
-        translator.engine, translator.params, pairs, translator.config.decode
+        translator.engine,
+        translator.params,
+        eval_set.pairs,
+        decode,
+        FLAGS.target_lang,
+        FLAGS.source_lang,
     )
     hypotheses = [output.text for output in outputs]
-    other_hypotheses = None if other is None else _hypotheses(other, pairs)
+    other_hypotheses = None if other is None else _hypotheses(other, eval_set.pairs)
     if not distributed.is_primary():
         return
-    result: dict[str, Any] = {
-        **dataclasses.asdict(scores),
-        "checkpoint_step": translator.checkpoint_step,
-        "split": FLAGS.split,
-    }
-    if is_part(data, FLAGS.split):
-        result["part"] = getattr(data, FLAGS.split)
-    _print_scores(result, data)
+    result = _result(scores, translator.checkpoint_step, eval_set)
+    _print_scores(result, data, eval_set)
+    references = [reference for _, reference in eval_set.pairs]
     if FLAGS.conventions:
         rows = corpus_metrics.conventions(
             hypotheses, references, data.target_lang, data.pretokenized, tokenizer
@@ -74,38 +98,43 @@ def run() -> None:
             "with": FLAGS.compare,
             "metrics": [dataclasses.asdict(metric) for metric in metrics],
         }
-    if FLAGS.json:
-        with writing(FLAGS.json) as out:
-            out.write(json.dumps(result, indent=2) + "\n")
-    if FLAGS.output:
-        with writing(FLAGS.output) as out:
-            out.writelines(as_line(text) for text in hypotheses)
-    history.add_evaluation(
-        FLAGS.workdir,
-        result,
-        getattr(data, FLAGS.split),
-        jax.devices(),
-        distributed.process_count(),
-    )
+    _write(result, hypotheses)
+    name = FLAGS.input or getattr(data, FLAGS.split)
+    history.add_evaluation(FLAGS.workdir, result, name, jax.devices(), distributed.process_count())
 
 
-def _check_outputs(corpora: Sequence[sources.Corpus]) -> None:
-    """Checks before the evaluation that its outputs can be written.
+def _check_flags() -> None:
+    """Refuses flags that conflict, before a model is read."""
+    if (FLAGS.input is None) != (FLAGS.reference is None):
+        raise UserError("--input and --reference go together: the sources and their translations.")
+    if FLAGS.input and FLAGS["split"].present:
+        raise UserError("--split and --input both name what to score; remove one.")
+
+
+def _read_files() -> EvalSet:
+    """The pairs of `--input` and `--reference`.
 
     Raises:
-      UserError: one cannot be written, or is a file that is read.
+      UserError: a file is missing or damaged, or one has fewer lines.
     """
+    inputs = {"--input": FLAGS.input, "--reference": FLAGS.reference}
+    for flag, path in inputs.items():
+        if not epath.Path(path).exists():
+            raise UserError(f"{flag}={path}: there is no such file.")
+    source, reference = map(epath.Path, inputs.values())
+    return EvalSet(FLAGS.input, "", list(sources.read_parallel(source, reference)), inputs)
+
+
+def _read_split(data: DataConfig) -> EvalSet:
+    """The pairs of `--split`."""
+    corpora = sources.open_corpora(data, FLAGS.split)
     inputs: dict[str, str] = {}
     for corpus in corpora:
         languages = (f".{corpus.source_lang}", f".{corpus.target_lang}", "")
         names = [corpus.name + end + gz for end in languages for gz in ("", ".gz")]
         inputs |= {f"config.data.{FLAGS.split} ({name})": name for name in names}
-    if FLAGS.json and FLAGS.json == FLAGS.output:
-        raise UserError(f"--json and --output are the same file, {FLAGS.json}.")
-    for name in ("json", "output"):
-        check_not_overwritten(FLAGS[name].value or "-", inputs, f"--{name}")
-        if FLAGS[name].value:
-            check_writable(FLAGS[name].value)
+    part = getattr(data, FLAGS.split) if is_part(data, FLAGS.split) else ""
+    return EvalSet(FLAGS.split, part, [pair for c in corpora for pair in c.read()], inputs)
 
 
 def is_part(data: DataConfig, split: str) -> bool:
@@ -113,19 +142,58 @@ def is_part(data: DataConfig, split: str) -> bool:
     return data.source == "tfds" and "[" in getattr(data, split)
 
 
-def _other_system(num_sentences: int) -> list[str] | Translator:
+def _check_outputs(eval_set: EvalSet) -> None:
+    """Checks before the evaluation that its outputs can be written.
+
+    Raises:
+      UserError: one cannot be written, or is a file that is read.
+    """
+    if FLAGS.json and FLAGS.json == FLAGS.output:
+        raise UserError(f"--json and --output are the same file, {FLAGS.json}.")
+    for name in ("json", "output"):
+        check_not_overwritten(FLAGS[name].value or "-", eval_set.inputs, f"--{name}")
+        if FLAGS[name].value:
+            check_writable(FLAGS[name].value)
+
+
+def _result(scores: model_metrics.Evaluation, step: int, eval_set: EvalSet) -> dict[str, Any]:
+    """What `--json` writes, without comparisons."""
+    result = {**dataclasses.asdict(scores), "checkpoint_step": step, "split": eval_set.name}
+    if eval_set.part:
+        result["part"] = eval_set.part
+    if FLAGS.input:
+        result["reference"] = FLAGS.reference
+    if FLAGS.ensemble:
+        result["ensemble"] = [FLAGS.workdir, *FLAGS.ensemble]
+    if given := search_flags.given():
+        result["search"] = given
+    return result
+
+
+def _write(result: dict[str, Any], hypotheses: Sequence[str]) -> None:
+    """Writes the files of `--json` and `--output`."""
+    if FLAGS.json:
+        with writing(FLAGS.json) as out:
+            out.write(json.dumps(result, indent=2) + "\n")
+    if FLAGS.output:
+        with writing(FLAGS.output) as out:
+            out.writelines(as_line(text) for text in hypotheses)
+
+
+def _other_system(eval_set: EvalSet) -> list[str] | Translator:
     """What `--compare` names: translations from a file, or another model.
 
     Raises:
       UserError: there is no such model, or not one translation for each source, or too few.
     """
+    num_sentences = len(eval_set.pairs)
     corpus_metrics.check_comparable(num_sentences)
     path = epath.Path(FLAGS.compare)
     if path.is_file() and not directory_kinds.is_bundle(path):
         lines = list(sources.read_lines(path))
         if len(lines) != num_sentences:
             raise UserError(
-                f"{path} has {len(lines)} translations, the {FLAGS.split} set {num_sentences} "
+                f"{path} has {len(lines)} translations, {eval_set.name} has {num_sentences} "
                 "sentences. The file needs one line for each sentence."
             )
         return lines
@@ -147,17 +215,22 @@ def _hypotheses(system: list[str] | Translator, pairs: list[tuple[str, str]]) ->
         )
     sources_share = distributed.local_share([source for source, _ in pairs])
     n_best = system.engine.translate(
-        system.params, sources_share, TranslationSettings(system.config.decode)
+        system.params,
+        sources_share,
+        TranslationSettings(system.config.decode, 1, FLAGS.target_lang, FLAGS.source_lang),
     )
     return distributed.gather_shares([hypotheses[0].text for hypotheses in n_best])
 
 
-def _print_scores(result: dict[str, Any], data: DataConfig) -> None:
-    part = f" (a part of it: {getattr(data, FLAGS.split)})" if is_part(data, FLAGS.split) else ""
+def _print_scores(result: dict[str, Any], data: DataConfig, eval_set: EvalSet) -> None:
+    part = f" (a part of it: {eval_set.part})" if eval_set.part else ""
     print(
-        f"{FLAGS.split}{part}, {data.source_lang} -> {data.target_lang}, "
+        f"{eval_set.name}{part}, {data.source_lang} -> {data.target_lang}, "
         f"{result['num_sentences']} sentences, checkpoint of step {result['checkpoint_step']}"
     )
+    if "search" in result:
+        given = ", ".join(f"{name}={value}" for name, value in result["search"].items())
+        print(f"search          {given}")
     print(f"BLEU            {result['bleu']:.2f}  {result['bleu_signature']}")
     if not result["bleu"] and result["exact_match"]:
         print(f"                ({corpus_metrics.NO_FOUR_WORDS})")

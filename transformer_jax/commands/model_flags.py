@@ -99,11 +99,8 @@ def load_with_facts() -> "tuple[Pretrained, Facts]":
     return model, facts
 
 
-def load_translator(ensemble: Sequence[tuple[str, str]] = ()) -> "Translator":
-    """The model that the flags name, with the settings that were overridden.
-
-    Args:
-      ensemble: (path, checkpoint) of further models.
+def load_translator() -> "Translator":
+    """The model that the flags name, or the ensemble, with the settings that were overridden.
 
     Raises:
       UserError: a setting that only training could change.
@@ -116,5 +113,14 @@ def load_translator(ensemble: Sequence[tuple[str, str]] = ()) -> "Translator":
         if getattr(FLAGS.config, section) != getattr(trained, section):
             raise UserError(f"--config.{section}.… cannot be changed after training; remove it.")
     return Translator.load(
-        FLAGS.workdir, FLAGS.checkpoint, FLAGS.config, FLAGS.allow_pickle, ensemble
+        FLAGS.workdir, FLAGS.checkpoint, FLAGS.config, FLAGS.allow_pickle, _ensemble()
     )
+
+
+def _ensemble() -> list[tuple[str, str]]:
+    """(path, checkpoint) of the further models, for commands with `--ensemble`."""
+    models = []
+    for name in FLAGS.ensemble if "ensemble" in FLAGS else []:
+        path, _, checkpoint = name.rpartition("@")
+        models.append((path, checkpoint) if path else (name, "best"))
+    return models

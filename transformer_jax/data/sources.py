@@ -100,7 +100,7 @@ def open_text(prefix: str, source_lang: str, target_lang: str, setting: str) -> 
         prefix,
         source_lang,
         target_lang,
-        lambda: _read_parallel(source, target),
+        lambda: read_parallel(source, target),
         _digest_files([source, target]),
     )
 
@@ -173,7 +173,12 @@ def decode_lines(stream: Iterable[bytes], name: str, allow_nul: bool = False) ->
         raise UserError(f"{name}, after line {number}: damaged gzip file ({error}).") from error
 
 
-def _read_parallel(source: epath.Path, target: epath.Path) -> Iterator[tuple[str, str]]:
+def read_parallel(source: epath.Path, target: epath.Path) -> Iterator[tuple[str, str]]:
+    """The pairs of two files with the same number of lines.
+
+    Raises:
+      UserError: one file has fewer lines, is empty or damaged.
+    """
     source_lines, target_lines = read_lines(source), read_lines(target)
     count = 0
     for source_line, target_line in itertools.zip_longest(source_lines, target_lines):

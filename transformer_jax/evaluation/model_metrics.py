@@ -45,6 +45,8 @@ def evaluate(
     params: Params | tuple[Params, ...],
     pairs: Sequence[tuple[str, str]],
     decode: DecodeConfig,
+    target_lang: str = "",
+    source_lang: str = "",
 ) -> tuple[Evaluation, list[Translation]]:
     """Teacher-forced loss and accuracy, and scores of decoded text.
 
@@ -55,6 +57,8 @@ def evaluate(
       params: the model's; a tuple for an ensemble.
       pairs: (source, reference). Every pair counts.
       decode: search settings.
+      target_lang: of a multilingual model; "": the config's.
+      source_lang: of a multilingual model that needs it; "": the config's.
 
     Returns:
       The scores, and the best hypothesis of each pair, in order.
@@ -62,15 +66,18 @@ def evaluate(
     references = [reference for _, reference in pairs]
     local_pairs = distributed.local_share(pairs)
     sources = [source for source, _ in local_pairs]
+    targets = [reference for _, reference in local_pairs]
     scored = distributed.gather_shares(
-        engine.score(params, sources, [reference for _, reference in local_pairs])
+        engine.score(params, sources, targets, target_lang, source_lang=source_lang)
     )
+    settings = TranslationSettings(decode, 1, target_lang, source_lang)
     tokens = sum(pair.num_tokens for pair in scored)
     loss = -sum(pair.log_prob for pair in scored) / tokens
     outputs = distributed.gather_shares(
-        [best[0] for best in engine.translate(params, sources, TranslationSettings(decode))]
+        [best[0] for best in engine.translate(params, sources, settings)]
     )
     data = engine.config.data
+    data = dataclasses.replace(data, target_lang=target_lang or data.target_lang)
     scores = corpus_scores([output.text for output in outputs], references, bleu_tokenizer(data))
     evaluation = Evaluation(
         loss=loss,
