@@ -4,6 +4,7 @@ It reads `train.LANG`, `val.LANG` and `test_2016_flickr.LANG` (or `.gz`) from `m
 another folder set --config.data.train=DIR/train and so on. Another pair, for example French to
 English: --config.data.source_lang=fr --config.data.target_lang=en.
 
+    transformer-jax data multi30k --output=multi30k
     python train.py --config=multi30k --workdir=runs/m30k
     python eval.py --workdir=runs/m30k --checkpoint=average:10
 

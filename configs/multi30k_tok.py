@@ -7,6 +7,7 @@ apart, beam 5. It reads `train.LANG`, `val.LANG` and `test_2016_flickr.LANG` (or
 and tokenised by Moses, from `multi30k_tok/`; for another folder set --config.data.train=DIR/train
 and so on.
 
+    transformer-jax data multi30k_tok --output=multi30k_tok
     python train.py --config=multi30k_tok --workdir=runs/m30k_tok
     python eval.py --workdir=runs/m30k_tok --checkpoint=average:10
 

@@ -12,7 +12,8 @@ import threading
 import pytest
 
 from transformer_jax.commands import data as command
-from transformer_jax.data import datasets, download, number_words, unpacking
+from transformer_jax.data import download, number_words, sources, unpacking
+from transformer_jax.data.dataset_tables import DATASETS
 from transformer_jax.data.datasets import Dataset, Download, Part, Split
 from transformer_jax.errors import UserError
 
@@ -324,7 +325,7 @@ def test_data_command_without_a_connection_names_files_and_then_uses_them(
     part = Part({"de": (names[0], ""), "en": (names[1], "")}, num_lines=2)
     dataset = dataset_of(downloads, Split("train", (part,)))
     folder = tmp_path / "my data"
-    monkeypatch.setitem(datasets.DATASETS, "multi30k", dataset)
+    monkeypatch.setitem(DATASETS, "multi30k", dataset)
     with monkeypatch.context() as patch:
         flags = type("Flags", (), {"dataset": "multi30k", "output": str(folder)})
         patch.setattr(command, "FLAGS", flags)
@@ -374,10 +375,19 @@ def test_data_command_writes_the_embedded_corpus_without_a_network(tmp_path, mon
     assert not set(read(folder / "test.en")) & set(read(folder / "train.en"))
 
 
-@pytest.mark.parametrize("name", datasets.DATASETS)
+def test_missing_text_of_a_public_data_set_names_the_command(tmp_path):
+    for folder, hint in (
+        (tmp_path / "multi30k", f"`transformer-jax data multi30k --output={tmp_path}/multi30k` f"),
+        (tmp_path / "mine", r"a \.tsv file\.$"),
+    ):
+        with pytest.raises(UserError, match=rf"no file .*{hint}"):
+            sources.open_text(str(folder / "train"), "en", "de", "config.data.train")
+
+
+@pytest.mark.parametrize("name", DATASETS)
 def test_dataset_tables_are_complete(name):
     """Each file of a text is downloaded, each download has addresses and a digest or a reason."""
-    dataset = datasets.DATASETS[name]
+    dataset = DATASETS[name]
     downloads = {d.name: d for d in dataset.downloads}
     used = set()
     for split in dataset.splits:
@@ -406,7 +416,7 @@ def test_wmt_digests_are_those_that_tfds_publishes():
             url, size, digest = line.split("\t")[:3]
             published[url.split("://")[1]] = int(size), digest
     for name in ("wmt14", "wmt14_en_fr"):
-        for wanted in datasets.DATASETS[name].downloads:
+        for wanted in DATASETS[name].downloads:
             (known,) = {
                 published[url.split("://")[1]]
                 for url in wanted.urls

@@ -7,12 +7,13 @@ from absl import flags
 
 from transformer_jax import paths
 from transformer_jax.commands.command_help import CommandHelp
-from transformer_jax.data.datasets import DATASETS
+from transformer_jax.data.dataset_tables import DATASETS
 from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
 FIRST_WORD = "dataset"
 LESS_MEMORY = "close other programs"
+USES_JAX = False
 EMBEDDED = "number_words"  # made here; all others are downloaded
 HELP = CommandHelp(
     usage="NAME --output=DIR",
@@ -42,7 +43,10 @@ def run() -> None:
     """Fetches the data set and prints the next command."""
     if FLAGS.dataset is None:
         known = "; ".join(f"{name}: {dataset.about}" for name, dataset in DATASETS.items())
-        raise UserError(f"Name the data set, as in `data multi30k --output=DIR` ({known}).")
+        raise UserError(
+            f"Name the data set, as in `data multi30k --output=DIR` ({known}; {EMBEDDED}: made "
+            "here, without a download)."
+        )
     if not FLAGS.output:
         raise UserError("--output=DIR is missing: the folder for the texts.")
     if paths.is_remote(FLAGS.output):

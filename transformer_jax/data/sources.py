@@ -23,6 +23,7 @@ from etils import epath
 
 from transformer_jax import paths
 from transformer_jax.config import DataConfig
+from transformer_jax.data.dataset_tables import fetch_hint
 from transformer_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def _existing(name: str, setting: str) -> epath.Path:
     if path is None:
         raise UserError(
             f"{setting}: no file {name} or {name}.gz. Set --{setting} to the path without the "
-            "language suffix, or to a .tsv file."
+            f"language suffix, or to a .tsv file.{fetch_hint(name)}"
         )
     return path
 

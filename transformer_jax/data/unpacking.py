@@ -56,6 +56,7 @@ def make_texts(name: str, dataset: Dataset, folder: Path, say: Say) -> None:
     _report_verified(dataset, folder, say)
     rows = []
     for split in dataset.splits:
+        say(f"writing {folder / split.name}")
         for texts in _write_split(split, folder):
             rows += [f"{text.sha256}  {text.path.name}\n" for text in texts]
             languages = ",".join(text.path.suffix[1:] for text in texts)
