@@ -168,6 +168,7 @@ def test_help_lists_the_commands_without_one():
         done = command("-m", "transformer_jax", *arguments)
         assert done.returncode == status
         text = done.stderr if status else done.stdout
+        assert max(map(len, text.splitlines())) <= 80
         for name, summary in main.COMMANDS.items():
             assert name in text
             assert summary in " ".join(text.split())

@@ -270,9 +270,9 @@ def test_decode_output_resumes_after_an_interruption(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        ({"beam_groups": 3, "beam_size": 4}, "beam_groups=3 does not divide"),
-        ({"temperature": 0.7}, "temperature is for"),
-        ({"method": "sample", "coverage_penalty": 0.1}, "coverage_penalty is for"),
+        ({"beam_groups": 3, "beam_size": 4}, "`beam_groups=3` does not divide"),
+        ({"temperature": 0.7}, "`temperature` is for"),
+        ({"method": "sample", "coverage_penalty": 0.1}, "`coverage_penalty` is for"),
         ({"method": "guess"}, "method='guess'"),
         ({"top_p": 0.0}, "top_p=0.0"),
         ({"suppressed_ids": (9999,)}, "ids below"),

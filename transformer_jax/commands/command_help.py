@@ -25,8 +25,8 @@ PATH_FLAGS = {
     "test": "PREFIX",
     "json": "FILE",
     "replay": "FILE",
-    "output": "PATH",
-    "compare": "PATH",
+    "output": "FILE",
+    "compare": "DIR|FILE",
     "input": "FILE",
     "reference": "FILE",
     "prefixes": "FILE",
@@ -109,8 +109,10 @@ def command_list(program: str, commands: dict[str, str]) -> str:
             "",
             *rows,
             "",
-            f"{program} COMMAND --help   explains a command: examples, flags, settings",
-            f"{program} --version        prints the version",
+            f"{program} COMMAND --help",
+            "      explains a command: examples, flags with defaults, settings",
+            f"{program} --version",
+            "      prints the version",
         ]
     )
 
@@ -123,13 +125,21 @@ def command_help(subject: Subject, text: CommandHelp) -> str:
     parts.append("\n".join(["Examples", *_examples(subject, text)]))
     required = re.findall(r"--(\w+)=", text.usage.partition("[")[0])
     of = f", with the defaults of {subject.config_name}" if subject.config_name else ""
+    sections = {}
     for title, members in flag_groups(subject.flags).items():
         heading = f"{title}{of}" if title == SEARCH else title
-        lines = [_flag(flag, subject, title == SEARCH, flag.name in required) for flag in members]
-        parts.append("\n".join([heading, *lines]))
+        members = sorted(members, key=lambda flag: f"--{flag.name}=" not in text.usage)
+        sections[heading] = [
+            _flag(flag, subject, title == SEARCH, flag.name in required) for flag in members
+        ]
+    processes = sections.pop(PROCESSES, [])
     if text.fields:
-        lines = [_setting(setting, subject.config) for setting in _settings(text.fields)]
-        parts.append("\n".join([f"Settings that are changed most often{of}", *lines]))
+        sections[f"Settings that are changed most often{of}"] = [
+            _setting(setting, subject.config) for setting in _settings(text.fields)
+        ]
+    if processes:
+        sections[PROCESSES] = processes
+    parts += ["\n".join([heading, *lines]) for heading, lines in sections.items()]
     parts.append("\n".join(["More", *_more(text)]))
     return "\n\n".join(parts)
 
@@ -165,6 +175,8 @@ def value_name(flag: flags.Flag) -> str:
     """What `--help` writes for the value of a flag: its choices, or a word such as FILE."""
     if isinstance(flag, flags.EnumFlag):
         return "|".join(flag.parser.enum_values)
+    if flag.name == "output":
+        return "DIR" if flag.help.startswith("Folder") else "FILE"
     if flag.name in VALUE_NAMES:
         return VALUE_NAMES[flag.name]
     kind = flag.flag_type()
@@ -200,8 +212,14 @@ def _flag(flag: flags.Flag, subject: Subject, is_search: bool, is_required: bool
 
 
 def _setting(setting: Setting, config: Config) -> str:
-    name = f"--config.{setting.path}={'|'.join(setting.choices) or 'VALUE'}"
-    return _entry(name, setting.value(config), setting.range_text(), setting.rules.meaning)
+    value = "True|False" if setting.type is bool else "|".join(setting.choices) or "VALUE"
+    default = setting.value(config)
+    return _entry(
+        f"--config.{setting.path}={value}",
+        str(default) if setting.type is bool else default,
+        setting.range_text(),
+        setting.rules.meaning,
+    )
 
 
 def _entry(name: str, default: Any, bounds: str, text: str, is_required: bool = False) -> str:

@@ -117,7 +117,8 @@ def _option(flag: flags.Flag) -> Option:
     meaning = _first_sentence(command_help.meaning(flag))
     if flag.boolean:
         return Option(flag.name, meaning, is_switch=True)
-    path = command_help.PATH_FLAGS.get(flag.name, "").partition(",")[0].replace("PATH", "FILE")
+    is_path = flag.name in command_help.PATH_FLAGS
+    path = re.split("[,|]", command_help.value_name(flag))[-1] if is_path else ""
     choices = command_help.value_name(flag) if isinstance(flag, flags.EnumFlag) else ""
     if flag.name == "config":
         return Option(flag.name, meaning, tuple(config_flags.built_in_recipes()), "FILE")

@@ -19,8 +19,8 @@ from transformer_jax.config import Config, from_json
 from transformer_jax.errors import UserError
 
 RECIPE_TEXT = (
-    "Recipe: a Python file with get_config(), or the name of a built-in one. A run that resumes "
-    "needs none: it has the settings it was started with."
+    "Recipe of a new run: a Python file with get_config(), or the name of a built-in one, {names}. "
+    "A run that resumes without it has the settings it was started with."
 )
 
 
@@ -46,7 +46,9 @@ def define_for_training(
             f"{where}Name a recipe with --config=RECIPE, a file or one of "
             f"{', '.join(built_in_recipes())}; `transformer-jax init` writes one for your corpus."
         )
-    define_config(config, rest, flag_values, RECIPE_TEXT)
+    define_config(
+        config, rest, flag_values, RECIPE_TEXT.format(names=", ".join(built_in_recipes()))
+    )
     return rest
 
 

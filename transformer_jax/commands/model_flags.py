@@ -60,7 +60,11 @@ def _config_for_help(workdir: str) -> Config | None:
 
 def define_checkpoint() -> None:
     """Defines `--checkpoint`."""
-    flags.DEFINE_string("checkpoint", "best", "best, latest, a step, or average:N.")
+    flags.DEFINE_string(
+        "checkpoint",
+        "best",
+        "The best by the validation set, the newest, of a step, or the mean of the N newest.",
+    )
 
 
 def define_languages() -> None:

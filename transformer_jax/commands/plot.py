@@ -77,7 +77,7 @@ def define_flags(argv: list[str]) -> list[str]:
     flags.DEFINE_bool("words", True, "alignment: join tokens to words.")
     flags.DEFINE_list("metrics", None, "curves: names in metrics.jsonl, a panel each.")
     flags.DEFINE_enum("split", "train", ["train", "validation", "test"], "lengths: which data.")
-    flags.DEFINE_list("scores", [], "report: files that eval.py --json wrote.")
+    flags.DEFINE_list("scores", [], "report: files that `eval --json` wrote.")
     return argv
 
 

@@ -22,20 +22,18 @@ LESS_MEMORY = (
     "config.train.remat=True"
 )
 HELP = CommandHelp(
-    usage="--config=RECIPE --workdir=DIR [flags]",
+    usage="--workdir=DIR [--config=RECIPE] [flags]",
     about="Trains the model of a recipe in a work directory: config, tokenizer, checkpoints, "
-    "metrics and samples. Given again, the command resumes; --config may then be omitted. "
-    "A setting is changed by --config.SECTION.NAME=VALUE.",
+    "metrics and samples. A new run needs --config. Given again, the command resumes. "
+    "--config.SECTION.NAME=VALUE changes a setting.",
     examples=(
         (
             "A first run, about a minute on a CPU:",
             "transformer-jax train --config=quickstart --workdir=runs/quickstart",
         ),
         (
-            "Your own text files, data/train.en and data/train.de and so on:",
-            "transformer-jax train --config=multi30k --workdir=runs/mine "
-            "--config.data.source=files --config.data.train=data/train "
-            "--config.data.validation=data/dev --config.data.test=data/test",
+            "A recipe that `transformer-jax init` wrote for your corpus:",
+            "transformer-jax train --config=runs/mine/recipe.py --workdir=runs/mine",
         ),
         (
             "Resume it, for more steps:",
@@ -43,6 +41,7 @@ HELP = CommandHelp(
         ),
     ),
     fields=(
+        "data.source",
         "data.train",
         "data.validation",
         "data.source_lang",
