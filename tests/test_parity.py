@@ -4,10 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
+import sacrebleu
 
 from tests.conftest import digit_pairs
 from transformer_jax.errors import UserError
+from transformer_jax.interop import quality
 from transformer_jax.interop.parity import Parity, Reference, compare
+from transformer_jax.interop.sample_text import SampleText
 
 SENTENCES = [source for source, _ in digit_pairs(5, seed=2)]
 
@@ -94,3 +97,50 @@ def test_parity_batches_contain_the_outputs_of_the_search(ours):
         best = np.argmax(batch.logits[row, :places], axis=-1)
         assert list(best) == examples.output_ids[number][:places]
         assert batch.mask[row].sum() == length + 1
+
+
+# --- Quality after quantization -----------------------------------------------------------------
+
+REFERENCES = ("the cat sat on the mat", "a dog runs in the park today", "two men play football")
+BEFORE = [*REFERENCES[:2], "two men play soccer here now"]
+AFTER = [REFERENCES[0], "a dog walks in the garden", BEFORE[2]]
+
+
+def measure(before, after, references=REFERENCES):
+    text = SampleText(("x",) * len(before), tuple(references), "the validation set")
+    return quality.compare(text, "int8", before, after, "13a")
+
+
+def test_quality_is_sacrebleus_before_and_after():
+    result = measure(BEFORE, AFTER)
+    scores = [sacrebleu.corpus_bleu(texts, [list(REFERENCES)]).score for texts in (BEFORE, AFTER)]
+    assert result.loss == pytest.approx(scores[0] - scores[1])
+    words = result.describe(1.0)
+    chrf = sacrebleu.corpus_chrf(AFTER, [list(REFERENCES)]).score
+    assert f"BLEU {scores[0]:.2f} before, {scores[1]:.2f} after" in words
+    assert f"{chrf:.2f} after; 1 outputs differ; at most 1 BLEU may be lost" in words
+    assert "3 sentences say little" in words
+    assert "tok:13a" in words
+
+
+def test_quality_refuses_more_than_the_limit_only():
+    result = measure(BEFORE, AFTER)
+    quality.check(result, result.loss)
+    with pytest.raises(UserError, match=r"int8 loses .* BLEU on 3 sentences, more than `max_bleu"):
+        quality.check(result, result.loss - 0.01)
+    quality.check(measure(AFTER, BEFORE), 0.0)  # it is better
+
+
+def test_quality_is_judged_by_chrf_where_bleu_is_zero():
+    result = measure(["xyz a", "b"], ["qqq", "b"], ["xyz", "c"])
+    assert result.before.bleu == 0
+    with pytest.raises(UserError, match="chrF"):
+        quality.check(result, 1.0)
+
+
+def test_quality_without_references_compares_with_the_outputs_before():
+    result = measure(BEFORE, AFTER, ())
+    bleu = sacrebleu.corpus_bleu(AFTER, [BEFORE]).score
+    assert f"BLEU {bleu:.2f}" in result.describe(100.0)
+    assert "there are no references" in result.describe(100.0)
+    quality.check(result, 0.0)  # nothing to judge by

@@ -1,6 +1,10 @@
 """Exported models, loaded by the other tools."""
 
 import dataclasses
+import json
+import re
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -11,12 +15,21 @@ from tests.conftest import digit_pairs
 from transformer_jax import Translator
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig
 from transformer_jax.errors import UserError
-from transformer_jax.interop import ctranslate2, export, parity
+from transformer_jax.interop import (
+    ctranslate2,
+    export,
+    model_card,
+    parity,
+    pretrained,
+    sample_text,
+)
 from transformer_jax.interop.huggingface import checking, reading, writing
 from transformer_jax.interop.pretrained import Pretrained
+from transformer_jax.interop.sample_text import SampleText
 from transformer_jax.model.transformer import init_params
 
 SENTENCES = [source for source, _ in digit_pairs(20, seed=9)]
+TEXT = SampleText(tuple(SENTENCES))
 
 
 def random_model(tokenizers, tie="all", **fields) -> Pretrained:
@@ -159,14 +172,136 @@ ARGUMENTS = [
 def test_export_of_a_trained_run_in_every_format(arguments, tiny_run, translator, tmp_path):
     format_name, *quantization = arguments
     said: list[str] = []
-    model = Pretrained(translator.config, translator.tokenizers, translator.params, 0)
-    sentences = export.find_sentences(tiny_run[1], translator.config)
+    model = pretrained.load(tiny_run[1])
+    text = sample_text.find(tiny_run[1], translator.config)
+    facts = model_card.collect_facts(tiny_run[1], model)
     export.export_model(
-        model, format_name, tmp_path / "out", sentences, *quantization, say=said.append
+        model,
+        format_name,
+        tmp_path / "out",
+        text,
+        *quantization,
+        say=said.append,
+        max_bleu_loss=5.0,
+        facts=facts,
     )
     assert said[-1] == f"wrote {tmp_path / 'out'}"
     assert any("identical outputs" in line for line in said)
+    assert any("BLEU" in line for line in said) == bool(quantization)
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    card = (tmp_path / "out/README.md").read_text()
+    assert "| validation set | 8 |" in card
+    assert all(line in card for line in said[:-1])  # the results and what differs
+    # Each has the SentencePiece models of both sides.
+    models = [*(tmp_path / "out").glob("*.spm"), *(tmp_path / "out").glob("*.model")]
+    assert {p.stem for p in models} == {"source", "target"}
+    assert all(p.read_bytes() == translator.tokenizers.source.model for p in models)
+    search = {"beam_size": 1} if format_name == "stablehlo" else comparable(translator.config)
+    sentence = text.sentences[0]
+    assert json.dumps(sentence) in card
+    want = translator.translate([sentence], **search)[0].text
+    assert run_program(tmp_path / "out") == want
+    if format_name != "marian":
+        kind = {"ctranslate2": "a CTranslate2 export", "stablehlo": "a StableHLO export"}
+        with pytest.raises(UserError, match=f"out is {kind[format_name]}"):
+            Translator.load(tmp_path / "out")
+
+
+def comparable(config):
+    """Our search with what the other tools do instead of our length penalty and limit."""
+    power = round(writing.power_of_length(config.decode), 3)
+    search = {"length_penalty": power, "length_penalty_kind": "power", "stopping": "first_k"}
+    return {**search, "max_decode_ratio": 48.0}
+
+
+def run_program(folder):
+    """What the Python of an export's README prints, in its folder and a process of its own."""
+    card = (folder / "README.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    assert len(program.splitlines()) < 30
+    assert all(len(line) <= 100 for line in program.splitlines())
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert f"It prints:\n\n```\n{done.stdout}```" in card or not done.stdout.strip()
+    return done.stdout.rstrip("\n")
+
+
+def own_outputs(translator, count=120):
+    """Sentences whose references are the model's own outputs: BLEU is 100 before rounding."""
+    sentences = [source for source, _ in digit_pairs(count, seed=11)]
+    outputs = translator.translate(sentences, **comparable(translator.config))
+    return SampleText(tuple(sentences), tuple(output.text for output in outputs), "own outputs")
+
+
+def test_export_prints_bleu_and_chrf_before_and_after_quantization(translator, tmp_path):
+    """The oracle is sacreBLEU on what ctranslate2 itself translates with the exported folders."""
+    import ctranslate2 as library
+    import sacrebleu
+
+    model = Pretrained(translator.config, translator.tokenizers, translator.params, 0)
+    text, said = own_outputs(translator), []
+    scores = []
+    for quantization in ("float32", "int8"):
+        folder = epath.Path(tmp_path / quantization)
+        if quantization == "int8":
+            export.export_model(
+                model, "ctranslate2", folder, text, "int8", said.append, max_bleu_loss=60.0
+            )
+        else:
+            ctranslate2.write_directory(folder, model.config, model.tokenizers, model.params)
+        spm = translator.tokenizers.source
+        tokens = [spm.tokens(spm.encode(sentence)) for sentence in text.sentences]
+        results = library.Translator(str(folder)).translate_batch(
+            tokens,
+            beam_size=translator.config.decode.beam_size,
+            length_penalty=comparable(translator.config)["length_penalty"],
+            max_decoding_length=translator.config.decode.max_decode_len,
+        )
+        outputs = [spm.decode(map(spm.token_id, r.hypotheses[0])) for r in results]
+        bleu = sacrebleu.corpus_bleu(outputs, [list(text.references)]).score
+        scores.append((bleu, sacrebleu.corpus_chrf(outputs, [list(text.references)]).score))
+    (line,) = [line for line in said if "before" in line]
+    printed = [float(x) for x in re.findall(r"([\d.]+) (?:before|after)", line)]
+    (before, chrf_before), (after, chrf_after) = scores
+    assert printed == [round(x, 2) for x in (before, after, chrf_before, chrf_after)]
+    assert after < before > 80  # int8 changes some outputs of this model
+
+
+def test_export_with_a_broken_quantization_is_refused(translator, tmp_path, monkeypatch):
+    original = ctranslate2.write_directory
+
+    def broken(folder, config, tokenizers, params, quantization):
+        if quantization != "float32":
+            scale = params["decoder_norm"]["norm"]["scale"]
+            norm = {"norm": {**params["decoder_norm"]["norm"], "scale": scale[::-1].copy()}}
+            params = {**params, "decoder_norm": norm}
+        original(folder, config, tokenizers, params, quantization)
+
+    monkeypatch.setattr(ctranslate2, "write_directory", broken)
+    model = Pretrained(translator.config, translator.tokenizers, translator.params, 0)
+    text, said = own_outputs(translator), []
+    for quantization, words in (("int8", "loses .* BLEU"), ("float16", "beyond the tolerance")):
+        with pytest.raises(UserError, match=words):
+            export.export_model(
+                model, "ctranslate2", tmp_path / "new/out", text, quantization, said.append,
+                max_bleu_loss=60.0,
+            )  # fmt: skip
+        assert not list(tmp_path.iterdir())
+
+
+def test_export_to_int8_without_references_has_to_accept_any_loss(translator, tmp_path):
+    model = Pretrained(translator.config, translator.tokenizers, translator.params, 0)
+    text, said = TEXT, []
+    with pytest.raises(UserError, match="is judged by BLEU, which needs references"):
+        export.export_model(model, "ctranslate2", tmp_path / "x", text, "int8")
+    assert not list(tmp_path.iterdir())
+    export.export_model(
+        model, "ctranslate2", tmp_path / "x", text, "int8", said.append, max_bleu_loss=100.0
+    )
+    assert any("by those of float32 (there are no references)" in line for line in said)
+    # float16 has a tolerance, so it needs no references.
+    export.export_model(model, "ctranslate2", tmp_path / "y", text, "float16", said.append)
 
 
 @pytest.mark.parametrize("quantization", ["float32", "int8"])
@@ -180,7 +315,9 @@ def test_export_that_differs_is_not_written(quantization, translator, tmp_path, 
 
     monkeypatch.setattr(ctranslate2, "_fill_norm", wrong)
     with pytest.raises(UserError, match="beyond the tolerance"):
-        export.export_model(model, "ctranslate2", tmp_path / "out", SENTENCES, quantization)
+        export.export_model(
+            model, "ctranslate2", tmp_path / "out", TEXT, quantization, max_bleu_loss=100.0
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -195,7 +332,7 @@ def test_export_to_marian_with_another_epsilon_tolerates_small_differences(
             random_model(tokenizers, norm_epsilon=epsilon),
             "marian",
             tmp_path / "out",
-            SENTENCES,
+            TEXT,
             say=said.append,
         )
 
@@ -214,8 +351,6 @@ def test_export_to_marian_with_another_epsilon_tolerates_small_differences(
 
 def test_export_check_detects_a_tokenizer_that_decodes_differently(translator, tmp_path):
     """Two tokens are swapped in the vocabulary, so the same ids mean something else."""
-    import json
-
     from tests.test_huggingface import write
 
     model = Pretrained(translator.config, translator.tokenizers, translator.params, 0)
@@ -239,7 +374,7 @@ def test_export_to_ctranslate2_adds_the_end_symbol_itself(translator, tmp_path):
     import ctranslate2 as library
 
     model = Pretrained(translator.config, translator.tokenizers, translator.params, 0)
-    export.export_model(model, "ctranslate2", tmp_path / "out", SENTENCES)
+    export.export_model(model, "ctranslate2", tmp_path / "out", TEXT)
     tokens = translator.tokenizers.source.tokens(translator.tokenizers.source.encode("one two"))
     results = library.Translator(str(tmp_path / "out")).translate_batch([tokens], beam_size=1)
     want = translator.translate(["one two"], beam_size=1)[0]
@@ -252,7 +387,8 @@ def test_export_of_an_imported_directory_is_the_same_model(spm_models, tmp_path)
     builders.make_marian(tmp_path / "in", spm_models, generation={"early_stopping": True})
     t = Translator.load(tmp_path / "in")
     model = Pretrained(t.config, t.tokenizers, t.params, 0)
-    export.export_model(model, "marian", tmp_path / "out", builders.SENTENCES["en"][:20])
+    text = SampleText(tuple(builders.SENTENCES["en"][:20]))
+    export.export_model(model, "marian", tmp_path / "out", text)
     again = Translator.load(tmp_path / "out")
     jax.tree.map(np.testing.assert_array_equal, again.params, t.params)
     assert again.config.decode == t.config.decode
@@ -267,21 +403,22 @@ def test_export_of_imported_models_with_language_tags(make, spm_models, tmp_path
     getattr(builders, make)(tmp_path / "in", spm_models)
     t = Translator.load(tmp_path / "in")
     model = Pretrained(t.config, t.tokenizers, t.params, 0)
-    sentences = [s for s in builders.SENTENCES["en"] if len(s) < 40][:10]
+    text = SampleText(tuple(s for s in builders.SENTENCES["en"] if len(s) < 40)[:10])
     for format_name in ("marian", "ctranslate2"):
-        export.export_model(model, format_name, tmp_path / format_name, sentences)
+        export.export_model(model, format_name, tmp_path / format_name, text)
+        want = t.translate(text.sentences[:1])[0].text
+        # The untrained model writes language tags; neither tool leaves out those of M2M-100.
+        assert re.sub(r"__\w+__", "", run_program(tmp_path / format_name)).split() == want.split()
     again = Translator.load(tmp_path / "marian")
     jax.tree.map(np.testing.assert_array_equal, again.params, t.params)
     assert again.engine.language_tags() == t.engine.language_tags()
 
 
 def test_stablehlo_example_decodes_without_this_package(translator, tmp_path):
-    import subprocess
-    import sys
     from pathlib import Path
 
     model = Pretrained(translator.config, translator.tokenizers, translator.params, 0)
-    export.export_model(model, "stablehlo", tmp_path / "out", SENTENCES)
+    export.export_model(model, "stablehlo", tmp_path / "out", TEXT)
     script = Path(__file__).parents[2] / "examples/decode_stablehlo.py"
     code = (
         "import runpy, sys; sys.argv = ['x', sys.argv[1]]; "
@@ -304,8 +441,6 @@ def test_stablehlo_example_decodes_without_this_package(translator, tmp_path):
 
 
 def test_export_command_and_decode_of_its_output(tiny_run, tmp_path):
-    import subprocess
-    import sys
     from pathlib import Path
 
     root = Path(__file__).parents[2]

@@ -41,7 +41,8 @@ def ctranslate2(config: Config, tokenizers: TokenizerPair, text: str) -> str:
         lower = ".lower()" if tokenizers.source.lowercase else ""
         tokens = f"source.encode(text{lower}, out_type=str)"
     if source_prefix:
-        tokens = f"{source_prefix!r} + {tokens}"
+        load.append(f"tags = {source_prefix!r}")
+        tokens = f"tags + {tokens}"
     if target_prefix:
         arguments += f", target_prefix=[{target_prefix!r}] * len(texts)"
         hypothesis += f"[{len(target_prefix)}:]"

@@ -1,0 +1,93 @@
+"""A path that is no model is named for what it is."""
+
+import io
+import re
+import zipfile
+
+import numpy as np
+import pytest
+
+from tests.test_huggingface import small_model, write
+from transformer_jax import Translator
+from transformer_jax.errors import UserError
+from transformer_jax.runs import directory_kinds
+from transformer_jax.runs import workdir as workdir_lib
+
+# Files of a folder -> what it is.
+FOLDERS = {
+    ("model.bin", "config.json", "shared_vocabulary.json"): "is a CTranslate2 export",
+    ("model.bin", "config.json", "source_vocabulary.json"): "is a CTranslate2 export",
+    ("decode_step.jax", "manifest.json", "params.npz"): "is a StableHLO export",
+    ("adapter_config.json", "adapter_model.safetensors"): "is an adapter for another model",
+    ("encoder_model.onnx", "decoder_model.onnx"): "is an ONNX export",
+    ("model.npz", "decoder.yml"): "is a model of Marian itself",
+    ("source.spm", "target.spm"): "is the tokenizer of a Marian model without its config.json",
+    ("text.en", "text.de"): "is no work directory: it has no config.json",
+}
+
+
+@pytest.mark.parametrize("names", FOLDERS)
+def test_folder_of_another_kind_is_named(names, tmp_path):
+    folder = tmp_path / "m"
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text("{}")
+    with pytest.raises(UserError, match=re.escape(f"{folder} {FOLDERS[names]}")):
+        Translator.load(folder)
+
+
+FILES = {
+    "model.safetensors": "holds weights only; name the folder",
+    "pytorch_model.bin": "holds weights only; name the folder",
+    "source.spm": "is a tokenizer",
+    "model.pt": "is a checkpoint of PyTorch",
+    "model.tar.gz": "is an archive; unpack it",
+    "notes.txt": "is a file; name the folder of a model, or a bundle",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_file_of_another_kind_is_named(name, tmp_path):
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:  # as PyTorch writes its files
+        archive.writestr("data.pkl", b"")
+    (tmp_path / name).write_bytes(data.getvalue() if name.endswith((".pt", ".bin")) else b"x")
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path / name} {FILES[name]}")):
+        Translator.load(tmp_path / name)
+
+
+def test_zip_archive_of_another_tool_is_named(tmp_path):
+    np.savez(tmp_path / "x.npz", a=np.zeros(2))
+    with pytest.raises(UserError, match="is a zip archive, but not a bundle of this package"):
+        Translator.load(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("inside", ["..", "checkpoints", "checkpoints/60", "tokenizer"])
+def test_folder_in_or_around_a_run_names_the_run(inside, tiny_run):
+    words = {
+        "..": "has work directories in it (run); name one of them",
+        "checkpoints": f"has the checkpoints of a run; name {tiny_run[1]}",
+        "checkpoints/60": "is a checkpoint of a run; name the work directory, two folders above",
+        "tokenizer": "is the tokenizer of a run",
+    }
+    path = tiny_run[0] if inside == ".." else tiny_run[1] / inside
+    with pytest.raises(UserError, match=re.escape(f"{path} {words[inside]}")):
+        Translator.load(path)
+
+
+def test_commands_of_runs_name_a_published_model(tokenizers, tmp_path):
+    folder = write(tmp_path / "m", small_model(tokenizers))
+    with pytest.raises(UserError, match="m is a Hugging Face model, and no work directory"):
+        workdir_lib.read_config(folder)
+    before = (folder / "config.json").read_bytes()
+    with pytest.raises(UserError, match="is a Hugging Face model"), workdir_lib.lock(folder):
+        pass
+    assert (folder / "config.json").read_bytes() == before
+    assert not (folder / ".lock").exists()
+
+
+def test_damaged_config_of_a_run_is_reported_as_such(tmp_path):
+    (tmp_path / "config.json").write_text('{"train": ')
+    assert directory_kinds.describe(tmp_path) is None
+    with pytest.raises(UserError, match="is not JSON"):
+        workdir_lib.read_config(tmp_path)
