@@ -89,8 +89,8 @@ def test_model_card_has_evaluations_of_its_checkpoint_only(tiny_run, tmp_path):
     add(3, 40, 13.0)
     add(4, 60, 14.0, "transformer-jax eval --checkpoint=average:2")
     add(5, 60, 15.0, data="")
-    found = {score.data: score.bleu for score in model_card.collect_facts(tmp_path, model).scores}
-    assert found == {"news": 12.0, "test": 15.0}
+    scores = {score.data: score.bleu for score in model_card.collect_facts(tmp_path, model).scores}
+    assert scores == {"news": 12.0, "test": 15.0}
     averaged = model_card.collect_facts(tmp_path, model, "average:2").scores
     assert [score.bleu for score in averaged] == [14.0]
 
@@ -98,9 +98,8 @@ def test_model_card_has_evaluations_of_its_checkpoint_only(tiny_run, tmp_path):
 def test_model_card_of_a_bundle_has_its_scores_and_licence(tiny_run, tmp_path):
     model = pretrained.load(tiny_run[1])
     score = Score("test set", 20, 31.5, "tok:13a", 55.0, "")
-    record = {
-        "name": "mine", "step": 60, "licence": "mit", "scores": [dataclasses.asdict(score)]
-    }  # fmt: skip
+    record = {"name": "mine", "step": 60, "licence": "mit"}
+    record["scores"] = [dataclasses.asdict(score)]
     path = tmp_path / "x.bundle"
     bundle.write(path, model.config, model.tokenizers, model.params, "", record)
     facts = model_card.collect_facts(path, pretrained.load(path))

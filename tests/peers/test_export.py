@@ -284,9 +284,14 @@ def test_export_with_a_broken_quantization_is_refused(translator, tmp_path, monk
     for quantization, words in (("int8", "loses .* BLEU"), ("float16", "beyond the tolerance")):
         with pytest.raises(UserError, match=words):
             export.export_model(
-                model, "ctranslate2", tmp_path / "new/out", text, quantization, said.append,
+                model,
+                "ctranslate2",
+                tmp_path / "new/out",
+                text,
+                quantization,
+                said.append,
                 max_bleu_loss=60.0,
-            )  # fmt: skip
+            )
         assert not list(tmp_path.iterdir())
 
 
