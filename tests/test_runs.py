@@ -278,6 +278,12 @@ def test_runs_table_is_aligned_and_fits_80_columns():
     assert lines[4:] == ["", "broken: damaged, checkpoint 5: params/x is missing"]
 
 
+def test_runs_of_one_name_are_shown_by_their_paths():
+    runs = [entry("a", path="old/a"), entry("a", path="new/a"), entry("b")]
+    lines = command.table(runs, "bleu", 80, NOW)
+    assert [line.split()[0] for line in lines[1:]] == ["old/a", "new/a", "runs/b"]
+
+
 @pytest.mark.parametrize(
     ("order", "metric", "expected"),
     [
@@ -352,7 +358,7 @@ def test_runs_command_says_what_is_no_run(tmp_path):
 
 def test_find_runs_refuses_a_published_model(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "marian"}')
-    with pytest.raises(UserError, match="no run"):
+    with pytest.raises(UserError, match="Hugging Face model"):
         summary.find_runs(tmp_path)
 
 

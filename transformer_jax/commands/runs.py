@@ -86,6 +86,11 @@ def table(runs: Sequence[RunSummary], metric: str, width: int, now: datetime.dat
       now: for the age of the runs.
     """
     rows = [_row(run, metric, now) for run in runs]
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        names = [run.path for run in runs]
+    for row, name in zip(rows, names, strict=True):
+        row["run"] = name
     head = [name for name in rows[0] if name != "test" or any(row["test"] for row in rows)]
     longest = max(len(row["run"]) for row in rows)
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in head}
@@ -100,7 +105,11 @@ def table(runs: Sequence[RunSummary], metric: str, width: int, now: datetime.dat
         cells += [row[name].rjust(widths[name]) for name in head[2:]]
         lines.append("  ".join(cells))
     shown = (summary.FAILED, summary.DAMAGED)
-    notes = [f"{run.name}: {run.state}, {run.reason}" for run in runs if run.state in shown]
+    notes = [
+        f"{name}: {run.state}, {run.reason}"
+        for name, run in zip(names, runs, strict=True)
+        if run.state in shown
+    ]
     return [*lines, *([""] if notes else []), *notes]
 
 

@@ -14,7 +14,7 @@ from etils import epath
 from transformer_jax import paths
 from transformer_jax.config import Config
 from transformer_jax.errors import UserError
-from transformer_jax.runs import digests, history, workdir
+from transformer_jax.runs import digests, directory_kinds, history, workdir
 
 # States of a run. A stopped one can be resumed; a new one has no checkpoint.
 RUNNING, FINISHED, STOPPED = "running", "finished", "stopped"
@@ -84,6 +84,9 @@ def find_runs(folder: epath.PathLike) -> tuple[list[epath.Path], list[epath.Path
     paths.require(folder, "DIR")
     if workdir.is_run(path):
         return [path], []
+    kind = directory_kinds.describe(path)
+    if kind:
+        raise UserError(f"{folder} {kind}.")
     if not path.is_dir():
         raise UserError(f"{folder}: there is no such folder.")
     children = [child for child in sorted(path.iterdir(), key=str) if child.is_dir()]
