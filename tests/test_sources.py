@@ -100,7 +100,9 @@ def test_corpus_is_also_read_by_the_name_of_one_of_its_files(tmp_path):
         (tmp_path / f"packed.{language}.gz").write_bytes(gzip.compress(text))
     assert read(train=str(tmp_path / "packed.en.gz")) == [PAIRS]
     (tmp_path / "corpus.txt").write_text("x")
-    with pytest.raises(UserError, match=r"corpus.txt is one file. .*PREFIX.en and PREFIX.de"):
+    with pytest.raises(
+        UserError, match=r"corpus.txt is one file. Name the PREFIX of PREFIX.en and"
+    ):
         read(train=str(tmp_path / "corpus.txt"))
     (tmp_path / "lone.en").write_text("x")
     with pytest.raises(UserError, match=r"no file .*lone.de or"):
@@ -113,6 +115,18 @@ def test_corpus_fingerprint_follows_the_content(tmp_path):
     assert sources.open_corpora(config, "train")[0].fingerprint == first
     write_pairs(tmp_path, "a", [*PAIRS, ("x", "y")])
     assert sources.open_corpora(config, "train")[0].fingerprint != first
+
+
+def test_text_files_without_their_source_are_recognised(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_pairs(tmp_path, "corpus", PAIRS)
+    write_pairs(tmp_path, "train", PAIRS)
+    for name in ("corpus", "corpus.en", str(tmp_path / "corpus")):
+        with pytest.raises(UserError, match=r"no split .* set config.data.source=files"):
+            sources.open_corpora(DataConfig(train=name), "train")
+    assert len(sources.open_corpora(DataConfig(), "train")) == 1  # the split, not the files
+    with pytest.raises(UserError, match="its splits are"):
+        sources.open_corpora(DataConfig(train="none"), "train")
 
 
 # --- The embedded corpus --------------------------------------------------------------------------

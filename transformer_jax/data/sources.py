@@ -82,8 +82,7 @@ def open_text(prefix: str, source_lang: str, target_lang: str, setting: str) -> 
     """Opens `PREFIX.source_lang` and `PREFIX.target_lang` (`.gz` too), or one `.tsv`.
 
     Args:
-      prefix: path without the language suffix, or with one of the two; or of a file with two
-        columns.
+      prefix: path without the language suffix, or with one; or of a file with two columns.
       source_lang, target_lang: the direction.
       setting: the one that names the prefix, for messages.
 
@@ -117,10 +116,9 @@ def _without_language(path: str, languages: tuple[str, str], setting: str) -> st
         return path
     if suffix in languages:
         return prefix
-    first, second = languages
+    files = " and ".join(f"PREFIX.{language}" for language in languages)
     raise UserError(
-        f"{setting}={path} is one file. Name what two files have in common, PREFIX of "
-        f"PREFIX.{first} and PREFIX.{second}, or a .tsv file with both texts."
+        f"{setting}={path} is one file. Name the PREFIX of {files}, or a .tsv file with both texts."
     )
 
 
@@ -251,6 +249,9 @@ def open_tfds(config: DataConfig, split: str) -> Corpus:
         size = builder.info.splits[split].num_examples
         source = builder.as_data_source(split=split) if size else ()
     except Exception as error:
+        if epath.Path(split).is_file() or _find(f"{split}.{config.source_lang}"):
+            hint = "to read text files, set config.data.source=files"
+            raise UserError(f"{split} is no split of the data set {name}; {hint}.") from error
         raise UserError(
             f"The data set {name} in {folder} cannot be read as split {split!r} "
             f"({_first_line(error)}); its splits are {', '.join(builder.info.splits)}, and it "
