@@ -14,6 +14,7 @@ from transformer_jax.config.fields import (
     DataConfig,
     DecodeConfig,
     ModelConfig,
+    NormPosition,
     OptimizerConfig,
     TrainConfig,
 )
@@ -38,8 +39,8 @@ class Sizes:
     d_model: int
     num_heads: int
     d_ff: int
+    norm_position: NormPosition
     dropout_rate: float
-    activation_dropout_rate: float
     label_smoothing: float
     batch_tokens: int
     schedule: Literal["rsqrt", "cosine"]
@@ -51,32 +52,34 @@ class Sizes:
     hardware: str
 
 
+# In order: vocab_size; num_layers, d_model, num_heads, d_ff, norm_position; dropout_rate,
+# label_smoothing; batch_tokens; schedule, peak_rate, warmup_steps, num_steps; ema_decay, patience.
 _SMALL = (
-    Sizes(10_000, 3000, 4, 128, 4, 256, 0.3, 0.0, 0.1, 2048, "cosine", 3e-3, 500, 5000, 0.0, 0,
-          "2 CPU cores"),
-    Sizes(50_000, 8000, 4, 128, 4, 256, 0.3, 0.0, 0.1, 4096, "rsqrt", 5e-3, 2000, 8000, 0.999, 6,
-          "2 CPU cores"),
+    Sizes(10_000, 3000, 4, 128, 4, 256, "pre", 0.3, 0.1, 2048,
+          "cosine", 3e-3, 500, 5000, 0.0, 0, "2 CPU cores"),
+    Sizes(50_000, 8000, 4, 128, 4, 256, "post", 0.3, 0.1, 4096,
+          "rsqrt", 5e-3, 2000, 8000, 0.999, 6, "2 CPU cores"),
 )  # fmt: skip
 SIZES: dict[Machine, tuple[Sizes, ...]] = {
     "cpu": (
         *_SMALL,
-        Sizes(250_000, 10_000, 4, 256, 4, 1024, 0.3, 0.0, 0.1, 4096, "rsqrt", 2e-3, 4000, 20_000,
-              0.999, 6, "8 CPU cores"),
-        Sizes(1e6, 16_000, 4, 256, 4, 1024, 0.2, 0.0, 0.1, 8192, "rsqrt", 2e-3, 4000, 30_000,
-              0.999, 6, "16 CPU cores; better a GPU"),
-        Sizes(math.inf, 16_000, 4, 256, 4, 1024, 0.1, 0.0, 0.1, 8192, "rsqrt", 2e-3, 4000, 60_000,
-              0.999, 6, "32 CPU cores; better a GPU"),
+        Sizes(250_000, 10_000, 4, 256, 4, 1024, "post", 0.3, 0.1, 4096,
+              "rsqrt", 2e-3, 4000, 20_000, 0.999, 6, "8 CPU cores"),
+        Sizes(1e6, 16_000, 4, 256, 4, 1024, "post", 0.2, 0.1, 8192,
+              "rsqrt", 2e-3, 4000, 30_000, 0.999, 6, "16 CPU cores; better a GPU"),
+        Sizes(math.inf, 16_000, 4, 256, 4, 1024, "post", 0.1, 0.1, 8192,
+              "rsqrt", 2e-3, 4000, 60_000, 0.999, 6, "32 CPU cores; better a GPU"),
     ),
     "accelerator": (
         *_SMALL,
-        Sizes(250_000, 10_000, 6, 512, 4, 1024, 0.3, 0.0, 0.1, 4096, "rsqrt", 5e-4, 4000, 50_000,
-              0.999, 6, "1 GPU"),
-        Sizes(1e6, 16_000, 6, 512, 8, 2048, 0.2, 0.0, 0.1, 16_384, "rsqrt", 7e-4, 4000, 60_000,
-              0.999, 6, "1 GPU"),
-        Sizes(2e7, 32_000, 6, 512, 8, 2048, 0.1, 0.0, 0.1, 25_088, "rsqrt", 7e-4, 4000, 100_000,
-              0.9995, 8, "1 to 8 GPUs, or a TPU of 8 chips"),
-        Sizes(math.inf, 32_000, 6, 1024, 16, 4096, 0.1, 0.0, 0.1, 32_768, "rsqrt", 5e-4, 4000,
-              300_000, 0.9995, 10, "8 or more GPUs or TPU chips"),
+        Sizes(250_000, 10_000, 6, 512, 4, 1024, "post", 0.3, 0.1, 4096,
+              "rsqrt", 5e-4, 4000, 50_000, 0.999, 6, "1 GPU"),
+        Sizes(1e6, 16_000, 6, 512, 8, 2048, "post", 0.2, 0.1, 16_384,
+              "rsqrt", 7e-4, 4000, 60_000, 0.999, 6, "1 GPU"),
+        Sizes(2e7, 32_000, 6, 512, 8, 2048, "post", 0.1, 0.1, 25_088,
+              "rsqrt", 7e-4, 4000, 100_000, 0.9995, 8, "1 to 8 GPUs, or 8 TPU chips"),
+        Sizes(math.inf, 32_000, 6, 1024, 16, 4096, "post", 0.1, 0.1, 32_768,
+              "rsqrt", 5e-4, 4000, 300_000, 0.9995, 10, "8 or more GPUs or TPU chips"),
     ),
 }  # fmt: skip
 
@@ -192,7 +195,7 @@ def make_config(
             num_heads=sizes.num_heads,
             d_ff=sizes.d_ff,
             dropout_rate=sizes.dropout_rate,
-            activation_dropout_rate=sizes.activation_dropout_rate,
+            norm_position=sizes.norm_position,
             tie_embeddings="all" if data.shared_vocab else "decoder",
             max_len=2 * max_len,
         ),
@@ -210,6 +213,8 @@ def make_config(
             schedule=sizes.schedule,
             learning_rate=learning_rate(sizes),
             warmup_steps=sizes.warmup_steps,
+            eps=1e-8,
+            clip_norm=1.0 if sizes.norm_position == "pre" else 0.0,
         ),
         decode=DecodeConfig(max_decode_len=2 * max_len),
     )
@@ -224,65 +229,77 @@ def learning_rate(sizes: Sizes) -> float:
 
 
 def _reasons(sizes: Sizes, config: Config, tokens: TokenFacts, machine: Machine) -> Reasons:
-    batches = tokens.per_epoch / sizes.batch_tokens
-    evaluations = "An evaluation writes scores and samples, and a checkpoint."
-    up_to = "more than the rows before" if math.isinf(sizes.up_to) else f"up to {sizes.up_to:,.0f}"
-    shape = f"The table's sizes for {up_to} pairs on " + (
-        "a CPU." if machine == "cpu" else "a GPU or TPU."
-    )
-    if machine == "cpu" and sizes.up_to > _SMALL[-1].up_to:
-        better = choose_sizes(int(min(sizes.up_to, 1e9)), "accelerator")
-        shape += (
-            f" A CPU limits them: with a GPU or TPU the table has {better.num_layers} layers of "
-            f"width {better.d_model}."
-        )
-    regular = "The fewer the pairs, the more dropout (Sennrich & Zhang 2019, Araabi & Monz 2020)."
-    schedule = (
-        "The rate falls from its peak to 0 at the last step: the best use of a short run."
-        if sizes.schedule == "cosine"
-        else f"The paper's schedule; its peak is {sizes.peak_rate:g}, at the end of the warm-up."
-    )
+    """A reason for each setting that differs from its default, or is always stated."""
     sections = {
-        "model": {
-            **dict.fromkeys(
-                ("num_encoder_layers", "num_decoder_layers", "d_model", "num_heads", "d_ff"), shape
-            ),
-            "dropout_rate": regular,
-            "activation_dropout_rate": regular,
-            "tie_embeddings": "Two vocabularies: only the decoder's matrices can be one.",
-            "max_len": "Twice the longest training sentence, for longer input later.",
-        },
+        "model": _model_reasons(sizes, machine),
         "data": {
             "max_len": (
                 f"99.9% of the pairs have at most {tokens.most} tokens, the longest has "
                 f"{tokens.longest}. Longer pairs are left out."
             ),
             "batch_tokens": (
-                f"About {batches:,.0f} steps an epoch. Small corpora learn better with small "
-                "batches (Sennrich & Zhang 2019)."
+                f"About {tokens.per_epoch / sizes.batch_tokens:,.0f} steps an epoch. Small corpora "
+                "learn better with small batches (Sennrich & Zhang 2019)."
             ),
         },
-        "train": {
-            "num_steps": (
-                f"About {sizes.num_steps / batches:,.0f} epochs. To train for longer, raise it and "
-                "give the same command."
-            ),
-            "label_smoothing": "More than the usual 0.1, as the corpus is small.",
-            "eval_every_steps": evaluations,
-            "checkpoint_every_steps": evaluations,
-            "early_stopping_patience": "Evaluations without a new best, after which the run ends.",
-            "ema_decay": (
-                "Evaluation and decoding use an average over about "
-                f"{1 / (1 - sizes.ema_decay):,.0f} steps. It replaces averaging checkpoints."
-            ),
-            "eval_sentences": "The first of the validation set: decoding is slow on a CPU.",
-        },
-        "optimizer": dict.fromkeys(("schedule", "learning_rate", "warmup_steps"), schedule),
+        **_training_reasons(sizes, tokens.per_epoch / sizes.batch_tokens),
         "decode": {"max_decode_len": "As long as the model's positions."},
     }
     changed = {s.path for s in all_settings(Config) if s.value(config) != s.default}
     every = {f"{name}.{key}": text for name, part in sections.items() for key, text in part.items()}
     return {path: reason for path, reason in every.items() if path in changed | _ALWAYS_STATED}
+
+
+def _model_reasons(sizes: Sizes, machine: Machine) -> Reasons:
+    """By name of the setting."""
+    up_to = "more pairs than that" if math.isinf(sizes.up_to) else f"up to {sizes.up_to:,.0f} pairs"
+    shape = f"The table's sizes for {up_to} on a {'CPU' if machine == 'cpu' else 'GPU or TPU'}."
+    if machine == "cpu" and sizes.up_to > _SMALL[-1].up_to:
+        better = choose_sizes(int(min(sizes.up_to, 1e9)), "accelerator")
+        shape += (
+            f" A CPU limits them: with a GPU or TPU the table has {better.num_layers} layers of "
+            f"width {better.d_model}."
+        )
+    names = ("num_encoder_layers", "num_decoder_layers", "d_model", "num_heads", "d_ff")
+    return {
+        **dict.fromkeys(names, shape),
+        "dropout_rate": (
+            "The fewer the pairs, the more dropout (Sennrich & Zhang 2019, Araabi & Monz 2020)."
+        ),
+        "norm_position": "Learns sooner than the paper's order, which counts in a short run.",
+        "tie_embeddings": "Two vocabularies: only the decoder's matrices can be one.",
+        "max_len": "Twice the longest training sentence, for longer input later.",
+    }
+
+
+def _training_reasons(sizes: Sizes, steps_per_epoch: float) -> dict[str, Reasons]:
+    """By section and name of the setting."""
+    schedule = f"The paper's schedule. Its peak, at the end of the warm-up, is {sizes.peak_rate:g}."
+    longer = "To train for longer, raise it and give the same command."
+    if sizes.schedule == "cosine":
+        schedule = "The rate falls from its peak to 0 at the last step: best for a short run."
+        longer = "For another length start again, as the rate falls to 0 at the last step."
+    evaluations = "An evaluation writes scores and samples, and a checkpoint."
+    average = f"{1 / (1 - sizes.ema_decay):,.0f}"
+    return {
+        "train": {
+            "num_steps": f"About {sizes.num_steps / steps_per_epoch:,.0f} epochs. {longer}",
+            "label_smoothing": "More than the usual 0.1, as the corpus is small.",
+            "eval_every_steps": evaluations,
+            "checkpoint_every_steps": evaluations,
+            "early_stopping_patience": "Evaluations without a new best, after which the run ends.",
+            "ema_decay": (
+                f"Evaluation and decoding use an average over about {average} steps. It replaces "
+                "averaging checkpoints."
+            ),
+            "eval_sentences": "The first of the validation set: decoding is slow on a CPU.",
+        },
+        "optimizer": {
+            **dict.fromkeys(("schedule", "learning_rate", "warmup_steps"), schedule),
+            "eps": "The usual value of Adam; the paper has 1e-9.",
+            "clip_norm": "Against single steps that are far too large.",
+        },
+    }
 
 
 def _up(value: float, multiple: int) -> int:
