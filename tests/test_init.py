@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import itertools
+import math
 import random
 import re
 import runpy
@@ -179,6 +180,24 @@ def test_sizes_grow_with_the_corpus(machine):
         assert values == sorted(values), name
     rates = [row.dropout_rate for row in rows]
     assert rates == sorted(rates, reverse=True)
+
+
+def test_the_table_in_the_documents_is_the_one_that_is_used():
+    text = (ROOT / "docs" / "train_your_own.md").read_text()
+    lines = [line for line in text.splitlines() if re.match(r"\| ([\d,]+|more) \| [\d,]+ \|", line)]
+    rows = [*sizing.SIZES["cpu"], *sizing.SIZES["accelerator"][2:]]
+    assert len(lines) == len(rows)
+    for line, row in zip(lines, rows, strict=True):
+        cells = [cell.strip().replace(",", "") for cell in line.strip("|").split("|")]
+        numbers = (row.vocab_size, row.d_model, row.num_heads, row.d_ff, row.dropout_rate)
+        assert [*map(float, (cells[1], *cells[3:6], cells[7]))] == [*map(float, numbers)]
+        assert cells[0] == ("more" if math.isinf(row.up_to) else f"{row.up_to:.0f}")
+        assert cells[2] == f"{row.num_layers} + {row.num_layers}"
+        assert cells[6] == row.norm_position
+        assert cells[10] == f"{row.schedule} {row.peak_rate:g}"
+        numbers = (row.label_smoothing, row.batch_tokens, row.warmup_steps, row.num_steps)
+        assert [*map(float, (*cells[8:10], *cells[11:13]))] == [*map(float, numbers)]
+        assert [*map(float, cells[13:15])] == [row.ema_decay, row.patience]
 
 
 def test_tokenizer_depends_on_characters_and_writing_systems():
