@@ -5,12 +5,13 @@ import math
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.conftest import digit_pairs
+from tests.conftest import digit_pairs, tiny_config
 from transformer_jax import Translation
 from transformer_jax.decoding import batching
 from transformer_jax.decoding.batch_translator import BatchTranslator
@@ -226,6 +227,27 @@ def test_translate_takes_one_text_or_several_and_n_best_of_each(translator):
         next(lazily)
     former = translator.translate_n_best(["one two"], 3, **settings)
     assert list(former) == list(translator.translate_iterable(["one two"], n_best=3, **settings))
+
+
+@pytest.mark.slow
+def test_python_api_page_runs(tiny_run, tmp_path, monkeypatch, capsys):
+    data, workdir = tiny_run
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/mine").symlink_to(workdir)
+    quickstart = types.SimpleNamespace(get_config=lambda: tiny_config(data, num_steps=2))
+    configs = types.SimpleNamespace(quickstart=quickstart)
+    monkeypatch.setitem(sys.modules, "transformer_jax.configs", configs)
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/python_api.md").read_text()
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, names)
+        said = capsys.readouterr().out
+        if printed := re.search(r"print\(error\)  # (.*)", block):
+            assert said == printed[1] + "\n"
+        elif "process_time" in block:
+            assert re.fullmatch(r"\d+\.\d s of CPU time\n", said)
+    assert (tmp_path / "runs/new/checkpoints/2").exists()
 
 
 def test_score_takes_one_pair_or_several(translator):
