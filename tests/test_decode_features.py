@@ -32,22 +32,22 @@ TEXTS = ["one two three", "four five", "six", "seven eight nine one", "two two"]
 
 def test_sampling_gives_the_same_in_any_batch_scored_by_the_model(translator):
     settings = {"method": "sample", "temperature": 1.3, "seed": 3}
-    together = list(translator.translate_n_best(TEXTS, 3, **settings))
-    backwards = list(translator.translate_n_best([*TEXTS, "nine"][::-1], 3, **settings))[::-1]
+    together = translator.translate(TEXTS, n_best=3, **settings)
+    backwards = translator.translate([*TEXTS, "nine"][::-1], n_best=3, **settings)[::-1]
     for all_, again, text in zip(together, backwards, TEXTS, strict=False):
         assert [h.ids for h in all_] == [h.ids for h in again]
         for h in all_:
             retokenised = translator.tokenizers.target.encode(h.text)
             if tuple(retokenised) == h.ids:
                 assert translator.score([text], [h.text])[0] == pytest.approx(h.log_prob, abs=1e-4)
-    other = list(translator.translate_n_best(TEXTS, 3, **(settings | {"seed": 4})))
+    other = translator.translate(TEXTS, n_best=3, **(settings | {"seed": 4}))
     assert [h.ids for hs in together for h in hs] != [h.ids for hs in other for h in hs]
 
 
 @pytest.mark.slow
 def test_mbr_returns_the_sample_most_similar_to_the_others(translator):
     settings = {"temperature": 0.5, "seed": 1}
-    (samples,) = translator.translate_n_best(["one two"], 8, method="sample", **settings)
+    samples = translator.translate("one two", n_best=8, method="sample", **settings)
     utilities = mbr.expected_utilities([h.text for h in samples], "bleu")
     settings |= {"method": "mbr", "mbr_samples": 8, "mbr_metric": "bleu"}
     (best,) = translator.translate(["one two"], **settings)
@@ -116,8 +116,8 @@ def test_ensemble_averages_probabilities(translator):
 @pytest.mark.parametrize("head", [None, pytest.param(1, marks=pytest.mark.slow)])
 def test_attention_of_a_translation_equals_the_models(translator, head):
     (best,) = next(
-        translator.translate_n_best(
-            [TEXTS[0], "one"], 1, attention=AttentionChoice(-1, head), beam_size=2
+        translator.translate_iterable(
+            [TEXTS[0], "one"], n_best=1, attention=AttentionChoice(-1, head), beam_size=2
         )
     )
     engine = translator.engine
@@ -290,19 +290,19 @@ def test_attention_choice_refuses_missing_layers_and_heads(translator):
         (AttentionChoice(-3), "layer -3; the model has 1"),
     ):
         with pytest.raises(UserError, match=word):
-            translator.translate_n_best(["one"], 1, attention=choice)
+            translator.translate("one", attention=choice)
     deep = dataclasses.replace(translator.config.model, num_decoder_layers=4)
     AttentionChoice(-4).check(deep)
     ensemble = copy.copy(translator)
     ensemble.engine = Engine(translator.config, translator.tokenizers, [deep])
     with pytest.raises(UserError, match="layer 3; the model has 1"):
-        ensemble.translate_n_best(["one"], 1, attention=AttentionChoice(3))
+        ensemble.translate("one", attention=AttentionChoice(3))
 
 
 def test_attention_choice_of_a_one_layer_decoder_is_that_layer(translator):
     assert translator.config.model.num_decoder_layers == 1
     default, last = (
-        next(translator.translate_n_best(TEXTS[:1], 1, attention=choice, beam_size=2))[0].attention
+        translator.translate(TEXTS[0], attention=choice, beam_size=2).attention
         for choice in (AttentionChoice(), AttentionChoice(-1))
     )
     np.testing.assert_array_equal(default, last)
@@ -311,7 +311,7 @@ def test_attention_choice_of_a_one_layer_decoder_is_that_layer(translator):
 def test_attention_of_a_long_text_is_that_of_its_parts(translator):
     text = " ".join(a for a, _ in digit_pairs(12, seed=4))
     choice = AttentionChoice()
-    (best,) = next(translator.translate_n_best([text], 1, attention=choice, beam_size=2))
+    best = translator.translate(text, attention=choice, beam_size=2)
     assert best.attention.shape == (len(best.tokens), len(best.source_tokens))
     assert len(best.source_tokens) > translator.engine.max_len
     dense = best.attention.toarray()

@@ -237,7 +237,7 @@ def test_sentence_attention_equals_that_of_the_search(translator):
 
     text = "three four nine"
     choice = AttentionChoice(-1, None)
-    (best,) = next(translator.translate_n_best([text], 1, attention=choice))
+    best = translator.translate(text, attention=choice)
     seen = collect.sentence_attention(translator, text)
     assert seen.source == (*best.source_tokens, "</s>")
     assert seen.target == (*best.tokens, "</s>")
@@ -259,7 +259,7 @@ def test_sentence_attention_includes_language_tags(translator):
     t = Translator(translator.config, pair, translator.params)
     languages = {"source_lang": "one", "target_lang": "zwei"}
     choice = AttentionChoice(-1, None)
-    (best,) = next(t.translate_n_best(["three four"], 1, attention=choice, **languages))
+    best = t.translate("three four", attention=choice, **languages)
     for target in (None, best.text):
         seen = collect.sentence_attention(t, "three four", target, **languages)
         assert seen.read[:2] == ("<s>", "▁zwei")

@@ -166,8 +166,8 @@ def test_attention_equals_hugging_face(ours, hugging_face):
 
     source, eos = ours.tokenizers.source, ours.tokenizers.target.eos_id
     for layer, head in ((0, None), (1, 2)):
-        results = ours.translate_n_best(
-            SENTENCES[:4], 1, attention=AttentionChoice(layer, head), beam_size=1, **BASE
+        results = ours.translate_iterable(
+            SENTENCES[:4], n_best=1, attention=AttentionChoice(layer, head), beam_size=1, **BASE
         )
         for text, (best,) in zip(SENTENCES, results, strict=False):
             ids = torch.tensor([[*source.encode(text), eos]])
