@@ -160,7 +160,7 @@ def put_model_in_hub(hub: Path, tokenizers) -> None:
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("c0ffee")
     (folder / "snapshots").mkdir()
-    write(folder / "snapshots" / "c0ffee", small_model(tokenizers))
+    write(folder / "snapshots" / "c0ffee", small_model(tokenizers, max_len=128))
 
 
 def follow(document: str, folder: Path, environment: dict[str, str]) -> Walk:
