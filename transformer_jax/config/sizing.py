@@ -22,6 +22,7 @@ from transformer_jax.config.setting import all_settings
 
 Machine = Literal["cpu", "accelerator"]
 
+SMALL = 50_000  # pairs; up to here the sizes are the same on every machine
 MIN_PAIRS = 500  # of fewer, a model learns nothing that is of use
 BYTE_TOKENS, SPECIAL_TOKENS = 256, 4  # of byte_fallback, and pad, bos, eos, unk
 # With more different characters than this (Chinese, Japanese), the rarest are written as bytes.
@@ -57,7 +58,7 @@ class Sizes:
 _SMALL = (
     Sizes(10_000, 3000, 4, 128, 4, 256, "pre", 0.3, 0.1, 2048,
           "cosine", 3e-3, 500, 5000, 0.0, 0, "2 CPU cores"),
-    Sizes(50_000, 8000, 4, 128, 4, 256, "post", 0.3, 0.1, 4096,
+    Sizes(SMALL, 8000, 4, 128, 4, 256, "post", 0.3, 0.1, 4096,
           "rsqrt", 5e-3, 2000, 8000, 0.999, 6, "2 CPU cores"),
 )  # fmt: skip
 SIZES: dict[Machine, tuple[Sizes, ...]] = {
@@ -141,9 +142,12 @@ def choose_tokenizer(sizes: Sizes, facts: TextFacts) -> tuple[DataConfig, Reason
     size = max(sizes.vocab_size, math.ceil(smallest / 100) * 100)
     reasons = {
         "data.tokenizer": "Byte pair encoding, trained on the training text.",
-        "data.vocab_size": (
-            f"For {facts.num_pairs:,} pairs. In small corpora a large vocabulary has many tokens "
-            "that are too rare to learn (Sennrich & Zhang 2019)."
+        "data.vocab_size": f"For {facts.num_pairs:,} pairs. "
+        + (
+            "A larger vocabulary would have many tokens that are too rare to learn (Sennrich & "
+            "Zhang 2019)."
+            if facts.num_pairs <= SMALL
+            else "The size of published recipes for such corpora."
         ),
     }
     if size > sizes.vocab_size:
@@ -238,8 +242,8 @@ def _reasons(sizes: Sizes, config: Config, tokens: TokenFacts, machine: Machine)
                 f"{tokens.longest}. Longer pairs are left out."
             ),
             "batch_tokens": (
-                f"About {tokens.per_epoch / sizes.batch_tokens:,.0f} steps an epoch. Small corpora "
-                "learn better with small batches (Sennrich & Zhang 2019)."
+                f"About {tokens.per_epoch / sizes.batch_tokens:,.0f} steps an epoch. The smaller "
+                "the corpus, the smaller the batch (Sennrich & Zhang 2019)."
             ),
         },
         **_training_reasons(sizes, tokens.per_epoch / sizes.batch_tokens),
@@ -254,7 +258,7 @@ def _model_reasons(sizes: Sizes, machine: Machine) -> Reasons:
     """By name of the setting."""
     up_to = "more pairs than that" if math.isinf(sizes.up_to) else f"up to {sizes.up_to:,.0f} pairs"
     shape = f"The table's sizes for {up_to} on a {'CPU' if machine == 'cpu' else 'GPU or TPU'}."
-    if machine == "cpu" and sizes.up_to > _SMALL[-1].up_to:
+    if machine == "cpu" and sizes.up_to > SMALL:
         better = choose_sizes(int(min(sizes.up_to, 1e9)), "accelerator")
         shape += (
             f" A CPU limits them: with a GPU or TPU the table has {better.num_layers} layers of "

@@ -199,8 +199,8 @@ def describe_survey(survey: CorpusSurvey) -> Iterator[str]:
 
 
 def _count(count: int, total: int) -> str:
-    """`1,234 (5.6%)`, or `0`."""
-    return f"{count:,} ({100 * count / total:.1f}%)" if count else "0"
+    """`1,234 (5.6%)`, or without a share below 0.1%."""
+    return f"{count:,}" + (f" ({100 * count / total:.1f}%)" if count >= 0.001 * total > 0 else "")
 
 
 def _lengths(lengths: Lengths, unit: str) -> str:
