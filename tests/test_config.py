@@ -2,6 +2,7 @@ import dataclasses
 import importlib
 import json
 import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,37 @@ def test_settings_page_is_current():
     assert page == settings_page(), "run: python -m transformer_jax.config > docs/settings.md"
 
 
+def test_settings_page_has_every_field_with_its_rules():
+    """Read from the dataclasses and their type annotations, not by the code that writes the page."""
+    page = (ROOT / "docs" / "settings.md").read_text()
+    rows = {}
+    section = ""
+    for line in page.splitlines():
+        if line.startswith("## "):
+            section = line[3:]
+        elif line.startswith("| `"):
+            name, default, allowed, resumable, meaning = line.strip("| ").split(" | ")
+            rows[section, name.strip("`")] = default.strip("`"), allowed, resumable, meaning
+    fields = {("", "seed"): (Config, "seed")}
+    for part in dataclasses.fields(Config)[1:]:
+        fields |= {(part.name, f.name): (part.type, f.name) for f in dataclasses.fields(part.type)}
+    assert set(rows) == set(fields)
+    for key, (cls, name) in fields.items():
+        default, allowed, resumable, meaning = rows[key]
+        assert default == (str(getattr(cls(), name)) or '""'), key
+        hint = typing.get_type_hints(cls)[name]
+        choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+        for choice in choices or (("True", "False") if hint is bool else ()):
+            assert f"`{choice}`" in allowed, key
+        assert meaning.endswith("."), key
+        assert resumable in ("yes", "no"), key
+    for path in ("train.num_steps", "decode.beam_size", "parallel.data", "data.train"):
+        assert rows[tuple(path.split("."))][2] == "yes", path
+    for path in ("model.d_model", "data.vocab_size", "optimizer.b1", "train.label_smoothing"):
+        assert rows[tuple(path.split("."))][2] == "no", path
+    assert rows["model", "dropout_rate"][1] == ">= 0 and below 1"
+
+
 def test_every_default_is_within_its_choices_and_range():
     for setting in all_settings(Config):
         assert not setting.choices or setting.default in setting.choices, setting.path
@@ -177,6 +209,8 @@ def test_bounds_include_what_they_say():
     [
         ("model.activation=silu", "silu"),
         ("model.head_dim=4", 4),
+        ("model.head_dim=None", None),
+        ("train.num_steps=None", None),  # `validate` refuses it
         ("data.train_weights=(1.0,2.5)", (1.0, 2.5)),
         ("decode.suppressed_ids=(3,4)", (3, 4)),
         ("data.lowercase", True),

@@ -24,6 +24,13 @@ RECIPE_TEXT = (
 )
 
 
+class _IntegerOrNone(flags.IntegerParser):
+    """Also reads None, for settings of type `int | None`; `validate` refuses it for others."""
+
+    def parse(self, argument: str | int | None) -> int | None:
+        return None if argument in ("None", None) else super().parse(argument)
+
+
 def define_for_training(
     argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS
 ) -> list[str]:
@@ -63,6 +70,7 @@ def define_config(
 
     # By itself it has no parser for `Literal` fields; `validate` checks the choices.
     config_flags.register_flag_parser_for_type(typing.Literal, flags.ArgumentParser())
+    config_flags.register_flag_parser_for_type(int, _IntegerOrNone())
     config_flags.DEFINE_config_dataclass(
         "config", config, help_string=help_text, flag_values=flag_values, sys_argv=list(argv)
     )

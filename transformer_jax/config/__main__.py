@@ -9,10 +9,12 @@ from transformer_jax.config.setting import Setting, all_settings, section_rules
 HEAD = """# Settings
 
 Every setting of a run. A recipe sets them in Python, the command line by
-`--config.SECTION.NAME=VALUE`. A run keeps them in `config.json`.
+`--config.SECTION.NAME=VALUE`. A run keeps them in `config.json`. On the command line, truth values
+are `True` and `False`, and several values are in brackets:
+`--config.data.train_languages='("en-de","en-fr")'`.
 
-"On resume" says whether a run may resume with another value; a dot means that it may not. This page
-is written by `python -m transformer_jax.config > docs/settings.md`.
+"On resume" says whether a run may resume with another value. This page is written by
+`python -m transformer_jax.config > docs/settings.md`.
 """
 COLUMNS = ("setting", "default", "choices or range", "on resume", "meaning")
 
@@ -34,8 +36,9 @@ def page() -> str:
 
 
 def _row(setting: Setting) -> tuple[str, ...]:
-    allowed = ", ".join(f"`{choice}`" for choice in setting.choices) or setting.range_text()
-    resumable = "yes" if setting.resumable else "·"
+    choices = ("True", "False") if setting.type is bool else setting.choices
+    allowed = ", ".join(f"`{choice}`" for choice in choices) or setting.range_text()
+    resumable = "yes" if setting.resumable else "no"
     name = setting.path.rpartition(".")[2]
     return f"`{name}`", _value(setting.default), allowed, resumable, setting.rules.meaning
 

@@ -73,10 +73,12 @@ class ModelConfig:
     attention: Attention = setting(
         "auto", "Implementation of attention. auto: the fastest one for device and shape."
     )
-    source_vocab_size: int = setting(0, "Tokens of the source; 0: from the tokenizer.")
-    target_vocab_size: int = setting(0, "Tokens of the target; 0: from the tokenizer.")
+    source_vocab_size: int = setting(0, "Tokens of the source; 0: from the tokenizer.", at_least=0)
+    target_vocab_size: int = setting(0, "Tokens of the target; 0: from the tokenizer.", at_least=0)
     decoder_start_id: int = setting(
-        -1, "First token that the decoder reads; -1: the target tokenizer's beginning of sentence."
+        -1,
+        "First token that the decoder reads; -1: the target tokenizer's beginning of sentence.",
+        at_least=-1,
     )
 
     @property
@@ -168,6 +170,7 @@ class DataConfig:
         25_000,
         "Target positions of one optimizer step, all devices together; with bucket, positions of "
         "the longer side.",
+        at_least=1,
     )
     pack_len: int = setting(0, "Target positions of a packed row; 0: max_len.", at_least=0)
     num_buckets: int = setting(20, "Shapes of batches that bucket may use.", at_least=1)
@@ -255,7 +258,9 @@ class ParallelConfig:
     """Runner of the training step, and the devices it uses: data * fsdp * tensor."""
 
     runner: Literal["jit", "pmap"] = setting("jit", "How the step runs on several devices.")
-    data: int = setting(-1, "Devices that share the rows of a batch; -1: all that are left.")
+    data: int = setting(
+        -1, "Devices that share the rows of a batch; -1: all that are left.", at_least=-1
+    )
     fsdp: int = setting(
         1, "Devices that share rows too, and shard parameters and optimizer state; -1: the rest."
     )
