@@ -153,7 +153,7 @@ def test_settings_page_is_current():
 
 
 def test_settings_page_has_every_field_with_its_rules():
-    """Read from the dataclasses and their type annotations, not by the code that writes the page."""
+    """Read from the dataclasses and their type annotations, not by the code of the page."""
     page = (ROOT / "docs" / "settings.md").read_text()
     rows = {}
     section = ""

@@ -76,9 +76,7 @@ class ModelConfig:
     source_vocab_size: int = setting(0, "Tokens of the source; 0: from the tokenizer.", at_least=0)
     target_vocab_size: int = setting(0, "Tokens of the target; 0: from the tokenizer.", at_least=0)
     decoder_start_id: int = setting(
-        -1,
-        "First token that the decoder reads; -1: the target tokenizer's beginning of sentence.",
-        at_least=-1,
+        -1, "First token that the decoder reads; -1: the target tokenizer's beginning of sentence."
     )
 
     @property
@@ -258,9 +256,7 @@ class ParallelConfig:
     """Runner of the training step, and the devices it uses: data * fsdp * tensor."""
 
     runner: Literal["jit", "pmap"] = setting("jit", "How the step runs on several devices.")
-    data: int = setting(
-        -1, "Devices that share the rows of a batch; -1: all that are left.", at_least=-1
-    )
+    data: int = setting(-1, "Devices that share the rows of a batch; -1: all that are left.")
     fsdp: int = setting(
         1, "Devices that share rows too, and shard parameters and optimizer state; -1: the rest."
     )
