@@ -166,8 +166,7 @@ class DataConfig:
     )
     batch_tokens: int = setting(
         25_000,
-        "Target positions of one optimizer step, all devices together; with bucket, positions of "
-        "the longer side.",
+        "Target positions of a step, all devices together; bucket: positions of the longer side.",
         at_least=1,
     )
     pack_len: int = setting(0, "Target positions of a packed row; 0: max_len.", at_least=0)
