@@ -188,22 +188,25 @@ def test_report_opens_with_the_score_of_the_test_set(workdir, tmp_path, quick):
         "checkpoint_step": 60,
         "split": "test",
     }
-    history.add_evaluation(run, scores | {"bleu": 11.1}, "multi30k/test_2016", jax.devices())
-    history.add_evaluation(run, scores, "multi30k/test_2016", jax.devices())
+    test_set = json.loads((run / "config.json").read_text())["data"]["test"]
+    history.add_evaluation(run, scores | {"bleu": 11.1}, test_set, jax.devices())
+    history.add_evaluation(run, scores, test_set, jax.devices())
+    history.add_evaluation(run, scores | {"bleu": 60.0}, "news", jax.devices())
     history.add_evaluation(
         run, scores | {"split": "train", "bleu": 50.0}, "multi30k/train", jax.devices()
     )
     text = write_report(run).read_text()
     assert "<strong>38.9</strong> <span>BLEU</span>" in text
     assert "test set: 1,000 sentences, step 60" in head_of(text)
-    assert "test multi30k/test_2016, checkpoint of step 60" in text
+    assert f"test {test_set}, checkpoint of step 60" in text
     assert "11.1" not in Page(text).text  # of equal evaluations the newest
     # What a file gives is not repeated.
     (tmp_path / "flickr.json").write_text(json.dumps(scores))
     given = {"flickr.json": report._read_scores(epath.Path(tmp_path / "flickr.json"))}
-    recorded = summary.tests(history.read_history(run))
+    recorded = summary.tests(history.read_history(run), test_set)
     assert list(report._test_scores(given, recorded)) == [
         "flickr.json",
+        "test news, checkpoint of step 60",
         "train multi30k/train, checkpoint of step 60",
     ]
 

@@ -62,7 +62,7 @@ def write_report(workdir: epath.PathLike, scores: Sequence[epath.PathLike] = ())
     validation = summary.validation_scores(lines)
     # Without an evaluation there is no best checkpoint.
     translator = Translator.load(workdir, "best" if validation else "latest")
-    tests = _test_scores(files, summary.tests(records))
+    tests = _test_scores(files, summary.tests(records, config.data.test))
     best = summary.best(validation, config.checkpoint.best_metric.removeprefix("eval_"))
     body = [
         "<header>",
@@ -122,7 +122,7 @@ def _test_scores(files: Mapping[str, Scores], recorded: Sequence[Scores]) -> Map
     newest = {(s["split"], s["data"], s["checkpoint_step"]): s for s in recorded}
     for (split, data, step), scores in newest.items():
         if [scores[name] for name in COLUMNS] not in numbers:
-            name = data if data == split else f"{split} {data}"
+            name = " ".join(dict.fromkeys(filter(None, (split, data))))  # TFDS: "test" of "test"
             tests[f"{name}, checkpoint of step {step:,}"] = scores
     return tests
 

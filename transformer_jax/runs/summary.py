@@ -38,7 +38,7 @@ class RunSummary:
       num_steps: of the entire run; None if the config cannot be read.
       best_metric: a name of `SCORES`, by which its best checkpoint is chosen.
       evaluations: scores on the validation set, oldest first, each with its `step`.
-      tests: scores by `eval`, oldest first.
+      tests: scores by `eval`, oldest first; those on its own test set last.
       started, updated: ISO 8601, in UTC; `started` is empty for runs of older versions.
       seconds: of all training; None for runs of older versions.
       size: bytes of all files.
@@ -120,7 +120,7 @@ def summarize(folder: epath.PathLike) -> RunSummary:
         num_steps=config.train.num_steps if config else None,
         best_metric=metric.removeprefix("eval_"),
         evaluations=validation_scores(lines),
-        tests=tests(records),
+        tests=tests(records, config.data.test if config else ""),
         started=trainings[0]["started"] if trainings else "",
         updated=updated(path),
         seconds=history.training_seconds(path, records),
@@ -137,13 +137,19 @@ def validation_scores(lines: Iterable[Scores]) -> list[Scores]:
     ]
 
 
-def tests(records: Iterable[history.Record]) -> list[Scores]:
-    """The evaluations in the history of a run, oldest first, with `data` and `started`."""
-    return [
-        {**record["scores"], "data": record.get("data", ""), "started": record["started"]}
+def tests(records: Iterable[history.Record], test_set: str) -> list[Scores]:
+    """The evaluations in the history of a run, each with `data` and `started`.
+
+    Args:
+      records: of the run, oldest first.
+      test_set: `data.test` of the run. Scores on it come last, after those on other data.
+    """
+    scores = [
+        {"split": "", **record["scores"], "data": record["data"], "started": record["started"]}
         for record in records
-        if record["command"] == "eval" and "scores" in record
+        if record["command"] == "eval"
     ]
+    return sorted(scores, key=lambda one: one["split"] == "test" and one["data"] == test_set)
 
 
 def state_of(folder: epath.PathLike) -> tuple[str, str]:
