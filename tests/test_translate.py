@@ -256,6 +256,7 @@ def test_score_takes_one_pair_or_several(translator):
     assert translator.score(iter(["one two"]), ("zwei eins",)) == [one]
 
 
+@pytest.mark.slow
 def test_translate_and_score_have_types_for_mypy(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(TYPED, encoding="utf-8")

@@ -28,7 +28,7 @@ class Translator:
 
     Example:
       >>> t = Translator.load("runs/quickstart", checkpoint="best")
-      >>> t.translate(["thirty-four"])[0].text
+      >>> t.translate("thirty-four").text
       'vierunddreißig'
     """
 
@@ -60,6 +60,9 @@ class Translator:
         processors: Sequence[Processor] = (),
     ) -> "Translator":
         """Reads a work directory, or a Hugging Face Marian, M2M-100 or NLLB model.
+
+        Programs that are compiled later are kept on the disk, for other processes
+        (`runs.compilation_cache`).
 
         Args:
           path: of the directory; or a name on the Hugging Face Hub, such as
