@@ -43,6 +43,7 @@ SHORT = (
     "--config.train.num_steps=10 --config.optimizer.warmup_steps=5 "
     "--config.train.eval_every_steps=10 --config.train.eval_sentences=8"
 )
+DECODE = "transformer-jax decode --workdir=runs/mine --input=text.en"
 EXPORT = "transformer-jax export --workdir=runs/tuned --format=marian --output=exported"
 HAS_TORCH = all(map(importlib.util.find_spec, ("torch", "transformers")))
 SUBSTITUTIONS = (
@@ -62,8 +63,8 @@ SUBSTITUTIONS = (
     ),
     Substitution(
         TRANSLATE,
-        "--phrases=terms.txt",
-        "--phrases=<(sed 's/.*/eins/' text.en)",
+        f"{DECODE} --phrases",
+        f"sed 's/.*/eins/' text.en > terms.txt; {DECODE} --phrases",
         "the reader's own phrases",
     ),
     Substitution(TRANSLATE, "runs/other@average:5", "runs/mine@latest", "one run is enough"),
