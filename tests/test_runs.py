@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import json
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -223,6 +224,20 @@ def test_history_that_cannot_be_written_stops_nothing(run, capsys):
     (run / "history").write_text("a file where the folder should be")
     history.add_evaluation(run, {"bleu": 1.0}, "test", jax.devices())
     assert "history cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_history_records_the_command_of_an_evaluation(run):
+    root = pathlib.Path(__file__).parent.parent
+    code = "from transformer_jax.commands.main import run; run('eval', ['eval.py', *sys.argv[1:]])"
+    command = ["-c", f"import sys; {code}", f"--workdir={run}", "--split=validation"]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr
+    _, record = history.read_history(run)
+    assert record["command_line"].endswith(f"--workdir={run} --split=validation")
+    assert record["data"] == workdir.read_config(run).data.validation
+    assert f"{record['scores']['chrf']:.2f}" in done.stdout
+    assert record["scores"]["split"] == "validation"
 
 
 @pytest.mark.parametrize(
