@@ -235,6 +235,7 @@ def scored_files(data, workdir, tmp_path):
         (["--input=none", "--reference=none"], "--input=none: there is no such file."),
         (["--target_lang=fr"], "--target_lang=fr: this model translates from en to de only"),
         (["--beam_size=0"], "--beam_size=0 must be >= 1."),
+        (["--config.model.d_ff=3"], "--config.model.d_ff=3 cannot be changed after training"),
         (["--beam_size=3", "--beam_groups=2"], "--beam_groups=2"),
     ],
 )

@@ -9,7 +9,7 @@ from absl import flags
 
 from transformer_jax import paths
 from transformer_jax.commands import arguments, config_flags
-from transformer_jax.config import Config
+from transformer_jax.config import Config, all_settings
 from transformer_jax.errors import UserError
 
 if TYPE_CHECKING:  # these load JAX, which flags do not need
@@ -113,9 +113,14 @@ def load_translator() -> "Translator":
     from transformer_jax.interop import pretrained
 
     trained = pretrained.read_config(FLAGS.workdir)
-    for section in ("model", "optimizer", "train"):
-        if getattr(FLAGS.config, section) != getattr(trained, section):
-            raise UserError(f"--config.{section}.… cannot be changed after training; remove it.")
+    for setting in all_settings(Config):
+        fixed = setting.path.startswith(("model.", "optimizer.", "train."))
+        value, stored = setting.value(FLAGS.config), setting.value(trained)
+        if fixed and value != stored:
+            raise UserError(
+                f"--config.{setting.path}={value} cannot be changed after training, from {stored}; "
+                "remove it."
+            )
     return Translator.load(
         FLAGS.workdir, FLAGS.checkpoint, FLAGS.config, FLAGS.allow_pickle, _ensemble()
     )
