@@ -27,7 +27,7 @@ def ctranslate2(config: Config, tokenizers: TokenizerPair, text: str) -> str:
     """A program that translates with a CTranslate2 export, from inside its folder."""
     source_prefix, target_prefix = _prefixes(config, tokenizers)
     search = ctranslate2_search(config.decode, tokenizers)
-    arguments, hypothesis = "tokens, **search", "result.hypotheses[0]"
+    prefix, hypothesis = [], "result.hypotheses[0]"
     if isinstance(tokenizers.source, JsonTokenizer):
         head = ["from tokenizers import Tokenizer"]
         load = ['tokenizer = Tokenizer.from_file("tokenizer.json")']
@@ -41,10 +41,10 @@ def ctranslate2(config: Config, tokenizers: TokenizerPair, text: str) -> str:
         lower = ".lower()" if tokenizers.source.lowercase else ""
         tokens = f"source.encode(text{lower}, out_type=str)"
     if source_prefix:
-        load.append(f"tags = {source_prefix!r}")
+        load.append(f"tags = {_literal(source_prefix)}")
         tokens = f"tags + {tokens}"
     if target_prefix:
-        arguments += f", target_prefix=[{target_prefix!r}] * len(texts)"
+        prefix = [f'search["target_prefix"] = [{_literal(target_prefix)}] * len(texts)']
         hypothesis += f"[{len(target_prefix)}:]"
     if isinstance(tokenizers.source, JsonTokenizer):
         output = f"tokenizer.decode([tokenizer.token_to_id(t) for t in {hypothesis}])"
@@ -58,8 +58,9 @@ def ctranslate2(config: Config, tokenizers: TokenizerPair, text: str) -> str:
         *load,
         'translator = ctranslate2.Translator(".")',
         f"tokens = [{tokens} for text in texts]",
-        f"search = {search!r}",
-        f"for result in translator.translate_batch({arguments}):",
+        f"search = {_literal(search)}",
+        *prefix,
+        "for result in translator.translate_batch(tokens, **search):",
         f"    print({output})",
     )
 
@@ -160,9 +161,9 @@ def _prefixes(config: Config, tokenizers: TokenizerPair) -> tuple[list[str], lis
     return tokenizers.source.tokens(source), tokenizers.target.tokens(target)
 
 
-def _literal(text: str) -> str:
-    """The text as a Python string in double quotes; JSON's escapes are Python's too."""
-    return json.dumps(text, ensure_ascii=False)
+def _literal(value: str | list[str] | dict[str, Any]) -> str:
+    """Python for strings, numbers, lists and dicts, for which JSON is the same."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _lines(*lines: str) -> str:
