@@ -212,15 +212,15 @@ def scored_files(data, workdir, tmp_path):
         "--checkpoint=average:2",
         f"--input={data / 'val.en'}",
         f"--reference={data / 'val.de'}",
-        "--beam_size=4",  # as the recipe has it
+        "--beam_size=1",
         f"--ensemble={workdir}@average:2",  # of twice the same model
         f"--json={out}",
     )
     assert done.returncode == 0, done.stderr
-    assert "search          beam_size=4" in done.stdout
+    assert "search          beam_size=1" in done.stdout
     scores = json.loads(out.read_text())
     assert scores.pop("ensemble") == [str(workdir), f"{workdir}@average:2"]
-    assert scores.pop("search") == {"beam_size": 4}
+    assert scores.pop("search") == {"beam_size": 1}
     assert scores.pop("reference") == str(data / "val.de")
     assert scores.pop("split") == str(data / "val.en")
     return json.dumps(scores | {"split": "test"}, indent=2) + "\n"
@@ -270,6 +270,7 @@ def test_eval_writes_the_promised_fields(tiny_run, tmp_path):
         f"--json={out}",
         "--checkpoint=average:2",
         f"--config.data.test={data / 'val'}",
+        "--config.decode.beam_size=1",
         f"--output={tmp_path / 'out.txt'}",
     )
     assert done.returncode == 0, done.stderr
