@@ -155,8 +155,8 @@ def test_share_that_is_set_aside_has_its_limits():
 @pytest.mark.parametrize(
     ("num_pairs", "machine", "expected"),
     [
-        (500, "cpu", (4, 128, 2048)),
-        (10_000, "cpu", (4, 128, 2048)),
+        (500, "cpu", (2, 128, 2048)),
+        (10_000, "cpu", (2, 128, 2048)),
         (10_001, "cpu", (4, 128, 4096)),
         (29_000, "accelerator", (4, 128, 4096)),
         (160_000, "cpu", (4, 256, 4096)),

@@ -56,8 +56,8 @@ class Sizes:
 # In order: vocab_size; num_layers, d_model, num_heads, d_ff, norm_position; dropout_rate,
 # label_smoothing; batch_tokens; schedule, peak_rate, warmup_steps, num_steps; ema_decay, patience.
 _SMALL = (
-    Sizes(10_000, 3000, 4, 128, 4, 256, "pre", 0.3, 0.1, 2048,
-          "cosine", 3e-3, 500, 5000, 0.0, 0, "2 CPU cores"),
+    Sizes(10_000, 3000, 2, 128, 4, 256, "pre", 0.3, 0.1, 2048,
+          "cosine", 3e-3, 500, 6000, 0.0, 0, "2 CPU cores"),
     Sizes(SMALL, 8000, 4, 128, 4, 256, "post", 0.3, 0.1, 4096,
           "rsqrt", 5e-3, 2000, 8000, 0.999, 6, "2 CPU cores"),
 )  # fmt: skip
