@@ -59,13 +59,13 @@ class Translator:
         ensemble: Sequence[tuple[epath.PathLike, str] | epath.PathLike] = (),
         processors: Sequence[Processor] = (),
     ) -> "Translator":
-        """Reads a work directory, or a Hugging Face Marian, M2M-100 or NLLB model.
+        """Reads a work directory, a bundle, or a Hugging Face Marian, M2M-100 or NLLB model.
 
         Programs that are compiled later are kept on the disk, for other processes
         (`runs.compilation_cache`).
 
         Args:
-          path: of the directory; or a name on the Hugging Face Hub, such as
+          path: of the directory or bundle; or a name on the Hugging Face Hub, such as
             "Helsinki-NLP/opus-mt-en-de": from its local cache, else downloaded where the package
             huggingface_hub is installed.
           checkpoint: of a work directory: `best`, `latest`, a step, or `average:N`.

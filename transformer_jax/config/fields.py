@@ -186,7 +186,7 @@ class TrainConfig:
     num_steps: int = setting(100_000, "Optimizer steps of the run.", at_least=1, resumable=True)
     init_from: str = path_setting(
         "",
-        "Model to fine-tune: a work directory, or a Hugging Face directory or name.",
+        "Model to fine-tune: a work directory, a bundle, or a Hugging Face directory or name.",
         resumable=False,
     )
     allow_pickle: bool = setting(
