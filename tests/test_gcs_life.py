@@ -90,7 +90,7 @@ def test_run_in_a_bucket_killed_twice_equals_an_uninterrupted_run(bucket, tmp_pa
     assert len(events) == 3
     assert {step for steps in events for step in steps} >= set(range(1, NUM_STEPS + 1))
     files = {"config.json", "data.json", "metrics.jsonl", "samples.jsonl"}
-    folders = {"checkpoints", "tensorboard", "tokenizer"}
+    folders = {"checkpoints", "history", "tensorboard", "tokenizer"}
     assert {name.split("/")[0] for name in names(workdir)} == files | folders
     assert checkpoint_lib.find_resume_step(workdir, print) == NUM_STEPS
     saved = names(workdir / "checkpoints" / str(NUM_STEPS) / "params")
