@@ -188,6 +188,7 @@ def _training_conflicts(config: Config) -> Iterator[str]:
         if name not in LOGGERS:
             close = difflib.get_close_matches(name, LOGGERS, 1)
             hint = f" (did you mean {close[0]}?)" if close else ""
+            hint = f"; several are written as {LOGGERS!r}" if "," in name else hint
             yield f"config.train.loggers has {name!r}; there are {', '.join(LOGGERS)}{hint}."
     sizes = {name: getattr(config.parallel, name) for name in ("data", "fsdp", "tensor")}
     for name, size in sizes.items():

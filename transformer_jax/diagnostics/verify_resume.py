@@ -102,6 +102,7 @@ class _Runs:
             f"--config.train.checkpoint_every_steps={self._half}",
             "--config.train.eval_every_steps=0",
             "--config.train.early_stopping_patience=0",
+            "--config.train.loggers=()",
             f"--config.checkpoint.max_to_keep={num_steps}",
         ]
 
