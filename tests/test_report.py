@@ -168,6 +168,7 @@ def test_report_opens_with_score_date_duration_machine_and_commands(workdir, tmp
     assert f"validation set, best evaluation: {best['eval_num_sentences']} sentences" in head
     for words in ("2026-05-04 10:00 UTC", "2 h 11 min", "EPYC 7, 2 cores", "jax 0.10.2"):
         assert words in head
+    assert "older version" not in head
     assert "python train.py --config=tiny '--workdir=my runs/tiny'" in head
     assert text.index("<img") < text.index("<h2>Scores")
 
@@ -229,6 +230,7 @@ def test_report_of_a_run_without_history_says_when_it_was_written(workdir, tmp_p
     os.utime(run / "metrics.jsonl", (written, written))
     text = write_report(run).read_text()
     assert "last written2025-01-02 03:04 UTC" in head_of(text)
+    assert "An older version trained this run" in text
     assert 'class="commands"' not in text
 
 

@@ -103,6 +103,11 @@ def duration(seconds: float) -> str:
 def commands(records: Sequence[history.Record]) -> Iterator[str]:
     """The command lines that trained and scored the run, each once."""
     lines = dict.fromkeys(record["command_line"] for record in records)
+    if not any(record["command"] == "train" for record in records):
+        yield (
+            '<p class="note">An older version trained this run, and recorded neither machine nor '
+            "command.</p>"
+        )
     if lines:
         # Lines are broken between arguments only, unless one is longer than a line.
         words = [[f"<span>{text(word)}</span>" for word in line.split(" ")] for line in lines]
