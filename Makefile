@@ -63,7 +63,7 @@ quickstart: $(BIN)/.installed
 	$(BIN)/transformer-jax eval --workdir=runs/quickstart --json=runs/quickstart/eval.json
 	@printf '%s\n' 'thirty-four' 'three hundred and forty-seven' \
 	  'nine hundred and eighty-seven thousand, six hundred and fifty-four' > runs/quickstart/input.txt
-	$(BIN)/transformer-jax plot report --workdir=runs/quickstart --scores=runs/quickstart/eval.json
+	$(BIN)/transformer-jax plot report --workdir=runs/quickstart
 	@echo "$(BIN)/transformer-jax decode --workdir=runs/quickstart --input=runs/quickstart/input.txt"
 	@$(BIN)/transformer-jax decode --workdir=runs/quickstart --input=runs/quickstart/input.txt \
 	  | paste -d '\t' runs/quickstart/input.txt -
