@@ -138,3 +138,21 @@ def test_convert_process_has_no_network_where_the_system_permits_it():
         pytest.skip("the system permits no namespace")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "none\n"
+
+
+def test_convert_takes_a_name_on_the_hub(spm_models, tmp_path, monkeypatch):
+    """The cache's files are links; the new file is next to them."""
+    model = make_pickled(tmp_path / "m", spm_models)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder = tmp_path / "hub/models--Some--opus"
+    snapshot = folder / "snapshots/c0ffee"
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs/main").write_text("c0ffee")
+    for path in (tmp_path / "m").iterdir():
+        (snapshot / path.name).symlink_to(path)
+    with pytest.raises(UserError, match=f"transformer-jax convert --workdir={snapshot}$"):
+        Translator.load("Some/opus")
+    pickles.convert_directory("Some/opus", lambda text: None)
+    translator = Translator.load("Some/opus")
+    assert_equal(model, translator.config.model, translator.params)
