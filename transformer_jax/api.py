@@ -255,6 +255,8 @@ class Translator:
         decode = arguments.decode_config(self.config, settings)
         num_hypotheses = 1 if n_best is None else n_best
         arguments.check_n_best(num_hypotheses, decode)
+        if attention is not None and not isinstance(attention, AttentionChoice):
+            raise UserTypeError(f"`attention` is {described(attention)}, not an AttentionChoice.")
         if attention:
             for model in self.engine.models:
                 attention.check(model)

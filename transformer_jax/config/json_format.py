@@ -10,7 +10,7 @@ from typing import Any
 
 from transformer_jax.config.fields import Config
 from transformer_jax.config.setting import all_settings
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, UserTypeError
 
 
 def to_json(config: Config) -> str:
@@ -76,7 +76,7 @@ def typed(kind: Any, value: Any, name: str) -> Any:
     """`value` as a field of type `kind`: lists become tuples, integers floats.
 
     Raises:
-      UserError: the value is of another type. That it is one of the choices is not checked.
+      UserTypeError: the value is of another type. That it is one of the choices is not checked.
     """
     if typing.get_origin(kind) is typing.Literal:
         kind = str
@@ -89,4 +89,4 @@ def typed(kind: Any, value: Any, name: str) -> Any:
             return float(value)
         elif type(value) is option:
             return value
-    raise UserError(f"{name}={value!r} is not of type {getattr(kind, '__name__', kind)}.")
+    raise UserTypeError(f"{name}={value!r} is not of type {getattr(kind, '__name__', kind)}.")

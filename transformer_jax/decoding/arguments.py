@@ -28,7 +28,7 @@ def decode_config(config: Config, settings: Mapping[str, Any]) -> DecodeConfig:
     try:
         validate(dataclasses.replace(config, decode=decode))
     except UserError as error:
-        raise UserError(_with_arguments(str(error), settings)) from error
+        raise type(error)(_with_arguments(str(error), names)) from error
     vocab = config.model.target_vocab_size
     if any(not 0 <= i < vocab for i in decode.suppressed_ids):
         raise UserError(f"`suppressed_ids={decode.suppressed_ids}` must be ids below {vocab}.")
@@ -52,7 +52,7 @@ def check_n_best(count: Any, decode: DecodeConfig) -> None:
 
 
 def _with_arguments(message: str, names: Collection[str]) -> str:
-    """A message about a config, with the arguments `names` for those settings of its search."""
+    """A message about a config, with the arguments `names` for the settings of its search."""
 
     def argument(match: re.Match[str]) -> str:
         return f"`{match[1]}`" if match[2] in names else match[0]

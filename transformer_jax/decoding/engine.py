@@ -132,6 +132,8 @@ class Engine:
         """
         if on_error not in ON_ERROR:
             raise UserError(f"`on_error={on_error}` must be one of {', '.join(ON_ERROR)}.")
+        if not isinstance(window, int) or window < 1:
+            raise UserError(f"`window={window}` must be a number of at least 1.")
         requests = read_requests(texts, settings.decode.method)
         if isinstance(texts, Collection):
             items = list(requests)
