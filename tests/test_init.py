@@ -333,6 +333,7 @@ def test_init_writes_a_recipe_for_given_sets_and_another_device(tmp_path, capsys
         *(*LANGUAGES, f"--workdir={tmp_path}/run", "--device=gpu"),
     )
     output = capsys.readouterr().out
+    assert f"  transformer-jax decode --workdir={tmp_path}/run --input={dev}.en --out" in output
     leaked = sum(source in dict(pairs) for source, _ in read_pairs(dev))
     assert f"has the sources of {leaked} of them too" in output
     assert leaked >= 3
@@ -344,6 +345,24 @@ def test_init_writes_a_recipe_for_given_sets_and_another_device(tmp_path, capsys
     # The text has only 11 words on each side, and a vocabulary has to fit it.
     assert config.data.vocab_size < 450
     assert "The text is so uniform" in (tmp_path / "run" / "recipe.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("test", "files", "command"),
+    [
+        ("a", ["a.en"], ("", "a.en")),
+        ("a", ["a.en.gz"], ("", "a.en.gz")),
+        ("a b.tsv", ["a b.tsv"], ("cat 'a b.tsv' | cut -f 1 | ", "")),
+        ("a.tsv.gz", ["a.tsv.gz"], ("gzip -dc a.tsv.gz | cut -f 1 | ", "")),
+    ],
+)
+def test_init_prints_how_to_read_the_test_set(tmp_path, monkeypatch, test, files, command):
+    monkeypatch.chdir(tmp_path)
+    for name in files:
+        Path(name).touch()
+    with command_help.defined_flags("init"):
+        flags.FLAGS(["init", "--source_lang=en"])
+        assert init._how_to_read(test) == command
 
 
 @pytest.mark.slow

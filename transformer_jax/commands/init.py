@@ -283,15 +283,25 @@ def _describe_set_aside(written: "SetAside", folder: Path) -> Iterator[str]:
 def _next_commands(workdir: Path, missing: Sequence[str]) -> list[str]:
     """Commands that train, evaluate and translate, to paste."""
     folder = shlex.quote(str(workdir))
-    test = workdir / DATA / "test" if "test" in missing else Path(FLAGS.test)
-    source = test if test.suffix == ".tsv" else Path(f"{test}.{FLAGS.source_lang}")
-    output = workdir / f"test.{FLAGS.target_lang}"
+    read, source = "", f"{workdir / DATA / 'test'}.{FLAGS.source_lang}"
+    if "test" not in missing:
+        read, source = _how_to_read(FLAGS.test)
+    output = shlex.quote(str(workdir / f"test.{FLAGS.target_lang}"))
+    source = f" --input={shlex.quote(source)}" if source else ""
     return [
         f"  transformer-jax train --config={shlex.quote(str(workdir / RECIPE))} --workdir={folder}",
         f"  transformer-jax eval --workdir={folder}",
-        f"  transformer-jax decode --workdir={folder} --input={shlex.quote(str(source))} "
-        f"--output={shlex.quote(str(output))}",
+        f"  {read}transformer-jax decode --workdir={folder}{source} --output={output}",
     ]
+
+
+def _how_to_read(prefix: str) -> tuple[str, str]:
+    """How `decode` gets the source side of a corpus: a pipe before it, or the file for --input."""
+    if prefix.endswith((".tsv", ".tsv.gz")):
+        show = "gzip -dc" if prefix.endswith(".gz") else "cat"
+        return f"{show} {shlex.quote(prefix)} | cut -f 1 | ", ""
+    name = f"{prefix}.{FLAGS.source_lang}"
+    return "", f"{name}.gz" if os.path.exists(f"{name}.gz") else name
 
 
 def _recipe_head(corpus: "Corpus", facts: Sequence[str], commands: Sequence[str]) -> str:
