@@ -305,9 +305,28 @@ def test_texts_are_kept_while_they_are_unchanged(server, tmp_path):
     unpacking.make_texts("x", dataset, tmp_path, no_lines)
     assert len(server.requests) == 1
     (tmp_path / "train.en").write_text("changed\n")
+    with pytest.raises(UserError, match=r"train\.en is there with another content; move it away"):
+        unpacking.make_texts("x", dataset, tmp_path, no_lines)
+    assert read(tmp_path / "train.en") == ["changed"]
+    (tmp_path / "train.en").unlink()
     unpacking.make_texts("x", dataset, tmp_path, no_lines)
     assert read(tmp_path / "train.en") == ["2"]
     assert len(server.requests) == 2
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "SHA256SUMS",
+        "downloads",
+        "train.de",
+        "train.en",
+    }
+
+
+def test_texts_that_do_not_fit_the_disk_are_one_sentence_and_leave_room(server, small_disk):
+    text = b"a line\n" * 300_000  # 2 MB in each language
+    wanted = served(server, "a.tgz", make_tar({"a.de": text, "a.en": text}))
+    dataset = dataset_of([wanted], Split("train", (parallel("a.tgz", "a.{}"),)))
+    with pytest.raises(UserError, match="train cannot be written: No space left on device; the"):
+        unpacking.make_texts("x", dataset, small_disk, no_lines)
+    assert [p.name for p in small_disk.iterdir()] == ["downloads"]
 
 
 # --- The command and its table -------------------------------------------------------------------

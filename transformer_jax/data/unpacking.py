@@ -57,7 +57,14 @@ def make_texts(name: str, dataset: Dataset, folder: Path, say: Say) -> None:
     rows = []
     for split in dataset.splits:
         say(f"writing {folder / split.name}")
-        for texts in _write_split(split, folder):
+        try:
+            written = _write_split(split, folder)
+        except OSError as error:
+            raise UserError(
+                f"{folder / split.name} cannot be written: {error.strerror}; the downloads are kept, "
+                "and the same command continues."
+            ) from error
+        for texts in written:
             rows += [f"{text.sha256}  {text.path.name}\n" for text in texts]
             languages = ",".join(text.path.suffix[1:] for text in texts)
             prefix = texts[0].path.with_suffix("")
@@ -136,6 +143,9 @@ def _write_split(split: Split, folder: Path) -> list[list[_Text]]:
             is_held_out = bool(split.held_out) and number % HELD_OUT_EVERY == 0
             for writer, line in zip(writers[is_held_out], row, strict=True):
                 writer.write(line)
+        for group in writers:
+            for writer in group:
+                writer.check_replaceable()
     return [[writer.finish() for writer in group] for group in writers]
 
 
@@ -152,15 +162,28 @@ class _Writer:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._file.close()
-        if kind is not None:
-            self._temporary.unlink()
+        try:
+            self._file.close()  # writes what is buffered, which may not fit
+        except OSError:
+            kind = OSError
+            raise
+        finally:
+            if kind is not None:
+                self._temporary.unlink()
 
     def write(self, line: str) -> None:
         data = f"{line}\n".encode()
         self._file.write(data)
         self._digest.update(data)
         self._num_lines += 1
+
+    def check_replaceable(self) -> None:
+        """Refuses to replace a file with another content, which may be somebody's work."""
+        if self._path.exists() and digest(self._path) != self._digest.hexdigest():
+            raise UserError(
+                f"{self._path} is there with another content; move it away to have it written, or "
+                "choose another --output."
+            )
 
     def finish(self) -> _Text:
         """Renames the file."""
