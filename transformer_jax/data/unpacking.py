@@ -61,8 +61,8 @@ def make_texts(name: str, dataset: Dataset, folder: Path, say: Say) -> None:
             written = _write_split(split, folder)
         except OSError as error:
             raise UserError(
-                f"{folder / split.name} cannot be written: {error.strerror}; the downloads are kept, "
-                "and the same command continues."
+                f"{folder / split.name} cannot be written: {error.strerror}; the downloads are "
+                "kept, and the same command continues."
             ) from error
         for texts in written:
             rows += [f"{text.sha256}  {text.path.name}\n" for text in texts]
