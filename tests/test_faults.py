@@ -15,7 +15,7 @@ import pytest
 from etils import epath
 
 from tests.conftest import fill, tiny_config
-from tests.test_processes import ROOT, as_on_a_terminal, train_command, wait_for
+from tests.test_processes import ROOT, as_on_a_terminal, assert_runs, train_command, wait_for
 from transformer_jax.config import CheckpointConfig
 from transformer_jax.diagnostics.replay import replay
 from transformer_jax.errors import UserError
@@ -475,8 +475,7 @@ def start_that_reads_without_end(folder, wrap=list):
                 os.open(folder / "train.en", os.O_WRONLY | os.O_NONBLOCK), "wb"
             )
         except OSError:
-            assert process.poll() is None, "the run ended by itself"
-            os.sched_yield()
+            assert_runs(process)
 
 
 @pytest.mark.slow

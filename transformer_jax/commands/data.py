@@ -22,7 +22,7 @@ HELP = CommandHelp(
     "resumes; without a network it says what to download elsewhere.",
     examples=(
         ("29,000 captions of pictures:", "transformer-jax data multi30k --output=multi30k"),
-        ("160,000 pairs of talks:", "transformer-jax data iwslt14 --output=iwslt14"),
+        ("167,000 pairs of talks:", "transformer-jax data iwslt14 --output=iwslt14"),
         ("4.5 million pairs, for a large machine:", "transformer-jax data wmt14 --output=wmt14"),
         ("a toy corpus, without a network:", "transformer-jax data number_words --output=numbers"),
     ),
