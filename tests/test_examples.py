@@ -56,9 +56,7 @@ def test_examples_have_at_most_60_lines():
 
 @pytest.mark.slow
 def test_own_corpus_example_trains_and_translates(run_example, corpus, tmp_path):
-    printed = run_example(
-        "own_corpus", *corpus, "--vocab_size=295", "--num_layers=1", "--num_steps=4"
-    )
+    printed = run_example("own_corpus", *corpus, "--num_steps=4")
     sources = (tmp_path / "dev.en").read_text().splitlines()
     for source in sources[:3]:
         assert f"\n{source}  ->  " in printed
