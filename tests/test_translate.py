@@ -346,11 +346,12 @@ def test_score_equals_the_full_forward_pass(translator):
     assert padded[0].num_tokens == len(target_ids)
 
 
-def test_score_counts_every_sentence(translator):
+def test_score_counts_every_sentence(translator, capsys):
     pairs = [*digit_pairs(10, seed=9), ("", "nichts"), ("one", ""), ("one " * 100, "eins " * 100)]
     decode = dataclasses.replace(translator.config.decode, beam_size=1)
     scores, outputs = model_metrics.evaluate(translator.engine, translator.params, pairs, decode)
     assert scores.num_sentences == len(outputs) == 13
+    assert "line 13: longer than the" in capsys.readouterr().err
     assert scores.perplexity == pytest.approx(np.exp(scores.loss))
     parts = translator.engine.score(translator.params, *zip(*pairs, strict=True))
     tokens = sum(p.num_tokens for p in parts)

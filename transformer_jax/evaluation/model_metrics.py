@@ -8,6 +8,7 @@ from transformer_jax import distributed
 from transformer_jax.config import DataConfig, DecodeConfig
 from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.decoding.engine import Engine
+from transformer_jax.decoding.requests import Request
 from transformer_jax.decoding.translation import Translation
 from transformer_jax.evaluation import bleu_tokenizers
 from transformer_jax.evaluation.corpus_metrics import corpus_scores
@@ -64,6 +65,10 @@ def evaluate(
       The scores, and the best hypothesis of each pair, in order.
     """
     references = [reference for _, reference in pairs]
+    # Messages name a text by its line, of whichever process.
+    requests = distributed.local_share(
+        [Request(source, line=number) for number, (source, _) in enumerate(pairs, start=1)]
+    )
     local_pairs = distributed.local_share(pairs)
     sources = [source for source, _ in local_pairs]
     targets = [reference for _, reference in local_pairs]
@@ -74,7 +79,7 @@ def evaluate(
     tokens = sum(pair.num_tokens for pair in scored)
     loss = -sum(pair.log_prob for pair in scored) / tokens
     outputs = distributed.gather_shares(
-        [best[0] for best in engine.translate(params, sources, settings)]
+        [best[0] for best in engine.translate(params, requests, settings)]
     )
     data = engine.config.data
     data = dataclasses.replace(data, target_lang=target_lang or data.target_lang)
