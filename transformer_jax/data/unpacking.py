@@ -182,7 +182,7 @@ class _Writer:
         if self._path.exists() and digest(self._path) != self._digest.hexdigest():
             raise UserError(
                 f"{self._path} is there with another content; move it away to have it written, or "
-                "choose another --output."
+                "choose another `output`."
             )
 
     def finish(self) -> _Text:
