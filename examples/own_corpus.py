@@ -15,6 +15,7 @@ import jax
 
 from transformer_jax import Translator
 from transformer_jax.config import DataConfig
+from transformer_jax.config.sizing import Machine
 from transformer_jax.data.corpus_settings import choose_settings
 from transformer_jax.data.corpus_survey import describe_survey, survey_corpus
 from transformer_jax.data.sources import open_text
@@ -38,7 +39,7 @@ data = DataConfig(
     source_lang=args.source_lang,
     target_lang=args.target_lang,
 )
-machine = "cpu" if jax.default_backend() == "cpu" else "accelerator"
+machine: Machine = "cpu" if jax.default_backend() == "cpu" else "accelerator"
 config = choose_settings(survey, data, survey.num_usable, len(sources), machine).config
 if args.num_steps:
     config = dataclasses.replace(
