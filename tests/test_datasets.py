@@ -366,7 +366,7 @@ def test_data_command_without_a_connection_names_files_and_then_uses_them(
 def test_data_command_takes_the_name_first_and_refuses_what_is_missing(monkeypatch):
     flags = type("Flags", (), {"dataset": None, "output": None})
     monkeypatch.setattr(command, "FLAGS", flags)
-    with pytest.raises(UserError, match=r"Name the data set.*multi30k: captions"):
+    with pytest.raises(UserError, match=r"Name the data set.*:\n  multi30k +captions"):
         command.run()
     flags.dataset = "wmt14"
     with pytest.raises(UserError, match="--output=DIR is missing"):

@@ -42,11 +42,10 @@ def define_flags(argv: list[str]) -> list[str]:
 def run() -> None:
     """Fetches the data set and prints the next command."""
     if FLAGS.dataset is None:
-        known = "; ".join(f"{name}: {dataset.about}" for name, dataset in DATASETS.items())
-        raise UserError(
-            f"Name the data set, as in `data multi30k --output=DIR` ({known}; {EMBEDDED}: made "
-            "here, without a download)."
-        )
+        known = {name: dataset.about for name, dataset in DATASETS.items()}
+        known[EMBEDDED] = "numbers in words, made here without a download"
+        lines = "".join(f"\n  {name:{max(map(len, known))}}  {known[name]}" for name in known)
+        raise UserError(f"Name the data set, as in `data multi30k --output=DIR`:{lines}")
     if not FLAGS.output:
         raise UserError("--output=DIR is missing: the folder for the texts.")
     if paths.is_remote(FLAGS.output):

@@ -112,7 +112,7 @@ MULTI30K_TOK = _multi30k(
     "tok",
     "{split}.lc.norm.tok.{language}",
     _MULTI30K_TOK,
-    "the same, lower-cased and tokenised, as papers measure it",
+    "those captions lower-cased and tokenised, as papers measure it",
 )
 
 # --- WMT 2014 -----------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ WMT14 = Dataset(
     command=_wmt_command("wmt14_en_de_base", "wmt14"),
 )
 WMT14_EN_FR = Dataset(
-    about="WMT 2014 English-French: the same, with the United Nations and Giga corpora",
+    about="WMT 2014 English-French: Europarl v7, Common Crawl, United Nations, Giga, News v9",
     page=_WMT_PAGE,
     licence=_WMT_LICENCE,
     checksums=_WMT_CHECKSUMS,
