@@ -150,12 +150,12 @@ def test_help_examples_have_flags_of_their_command(name):
 
 def test_help_shows_the_defaults_of_the_model(tmp_path):
     (tmp_path / "config.json").write_text(
-        json.dumps({"decode": {"beam_size": 7, "stopping": "first_k"}, "data": {"max_len": 99}})
+        json.dumps({"decode": {"beam_size": 7, "stopping": "first_k"}, "parallel": {"data": 3}})
     )
     _, shown = help_of("decode", f"--workdir={tmp_path}")
     assert shown["beam_size"].startswith("beam_size=N (default: 7; >= 1) Live hypotheses")
     assert "first_k|hf_default|exact (default: first_k)" in shown["stopping"]
-    assert "(default: 99; >= 2)" in shown["config.data.max_len"]
+    assert "(default: 3)" in shown["config.parallel.data"]
     text, shown = help_of("decode", f"--workdir={tmp_path / 'none'}")
     assert "(default: 4; >= 1)" in shown["beam_size"]
     assert "with the defaults of" not in text

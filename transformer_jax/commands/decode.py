@@ -26,7 +26,7 @@ HELP = CommandHelp(
             "transformer-jax decode --workdir=runs/mine --input=text.en --n_best=3 --format=jsonl",
         ),
     ),
-    fields=("parallel.data", "data.max_len"),
+    fields=("parallel.data",),
     pages=(
         ("docs/translate_text.md", "tasks, from a sentence to large files"),
         ("docs/decoding.md", "every search setting and how they combine"),
