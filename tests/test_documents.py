@@ -63,3 +63,21 @@ def test_the_index_and_the_site_list_every_document():
 
 def test_the_readme_fits_two_screens():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_quickstart_scores_have_the_same_range_everywhere():
+    pattern = r"([\d.]+)% to\s([\d.]+)% of (?:the )?1,000 held-out numbers"
+    results = (DOCS / "results.md").read_text()
+    stated = {
+        re.search(pattern, text).groups()
+        for text in (
+            (ROOT / "README.md").read_text(),
+            (ROOT / "configs" / "quickstart.py").read_text(),
+            results,
+        )
+    }
+    section = results.partition("## Quickstart\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| .* \| [\d, ]+ \| ([\d., ]+)% \|$", section, re.MULTILINE)
+    scores = [score for row in rows for score in row.split(", ")]
+    assert len(scores) >= 12
+    assert stated == {(min(scores, key=float), max(scores, key=float))}
