@@ -257,7 +257,7 @@ def _reasons(sizes: Sizes, config: Config, tokens: TokenFacts, machine: Machine)
 def _model_reasons(sizes: Sizes, machine: Machine) -> Reasons:
     """By name of the setting."""
     up_to = "more pairs than that" if math.isinf(sizes.up_to) else f"up to {sizes.up_to:,.0f} pairs"
-    shape = f"The table's sizes for {up_to} on a {'CPU' if machine == 'cpu' else 'GPU or TPU'}."
+    shape = f"The table's sizes for {up_to}, made for {sizes.hardware.partition(';')[0]}."
     if machine == "cpu" and sizes.up_to > SMALL:
         better = choose_sizes(int(min(sizes.up_to, 1e9)), "accelerator")
         shape += (
