@@ -13,6 +13,7 @@ from tests.conftest import tiny_config, write_pairs
 from transformer_jax.errors import UserError
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.checkpoint import Checkpointer
+from transformer_jax.runs.new_files import NewFiles
 from transformer_jax.training import loop, runners, setup
 from transformer_jax.training.loop import train
 
@@ -151,6 +152,26 @@ def test_start_that_fails_with_its_files_written_removes_them(tmp_path, monkeypa
         with pytest.raises(type(error)):
             train(tiny_config(tmp_path / "data"), workdir)
     assert [p.name for p in (tmp_path / "new").rglob("*")] == ["old"]
+
+
+def test_failed_starts_keep_damaged_checkpoints_and_files_of_users(tiny_run, tmp_path, capsys):
+    data, trained = tiny_run
+    workdir = tmp_path / "run"
+    shutil.copytree(trained, workdir)
+    (workdir / ".lock").unlink()
+    (workdir / "checkpoints" / "60" / "digests.json").write_text("{")
+    with pytest.raises(UserError, match=r"config\.seed was 0, is 1"):
+        train(dataclasses.replace(tiny_config(data), seed=1), workdir)
+    assert (workdir / "damaged_checkpoints" / "60").is_dir()
+    assert not (workdir / ".lock").exists()
+
+    new_files = NewFiles(tmp_path / "new")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "notes.txt").write_text("mine")
+    (tmp_path / "new" / "config.json").write_text("")
+    with pytest.raises(UserError), new_files:
+        raise UserError("no data")
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["notes.txt"]
 
 
 def test_start_that_is_refused_by_the_lock_leaves_the_other_process_its_files(tmp_path):

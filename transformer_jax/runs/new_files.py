@@ -7,9 +7,23 @@ from pathlib import Path
 
 from transformer_jax import distributed, paths
 
+# What a run writes before its first step. Nothing else is removed: damaged checkpoints may have
+# been moved aside, and users may have put files there.
+WRITTEN = {
+    ".lock",
+    ".waiting",
+    "config.json",
+    "data.json",
+    "history",
+    "metrics.jsonl",
+    "samples.jsonl",
+    "tensorboard",
+    "tokenizer",
+}
+
 
 class NewFiles:
-    """A context that removes what is new in a work directory if it ends by an error.
+    """A context that removes a run's new files in a work directory if it ends by an error.
 
     Files and folders that were there before stay as they are. Make it before anything is written,
     and enter it when the work directory is locked. Objects in a bucket are left alone.
@@ -42,11 +56,11 @@ class NewFiles:
         if error is None or self.are_kept or not self._folder or not distributed.is_primary():
             return
         with contextlib.suppress(OSError):  # the first error matters more
-            for name in set(os.listdir(self._folder)) - self._before:
+            for name in WRITTEN & (set(os.listdir(self._folder)) - self._before):
                 path = self._folder / name
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 else:
                     path.unlink()
             for folder in self._new_folders:
-                folder.rmdir()
+                folder.rmdir()  # fails, and ends the loop, where something else is in it
