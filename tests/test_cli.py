@@ -159,8 +159,10 @@ def test_help_shows_the_defaults_of_the_model(tmp_path):
     text, shown = help_of("decode", f"--workdir={tmp_path / 'none'}")
     assert "(default: 4; >= 1)" in shown["beam_size"]
     assert "with the defaults of" not in text
-    _, shown = help_of("train", "--config=quickstart")
-    assert "(default: 300; >= 1)" in shown["config.train.num_steps"]
+    (tmp_path / "flags.txt").write_text("--config=quickstart")
+    for given in ("--config=quickstart", f"--flagfile={tmp_path / 'flags.txt'}"):
+        _, shown = help_of("train", given)
+        assert "(default: 300; >= 1)" in shown["config.train.num_steps"]
 
 
 def test_help_lists_the_commands_without_one():
@@ -347,6 +349,7 @@ def test_errors_of_commands_name_flags_where_the_package_names_arguments(monkeyp
         ("config.train.num_steps=x", "--config.train.num_steps=x is not a whole number."),
         ("config.model.norm_epsilon=x", "--config.model.norm_epsilon=x is not a number."),
         ("config.model=x", "config.model is a section"),
+        ("flagfile=/nowhere", "--flagfile: "),
     ],
 )
 def test_wrong_flags_are_named_in_one_sentence(flag, message, capsys, monkeypatch):

@@ -4,6 +4,10 @@ import itertools
 import re
 from collections.abc import Sequence
 
+from absl import flags
+
+from transformer_jax.errors import UserError
+
 HELP_FLAGS = {"--help", "-help", "-h"}
 # What absl says of a wrong flag -> what a command says.
 _SENTENCES = (
@@ -27,6 +31,19 @@ _SENTENCES = (
 def wants_help(argv: Sequence[str]) -> bool:
     """Whether the command is to explain itself instead of running."""
     return not HELP_FLAGS.isdisjoint(argv)
+
+
+def with_flag_files(argv: Sequence[str]) -> list[str]:
+    """`argv` with the flags of each file that `--flagfile=FILE` names.
+
+    Raises:
+      UserError: there is no such file.
+    """
+    try:
+        return [argv[0], *flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False)]
+    except flags.Error as error:
+        reason = " ".join(str(error).split()).removeprefix("ERROR:: ")
+        raise UserError(f"--flagfile: {reason}.") from error
 
 
 def value_of(argv: Sequence[str], name: str) -> str | None:

@@ -102,6 +102,7 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
     others = set(FLAGS)
     program = f"python {argv[0]}" if argv[0].endswith(".py") else argv[0]
     with _errors_as_sentences(module.LESS_MEMORY):
+        argv = arguments.with_flag_files(argv)
         if hasattr(module, "FIRST_WORD"):
             argv = arguments.first_word_as_flag(argv, module.FIRST_WORD)
         config_flags.check_overrides(argv)
