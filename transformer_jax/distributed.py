@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar, cast
 
 import jax
@@ -141,7 +142,7 @@ class _RollCall:
         # A folder that cannot be written is no reason to stop.
         with contextlib.suppress(OSError), paths.store_errors():
             if self._file is not None:
-                is_new = not self._folder.parent.exists()
+                is_new = not paths.is_remote(self._folder) and not self._folder.parent.exists()
                 self._folder.mkdir(parents=True, exist_ok=True)
                 if is_new:
                     (self._folder / _IS_NEW).write_text("")
@@ -191,11 +192,13 @@ class _RollCall:
             return False
 
 
-def is_made_for_waiting(workdir: epath.PathLike) -> bool:
-    """Whether the processes have made a work directory for their roll call, and nothing since."""
-    folder = epath.Path(workdir) / _WAITING
-    is_alone = folder.exists() and [path.name for path in folder.parent.iterdir()] == [_WAITING]
-    return is_alone and (folder / _IS_NEW).exists()
+def forget_new_folder(workdir: os.PathLike[str]) -> bool:
+    """Whether the roll call has made a local work directory; removes the mark that says so."""
+    mark = Path(workdir) / _WAITING / _IS_NEW
+    is_alone = mark.exists() and os.listdir(workdir) == [_WAITING]
+    if is_primary():
+        mark.unlink(missing_ok=True)
+    return is_alone
 
 
 def process_count() -> int:

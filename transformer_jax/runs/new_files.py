@@ -42,7 +42,7 @@ class NewFiles:
             folders = (self._folder, *self._folder.parents)
             self._new_folders = [folder for folder in folders if not folder.exists()]
             self._before = set(os.listdir(self._folder)) if self._folder.is_dir() else set()
-            if distributed.is_made_for_waiting(self._folder):
+            if distributed.forget_new_folder(self._folder):
                 self._new_folders, self._before = [self._folder], set()
 
     def keep(self) -> None:
