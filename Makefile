@@ -1,7 +1,7 @@
 # make quickstart   train, evaluate and use a small translator
 # make test         the tests, 4 minutes on two fast cores
 # make test-newest  the same with the newest Python here and the newest JAX
-# make test-slow    the tests that start processes, kill them, or take long
+# make test-slow    the tests that start processes, kill them, take long, or follow the README
 # make test-peers   the tests that compare with torch, transformers, ctranslate2 and libtpu
 # make test-all     all four
 # make docs         the site, in site/; runs the guide
