@@ -286,6 +286,8 @@ def test_archive_reads_no_links_and_writes_nothing_outside_the_folder(server, tm
         (b"<html>sign in</html>", 0, "damaged"),
         (make_tar({"b.de": b""}), 0, "another archive"),
     ],
+    # Archives hold the time, and every process of the tests needs the same names.
+    ids=["unequal", "fewer", "cut", "encoding", "page", "other"],
 )
 def test_texts_of_a_wrong_archive_are_refused_and_leave_nothing(
     server, tmp_path, content, num_lines, words
