@@ -173,7 +173,7 @@ def test_dry_run_reports_the_real_step(tmp_path):
         assert word in text
     with pytest.raises(UserError, match="must be cpu:N"):
         dry_run.dry_run(config, "cpu:many", print)
-    with pytest.raises(UserError, match="v99:2x4 is not known"):
+    with pytest.raises(UserError, match="topology=v99:2x4` is not known"):
         dry_run.dry_run(config, "v99:2x4", print)
 
 
