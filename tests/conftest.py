@@ -1,6 +1,7 @@
 """Eight simulated CPU devices, fast compilation, and the small run that many tests read."""
 
 import os
+import shutil
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tests wait for compilations, not for computations: LLVM's optimisations take half of their time.
@@ -127,6 +128,12 @@ def tiny_run(tmp_path_factory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("tiny")
     train(tiny_config(folder), folder / "run")
     return folder, folder / "run"
+
+
+def copy_run(source: Path, target: Path) -> Path:
+    """Copies a run without its evaluations, because other tests record theirs in `tiny_run`."""
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("*-eval-*.json"))
+    return target
 
 
 @pytest.fixture(scope="session")

@@ -373,7 +373,7 @@ def test_eval_shows_conventions_and_compares(tiny_run, tmp_path):
     others.write_text("eins\n")
     refused = command("eval.py", *arguments, f"--compare={others}")
     assert refused.returncode == 2
-    assert "has 1 translations, the test set 120 sentences" in refused.stderr
+    assert "has 1 translations, test has 120 sentences" in refused.stderr
     missing = command("eval.py", *arguments, f"--compare={tmp_path / 'none'}", f"--json={out}")
     assert missing.returncode == 2
     assert json.loads(out.read_text())["compare"]

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.conftest import copy_run
 from tests.test_huggingface import small_model
 from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
@@ -60,7 +61,8 @@ def test_model_card_has_the_scores_of_its_checkpoint(tiny_run, tmp_path):
     model = pretrained.load(tiny_run[1])
     lines = (tiny_run[1] / "metrics.jsonl").read_text().splitlines()
     (evaluated,) = [x for x in map(json.loads, lines) if x["step"] == 60 and "eval_bleu" in x]
-    facts = model_card.collect_facts(tiny_run[1], model)
+    run = copy_run(tiny_run[1], tmp_path / "run")
+    facts = model_card.collect_facts(run, model)
     (score,) = facts.scores
     assert (score.data, score.num_sentences) == ("validation set", evaluated["eval_num_sentences"])
     assert (score.bleu, score.chrf) == (evaluated["eval_bleu"], evaluated["eval_chrf"])
@@ -69,7 +71,7 @@ def test_model_card_has_the_scores_of_its_checkpoint(tiny_run, tmp_path):
     assert row in text
     assert evaluated["eval_bleu_signature"] in text
     # The mean of several checkpoints is another model.
-    assert model_card.collect_facts(tiny_run[1], model, "average:2").scores == ()
+    assert model_card.collect_facts(run, model, "average:2").scores == ()
     none = dataclasses.replace(facts, scores=())
     assert "The command `transformer-jax eval` computes them." in card(model, none)
 

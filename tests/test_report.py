@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from tests.conftest import tiny_config
+from tests.conftest import copy_run, tiny_config
 from transformer_jax import plotting
 from transformer_jax.config import Config
 from transformer_jax.errors import UserError
@@ -29,9 +29,7 @@ from transformer_jax.runs import history, summary
 @pytest.fixture(scope="module")
 def workdir(tiny_run, tmp_path_factory):
     """A copy of the run, for the report to be written into."""
-    copy = tmp_path_factory.mktemp("report") / "run"
-    shutil.copytree(tiny_run[1], copy)
-    return copy
+    return copy_run(tiny_run[1], tmp_path_factory.mktemp("report") / "run")
 
 
 @pytest.fixture

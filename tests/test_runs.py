@@ -12,7 +12,7 @@ import sys
 import jax
 import pytest
 
-from tests.conftest import tiny_config
+from tests.conftest import copy_run, tiny_config
 from transformer_jax.commands import runs as command
 from transformer_jax.errors import UserError
 from transformer_jax.runs import history, machine, summary, workdir
@@ -25,8 +25,7 @@ NOW = datetime.datetime(2026, 5, 4, 12, tzinfo=UTC)
 @pytest.fixture
 def run(tiny_run, tmp_path):
     """A copy of a finished run."""
-    shutil.copytree(tiny_run[1], tmp_path / "runs" / "one")
-    return tmp_path / "runs" / "one"
+    return copy_run(tiny_run[1], tmp_path / "runs" / "one")
 
 
 def transformer_jax(*arguments, **environment):

@@ -104,7 +104,7 @@ assert train(number_words("de"), german_run)
 runs = {"es": spanish_run, "de": german_run}
 plotting.learning_curves(
     {name: read_metrics(run) for name, run in runs.items()},
-    {name: plotting.PANELS[name] for name in ("loss", "token accuracy (%)", "validation scores")},
+    {name: plotting.PANELS[name] for name in ("loss", "token accuracy (%)", "BLEU and chrF")},
 )
 
 # %% [markdown]
