@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 import jax
 import numpy as np
@@ -36,6 +36,7 @@ _LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
 )
 
+_LAST_ANSWER_SECONDS = 2  # see `exit_process`
 _WAITING, _IS_NEW = ".waiting", "is_new"  # folder of the roll call, and a file in it
 
 _undestroyed_servers: list[object] = []  # see `disconnect`
@@ -103,6 +104,17 @@ def connect(
             else f"The other processes were not found ({reason}); give "
             "`coordinator_address=HOST:PORT`, `num_processes` and `process_id` to each."
         ) from error
+
+
+def exit_process(status: int) -> NoReturn:
+    """Ends this process without JAX's own clean-up, which would wait for the other processes.
+
+    Process 0 has the runtime's server, and stays a little longer: where the server ends before its
+    last answer has reached another process, the runtime aborts that one (status 134).
+    """
+    if distributed.global_state.process_id == 0:
+        time.sleep(_LAST_ANSWER_SECONDS)
+    os._exit(status)
 
 
 def disconnect() -> None:

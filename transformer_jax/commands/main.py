@@ -96,8 +96,9 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
             if _is_one_of_several():
                 from transformer_jax import distributed
 
+                _flush()
                 distributed.disconnect()
-                _exit(0, immediately=True)
+                distributed.exit_process(0)
 
     others = set(FLAGS)
     program = f"python {argv[0]}" if argv[0].endswith(".py") else argv[0]
@@ -228,10 +229,16 @@ def _is_one_of_several() -> bool:
     return "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
 
 
-def _exit(status: int, immediately: bool = False) -> NoReturn:
-    """Ends the process; one of several immediately, because JAX would wait for the others."""
+def _exit(status: int) -> NoReturn:
+    """Ends the process, where it is one of several without waiting for the others."""
+    _flush()
+    if _is_one_of_several():
+        from transformer_jax import distributed
+
+        distributed.exit_process(status)
+    sys.exit(status)
+
+
+def _flush() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    if immediately or _is_one_of_several():
-        os._exit(status)
-    sys.exit(status)
