@@ -379,6 +379,13 @@ def test_sample_text_is_the_validation_set_the_test_set_or_samples(tiny_run, tmp
     samples = sample_text.find(workdir, moved(validation="gone", test="gone"))
     assert set(zip(*samples[:2], strict=True)) <= set(zip(*text[:2], strict=True))
     assert len(samples.sentences) == 5
+    line = '{"source": "a\u2028b", "reference": "c"}'  # a line separator inside a sentence
+    (tmp_path / "samples.jsonl").write_text(f"{line}\n{line[:20]}")  # and a line that was cut
+    assert sample_text.find(tmp_path, moved(validation="gone", test="gone"))[:2] == (
+        ("a\u2028b",),
+        ("c",),
+    )
+    (tmp_path / "samples.jsonl").unlink()
     with pytest.raises(UserError, match="Set `sentences` to a file"):
         sample_text.find(tmp_path, moved(validation="gone", test="gone"))
 

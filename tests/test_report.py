@@ -194,6 +194,10 @@ def test_report_opens_with_the_score_of_the_test_set(workdir, tmp_path, quick):
     history.add_evaluation(
         run, scores | {"split": "train", "bleu": 50.0}, "multi30k/train", jax.devices()
     )
+    history.add_evaluation(run, scores | {"ensemble": ["a", "b"]}, test_set, jax.devices())
+    history.add_evaluation(
+        run, scores | {"bleu": 39.5}, "news", jax.devices(), checkpoint="average:5"
+    )
     text = write_report(run).read_text()
     assert "<strong>38.9</strong> <span>BLEU</span>" in text
     assert "test set: 1,000 sentences, step 60" in head_of(text)
@@ -207,6 +211,7 @@ def test_report_opens_with_the_score_of_the_test_set(workdir, tmp_path, quick):
         "flickr.json",
         "test news, checkpoint of step 60",
         "train multi30k/train, checkpoint of step 60",
+        "test news, average:5 of step 60",
     ]
 
 

@@ -211,6 +211,9 @@ def test_history_records_evaluations_of_runs_only(run, tmp_path):
     history.add_evaluation(run, {"bleu": 12.5, "split": "test"}, "multi30k/test", jax.devices())
     (scores,) = summary.summarize(run).tests
     assert (scores["bleu"], scores["data"]) == (12.5, "multi30k/test")
+    for other in ({"ensemble": ["a", "b"]}, {"search": {"beam_size": 1}}):  # another system
+        history.add_evaluation(run, {"bleu": 99.0, **other}, "multi30k/test", jax.devices())
+    assert [scores["bleu"] for scores in summary.summarize(run).tests] == [12.5]
     model = tmp_path / "opus-mt"
     model.mkdir()
     (model / "config.json").write_text('{"model_type": "marian", "d_model": 512}')

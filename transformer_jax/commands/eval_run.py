@@ -100,7 +100,9 @@ def run() -> None:
         }
     _write(result, hypotheses)
     name = FLAGS.input or getattr(data, FLAGS.split)
-    history.add_evaluation(FLAGS.workdir, result, name, jax.devices(), distributed.process_count())
+    history.add_evaluation(
+        FLAGS.workdir, result, name, jax.devices(), distributed.process_count(), FLAGS.checkpoint
+    )
 
 
 def _check_flags() -> None:

@@ -131,7 +131,7 @@ def _report(workdir: "epath.Path") -> None:
     if distributed.process_count() > 1:
         # One process alone cannot read a checkpoint: Orbax would wait for the others.
         if distributed.is_primary():
-            print(f"python -m transformer_jax.plotting report --workdir={workdir} writes a report")
+            print(f"transformer-jax plot report --workdir={workdir} writes a report")
         return
     from transformer_jax.plotting.report import write_report
 
@@ -140,7 +140,7 @@ def _report(workdir: "epath.Path") -> None:
     except Exception as error:  # no memory, a full disk, or anything else
         print(
             f"report.html could not be written: {type(error).__name__}: {error}; "
-            f"python -m transformer_jax.plotting report --workdir={workdir} tries again",
+            f"transformer-jax plot report --workdir={workdir} tries again",
             file=sys.stderr,
         )
 

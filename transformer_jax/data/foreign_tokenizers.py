@@ -157,18 +157,19 @@ class JsonTokenizer(Tokenizer):
             raise UserError(
                 f"tokenizer.json has a token of id {largest}, but config.json says {vocab_size}."
             )
-        ids = {name: self._tokenizer.token_to_id(token) for name, token in special.items()}
-        for name in ("pad", "bos", "eos", "unk"):
-            if ids.get(name) is None:
-                raise UserError(
-                    f"tokenizer.json has no token {special.get(name)!r} ({name}_token)."
-                )
-        self.pad_id, self.bos_id = ids["pad"], ids["bos"]
-        self.eos_id, self.unk_id = ids["eos"], ids["unk"]
+        self.pad_id, self.bos_id = self._special_id("pad"), self._special_id("bos")
+        self.eos_id, self.unk_id = self._special_id("eos"), self._special_id("unk")
 
     @property
     def state(self) -> TokenizerState:
         return {"kind": "tokenizers", "special": self._special, "vocab_size": self.vocab_size}
+
+    def _special_id(self, name: str) -> int:
+        token = self._special.get(name)
+        token_id = None if token is None else self._tokenizer.token_to_id(token)
+        if token_id is None:
+            raise UserError(f"tokenizer.json has no token {token!r} ({name}_token).")
+        return int(token_id)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)

@@ -95,9 +95,13 @@ def _scores(workdir: epath.Path, model: Pretrained, checkpoint: str) -> Iterator
     for line in evaluated[-1:]:
         yield from _score("validation set", line)
     newest: dict[str, Score] = {}
-    for record in history.read_history(workdir):
-        scores, command = record.get("scores", {}), record.get("command_line", "")
-        same = checkpoint in command if is_average else "average:" not in command
+    for record in history.own_evaluations(history.read_history(workdir)):
+        scores, evaluated_checkpoint = record["scores"], record.get("checkpoint", "")
+        same = (
+            evaluated_checkpoint == checkpoint
+            if is_average
+            else (not evaluated_checkpoint.startswith("average"))
+        )
         if same and scores.get("checkpoint_step") == model.step:
             data = posixpath.basename(str(record.get("data", ""))) or scores.get("split", "")
             newest |= {score.data: score for score in _score(data, scores)}

@@ -1,7 +1,6 @@
 """Sentences that an export is checked on, with their references where there are any."""
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from transformer_jax.config import Config
 from transformer_jax.data import sources
 from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import hub, reading
+from transformer_jax.runs import history
 
 MAX_SENTENCES = 500
 Pair = tuple[str, str]  # source and reference
@@ -106,7 +106,6 @@ def _of_run(path: epath.PathLike, config: Config) -> Iterator[tuple[str, list[Pa
         except UserError:  # the model was moved to a machine without its data
             continue
     samples = epath.Path(path) / "samples.jsonl"
-    lines = samples.read_text().splitlines() if samples.exists() else []
-    written = (json.loads(line) for line in lines)
+    written = history.read_lines(samples) if samples.exists() else []
     unique = {sample["source"]: sample["reference"] for sample in written}
     yield "the run's samples", list(unique.items())

@@ -119,12 +119,20 @@ def _test_scores(files: Mapping[str, Scores], recorded: Sequence[Scores]) -> Map
     """
     tests: dict[str, Scores] = {name: {"split": "", **s} for name, s in files.items()}
     numbers = [[scores[name] for name in COLUMNS] for scores in files.values()]
-    newest = {(s["split"], s["data"], s["checkpoint_step"]): s for s in recorded}
-    for (split, data, step), scores in newest.items():
+    newest = {
+        (s["split"], s["data"], s["checkpoint_step"], _average(s["checkpoint"])): s
+        for s in recorded
+    }
+    for (split, data, step, average), scores in newest.items():
         if [scores[name] for name in COLUMNS] not in numbers:
             name = " ".join(dict.fromkeys(filter(None, (split, data))))  # TFDS: "test" of "test"
-            tests[f"{name}, checkpoint of step {step:,}"] = scores
+            tests[f"{name}, {average or 'checkpoint'} of step {step:,}"] = scores
     return tests
+
+
+def _average(checkpoint: str) -> str:
+    """`checkpoint` if it is a mean of several, which has scores of its own."""
+    return checkpoint if checkpoint.startswith("average") else ""
 
 
 def _footer() -> Iterator[str]:

@@ -11,7 +11,7 @@ import json
 import shlex
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # lists of runs are shown without it
     import jax
 
 FOLDER = "history"
+_OTHER_SYSTEMS = {"ensemble", "search"}  # fields of scores that are not of the run as it is
 Record = dict[str, Any]  # of one process; `started` and `ended` are ISO 8601, in UTC
 
 
@@ -65,6 +66,7 @@ def add_evaluation(
     data: str,
     devices: Sequence["jax.Device"],
     num_processes: int = 1,
+    checkpoint: str = "best",
 ) -> None:
     """Records scores in the `history/` of a run; does nothing for a folder that is no run.
 
@@ -74,10 +76,12 @@ def add_evaluation(
       data: what was translated: the value of the setting, or a file.
       devices: on which the program computes, of all processes.
       num_processes: of the evaluation.
+      checkpoint: as `--checkpoint` names it.
     """
     if workdir.is_run(folder):
         record = _new_record("eval", devices, num_processes)
         record |= {"ended": record["started"], "outcome": "ended", "data": data, "scores": scores}
+        record["checkpoint"] = checkpoint
         _write(_new_path(folder, record), record)
 
 
@@ -87,6 +91,15 @@ def read_history(folder: epath.PathLike) -> list[Record]:
     The last training process may run, or may have been killed: then it has no `ended`.
     """
     return [record for _, record in _read_files(folder)]
+
+
+def own_evaluations(records: Iterable[Record]) -> list[Record]:
+    """The evaluations of a run alone, not as part of an ensemble, by its own search settings."""
+    return [
+        record
+        for record in records
+        if record["command"] == "eval" and record["scores"].keys().isdisjoint(_OTHER_SYSTEMS)
+    ]
 
 
 def training_seconds(folder: epath.PathLike, records: Sequence[Record]) -> float | None:

@@ -138,7 +138,7 @@ def validation_scores(lines: Iterable[Scores]) -> list[Scores]:
 
 
 def tests(records: Iterable[history.Record], test_set: str) -> list[Scores]:
-    """The evaluations in the history of a run, each with `data` and `started`.
+    """A run's own evaluations in its history, each with `data`, `started` and `checkpoint`.
 
     Args:
       records: of the run, oldest first.
@@ -146,8 +146,8 @@ def tests(records: Iterable[history.Record], test_set: str) -> list[Scores]:
     """
     scores = [
         {"split": "", **record["scores"], "data": record["data"], "started": record["started"]}
-        for record in records
-        if record["command"] == "eval"
+        | {"checkpoint": record.get("checkpoint", "")}
+        for record in history.own_evaluations(records)
     ]
     return sorted(scores, key=lambda one: one["split"] == "test" and one["data"] == test_set)
 

@@ -2,17 +2,20 @@
 
     python -P pickle_process.py PICKLE SAFETENSORS [PICKLE SAFETENSORS …]
 
-It exits with status 1 and prints one line that says why a pickle cannot be converted, or with
-status 3 if torch is missing. `pickles.py` starts it.
+It exits with status 1 and prints one line that says why a pickle cannot be converted. Status 3:
+torch is missing or too old. Status 4: the pickle holds more than tensors. `pickles.py` starts it.
 """
 
 import contextlib
 import ctypes
+import pickle
+import shutil
 import sys
 import zipfile
 from typing import Any
 
-NO_TORCH = 3
+NO_TORCH, UNSAFE = 3, 4
+SAFE_TORCH = (2, 6)  # older ones can be made to run code in spite of weights_only (CVE-2025-32434)
 _NEW_NETWORK, _NEW_USER = 0x40000000, 0x10000000  # of Linux's <sched.h>
 # Of tensors that share their memory, the first of these is kept, as transformers does.
 _KEPT = (
@@ -26,14 +29,19 @@ def main(paths: list[str]) -> None:
     """Converts each pickle of (pickle, safetensors, pickle, safetensors, …)."""
     leave_network()
     try:
-        import torch  # noqa: F401
+        import torch
         from safetensors.torch import save_file
     except ImportError:
+        sys.exit(NO_TORCH)
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < SAFE_TORCH:
         sys.exit(NO_TORCH)
     for source, target in zip(paths[::2], paths[1::2], strict=True):
         try:
             tensors = _distinct(_load(source))
             save_file(tensors, target, metadata={"format": "pt"})
+            shutil.copymode(source, target)  # its readers can read the new file too
+        except pickle.UnpicklingError:  # torch's own text advises to load it without protection
+            sys.exit(UNSAFE)
         except Exception as error:  # torch raises many types of errors for a damaged file
             print((str(error).splitlines() or [""])[0] or type(error).__name__)
             sys.exit(1)
@@ -62,6 +70,8 @@ def _load(path: str) -> dict[str, Any]:
 
 def _distinct(stored: dict[str, Any]) -> dict[str, Any]:
     """The tensors as floats, without those that are another one under a second name."""
+    import torch
+
     kept: dict[str, Any] = {}
     views = set()
     for name in sorted(stored, key=lambda n: (_KEPT.index(n) if n in _KEPT else len(_KEPT), n)):
@@ -70,7 +80,11 @@ def _distinct(stored: dict[str, Any]) -> dict[str, Any]:
         if view not in views:
             tensor = tensor if tensor.is_floating_point() else tensor.float()
             shares = tensor.untyped_storage().nbytes() != tensor.nbytes
-            kept[name] = tensor.clone() if shares else tensor.contiguous()
+            kept[name] = (
+                tensor.clone(memory_format=torch.contiguous_format)
+                if shares
+                else tensor.contiguous()
+            )
         views.add(view)
     return kept
 

@@ -85,8 +85,18 @@ def convert_files(targets: dict[str, str]) -> None:
     first = next(iter(targets))
     if done.returncode == pickle_process.NO_TORCH:
         raise UserError(
-            f"{first} is a pickle, which only torch reads; install it where you convert: "
-            "pip install 'transformer-jax[interop]'."
+            f"{first} is a pickle, which only torch 2.6 or newer reads safely; install it where "
+            "you convert: pip install 'transformer-jax[interop]'."
+        )
+    if done.returncode == pickle_process.UNSAFE:
+        raise UserError(
+            f"{first} is damaged, or no model: a pickle that holds more than tensors may run "
+            "programs. It was not loaded; do not load it with other tools either."
+        )
+    if done.returncode < 0:
+        raise UserError(
+            f"The conversion of {first} was ended by signal {-done.returncode}, perhaps for lack "
+            "of memory; nothing was written."
         )
     lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
     reason = lines[-1] if lines else f"the process ended with status {done.returncode}"
