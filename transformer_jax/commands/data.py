@@ -7,7 +7,7 @@ from absl import flags
 
 from transformer_jax import paths
 from transformer_jax.commands.command_help import CommandHelp
-from transformer_jax.data.dataset_tables import DATASETS
+from transformer_jax.data.public.tables import DATASETS
 from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
@@ -53,7 +53,7 @@ def run() -> None:
     if FLAGS.dataset == EMBEDDED:
         _write_number_words(Path(FLAGS.output))
         return
-    from transformer_jax.data.unpacking import make_texts
+    from transformer_jax.data.public.unpacking import make_texts
 
     dataset, folder = DATASETS[FLAGS.dataset], Path(FLAGS.output)
     print(f"{FLAGS.dataset}: {dataset.about} ({dataset.page})")

@@ -23,7 +23,7 @@ from etils import epath
 
 from transformer_jax import paths
 from transformer_jax.config import DataConfig
-from transformer_jax.data.dataset_tables import fetch_hint
+from transformer_jax.data.public.tables import fetch_hint
 from transformer_jax.errors import UserError
 
 if TYPE_CHECKING:

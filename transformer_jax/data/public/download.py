@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from transformer_jax import __version__
-from transformer_jax.data.datasets import Download
+from transformer_jax.data.public.dataset import Download
 from transformer_jax.errors import UserError
 
 Say = Callable[[str], None]

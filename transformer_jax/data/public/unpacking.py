@@ -1,6 +1,6 @@
 """Makes parallel texts of the files of a public data set.
 
-Only files that `datasets.py` names are read from an archive, and their names there are never used
+Only files that `tables.py` names are read from an archive, and their names there are never used
 as paths. So an archive cannot write outside the folder.
 """
 
@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
-from transformer_jax.data.datasets import Dataset, Download, Part, Split
-from transformer_jax.data.download import DownloadError, Say, digest, fetch
+from transformer_jax.data.public.dataset import Dataset, Download, Part, Split
+from transformer_jax.data.public.download import DownloadError, Say, digest, fetch
 from transformer_jax.data.sources import decode_lines
 from transformer_jax.errors import UserError
 

@@ -1,6 +1,6 @@
 """What a public data set is: files on the internet, and parallel texts that are made of them.
 
-`dataset_tables.py` lists those that `transformer-jax data` fetches. `download.py` fetches and
+`tables.py` lists those that `transformer-jax data` fetches. `download.py` fetches and
 verifies the files, `unpacking.py` makes the texts.
 """
 

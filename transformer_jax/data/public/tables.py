@@ -2,7 +2,7 @@
 
 import shlex
 
-from transformer_jax.data.datasets import Dataset, Download, Part, Split
+from transformer_jax.data.public.dataset import Dataset, Download, Part, Split
 
 
 def _both(address: str) -> tuple[str, ...]:
@@ -136,18 +136,6 @@ _NEWS_COMMENTARY = Download(
     80_418_416,
     "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
 )
-_UNITED_NATIONS = Download(
-    "training-parallel-un.tgz",
-    _both("www.statmt.org/wmt13/training-parallel-un.tgz"),
-    2_365_634_246,
-    "29141b5c1eba149a94f7a59d3b1a834b2e47fe0f8758d68dcd77a3d3f497ee47",
-)
-_GIGA = Download(
-    "training-giga-fren.tar",
-    _both("www.statmt.org/wmt10/training-giga-fren.tar"),
-    2_595_102_720,
-    "3ff8319f6919393520559bfbc7ad6a747ec81b3abc7be9993b338d4b017b4d9a",
-)
 _NEWS_TESTS = Download(
     "dev.tgz",
     _both("data.statmt.org/wmt19/translation-task/dev.tgz"),
@@ -156,36 +144,32 @@ _NEWS_TESTS = Download(
 )
 
 
-def _wmt_part(download: Download, pattern: str, language: str) -> Part:
-    """A corpus of `language` and English; `{pair}` and `{side}` of the file's name vary."""
-    return Part(
-        {
-            side: (download.name, pattern.format(pair=f"{language}-en", side=side))
-            for side in (language, "en")
-        }
-    )
+def _wmt_part(download: Download, pattern: str) -> Part:
+    return Part({side: (download.name, pattern.format(side)) for side in ("de", "en")})
 
 
-def _wmt_splits(language: str, more: tuple[Part, ...] = ()) -> tuple[Split, ...]:
-    test = f"dev/newstest2014-{language}en"
-    return (
+_NEWSTEST2014 = {"de": "dev/newstest2014-deen-src.de.sgm", "en": "dev/newstest2014-deen-ref.en.sgm"}
+
+WMT14 = Dataset(
+    about="WMT 2014 English-German: Europarl v7, Common Crawl, News Commentary v9",
+    page="https://www.statmt.org/wmt14/translation-task.html",
+    licence="for research; see its page and those of the corpora",
+    checksums="tensorflow_datasets/url_checksums (wmt13_translate.txt, wmt14_translate.txt)",
+    downloads=(_EUROPARL, _COMMON_CRAWL, _NEWS_COMMENTARY, _NEWS_TESTS),
+    splits=(
         Split(
             "train",
             (
-                _wmt_part(_EUROPARL, "training/europarl-v7.{pair}.{side}", language),
-                _wmt_part(_COMMON_CRAWL, "commoncrawl.{pair}.{side}", language),
-                *more,
-                _wmt_part(_NEWS_COMMENTARY, "training/news-commentary-v9.{pair}.{side}", language),
+                _wmt_part(_EUROPARL, "training/europarl-v7.de-en.{}"),
+                _wmt_part(_COMMON_CRAWL, "commoncrawl.de-en.{}"),
+                _wmt_part(_NEWS_COMMENTARY, "training/news-commentary-v9.de-en.{}"),
             ),
         ),
         Split(
             "newstest2013",
             (
                 Part(
-                    {
-                        side: (_NEWS_TESTS.name, f"dev/newstest2013.{side}")
-                        for side in (language, "en")
-                    },
+                    {side: (_NEWS_TESTS.name, f"dev/newstest2013.{side}") for side in ("de", "en")},
                     num_lines=3000,
                 ),
             ),
@@ -194,53 +178,16 @@ def _wmt_splits(language: str, more: tuple[Part, ...] = ()) -> tuple[Split, ...]
             "newstest2014",
             (
                 Part(
-                    {
-                        language: (_NEWS_TESTS.name, f"{test}-src.{language}.sgm"),
-                        "en": (_NEWS_TESTS.name, f"{test}-ref.en.sgm"),
-                    },
+                    {side: (_NEWS_TESTS.name, file) for side, file in _NEWSTEST2014.items()},
                     "segments",
                     num_lines=3003,
                 ),
             ),
         ),
-    )
-
-
-def _wmt_command(recipe: str, name: str) -> str:
-    return (
-        f"transformer-jax train --config={recipe} --workdir=runs/{name} "
-        "--config.data.source=files --config.data.train={train} "
-        "--config.data.validation={newstest2013} --config.data.test={newstest2014}"
-    )
-
-
-_WMT_PAGE = "https://www.statmt.org/wmt14/translation-task.html"
-_WMT_LICENCE = "for research; see its page and those of the corpora"
-_WMT_CHECKSUMS = "tensorflow_datasets/url_checksums (wmt13_translate.txt, wmt14_translate.txt)"
-
-WMT14 = Dataset(
-    about="WMT 2014 English-German: Europarl v7, Common Crawl, News Commentary v9",
-    page=_WMT_PAGE,
-    licence=_WMT_LICENCE,
-    checksums=_WMT_CHECKSUMS,
-    downloads=(_EUROPARL, _COMMON_CRAWL, _NEWS_COMMENTARY, _NEWS_TESTS),
-    splits=_wmt_splits("de"),
-    command=_wmt_command("wmt14_en_de_base", "wmt14"),
-)
-WMT14_EN_FR = Dataset(
-    about="WMT 2014 English-French: Europarl v7, Common Crawl, United Nations, Giga, News v9",
-    page=_WMT_PAGE,
-    licence=_WMT_LICENCE,
-    checksums=_WMT_CHECKSUMS,
-    downloads=(_EUROPARL, _COMMON_CRAWL, _UNITED_NATIONS, _GIGA, _NEWS_COMMENTARY, _NEWS_TESTS),
-    splits=_wmt_splits(
-        "fr",
-        (
-            _wmt_part(_UNITED_NATIONS, "un/undoc.2000.{pair}.{side}", "fr"),
-            _wmt_part(_GIGA, "giga-fren.release2.fixed.{side}.gz", "fr"),
-        ),
     ),
-    command=_wmt_command("wmt14_en_fr_big", "wmt14_fr"),
+    command="transformer-jax train --config=wmt14_en_de_base --workdir=runs/wmt14 "
+    "--config.data.source=files --config.data.train={train} "
+    "--config.data.validation={newstest2013} --config.data.test={newstest2014}",
 )
 
 # --- IWSLT 2014 ---------------------------------------------------------------------------------
@@ -261,7 +208,8 @@ IWSLT14 = Dataset(
     downloads=(
         Download(
             _IWSLT,
-            _both("dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"),
+            # Not over HTTP: no digest would show that it was changed on its way.
+            ("https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz",),
             19_982_877,
         ),
     ),
@@ -297,7 +245,6 @@ DATASETS = {
     "multi30k_tok": MULTI30K_TOK,
     "iwslt14": IWSLT14,
     "wmt14": WMT14,
-    "wmt14_en_fr": WMT14_EN_FR,
 }
 
 
