@@ -7,7 +7,8 @@
 - the Hugging Face Hub is a folder with a small model, as Hugging Face's tools keep downloads,
 - what else is replaced is in SUBSTITUTIONS. An entry whose text is not in the document fails.
 
-Times in prose are not checked.
+Of the prose, the statements in CLAIMS are checked and the existence of files in `runs/`. Times,
+and scores of trainings that take longer than this test, are not.
 """
 
 import importlib.util
@@ -38,12 +39,12 @@ ADDRESS = "https://host.invalid/transformer_jax"  # git reads the working tree i
 HUB_MODEL = "Helsinki-NLP/opus-mt-en-de"
 SIZES = {"corpus": 3000, "text": 8}  # pairs of the reader's files
 
+MORE_MACHINES = 0.3  # percent of exact matches that a machine may lie below the range of README
 # A training of ten steps. What is printed before its first step stays the same.
 SHORT = (
     "--config.train.num_steps=10 --config.optimizer.warmup_steps=5 "
     "--config.train.eval_every_steps=10 --config.train.eval_sentences=8"
 )
-DECODE = "transformer-jax decode --workdir=runs/mine --input=text.en"
 EXPORT = "transformer-jax export --workdir=runs/tuned --format=marian --output=exported"
 HAS_TORCH = all(map(importlib.util.find_spec, ("torch", "transformers")))
 SUBSTITUTIONS = (
@@ -61,13 +62,6 @@ SUBSTITUTIONS = (
         f"train --config=runs/mine/recipe.py {SHORT}",
         "minutes",
     ),
-    Substitution(
-        TRANSLATE,
-        f"{DECODE} --phrases",
-        f"sed 's/.*/eins/' text.en > terms.txt; {DECODE} --phrases",
-        "the reader's own phrases",
-    ),
-    Substitution(TRANSLATE, "runs/other@average:5", "runs/mine@latest", "one run is enough"),
     Substitution(FINE_TUNE, "pip install huggingface_hub", ":", "the model is in the cache"),
     Substitution(FINE_TUNE, "--config.train.num_steps=1000", SHORT, "minutes"),
     # Without torch the command says what to install.
@@ -97,7 +91,7 @@ class Claim(NamedTuple):
 def exact_match_is_in_range(walk: Walk) -> bool:
     low, high = map(float, re.search(r"([\d.]+)% to ([\d.]+)% of 1,000", walk.text).groups())
     scores = json.loads((walk.folder / "transformer_jax/runs/quickstart/eval.json").read_text())
-    return low - 0.3 <= scores["exact_match"] <= high and scores["num_sentences"] == 1000
+    return low - MORE_MACHINES <= scores["exact_match"] <= high and scores["num_sentences"] == 1000
 
 
 def num_lines(path: Path) -> int:
