@@ -71,6 +71,7 @@ def test_json_keeps_tuples_and_none():
         ),
         ({"model": {"head_dim": 0}}, ["head_dim=0"]),
         ({"data": {"shared_vocab": False}}, ["tie_embeddings=all", "shared_vocab"]),
+        ({"data": {"target_vocab_size": 99}}, ["target_vocab_size=99", "shared_vocab=False"]),
         ({"data": {"source_lang": "de"}}, ["source_lang", "'de'"]),
         ({"data": {"train": "a,b"}}, ["source=files"]),
         (

@@ -109,6 +109,33 @@ def test_corpus_is_also_read_by_the_name_of_one_of_its_files(tmp_path):
         read(train=str(tmp_path / "lone.en"))
 
 
+def test_corpus_name_with_a_language_is_understood_where_files_are_packed_or_missing(tmp_path):
+    write_pairs(tmp_path, "corpus", PAIRS)
+    for language in ("en", "de"):
+        text = (tmp_path / f"corpus.{language}").read_bytes()
+        (tmp_path / f"packed.{language}.gz").write_bytes(gzip.compress(text))
+        (tmp_path / f"news.en.{language}").write_bytes(text)
+    assert read(train=str(tmp_path / "packed.en")) == [PAIRS]
+    assert read(train=str(tmp_path / "news.en")) == [PAIRS]  # a prefix that ends like a language
+    with pytest.raises(UserError) as error:
+        read(train=str(tmp_path / "nofile.en"))
+    assert "no file" in str(error.value)
+    assert "nofile.en or " in str(error.value)
+    assert "nofile.en.en" not in str(error.value)
+
+
+def test_byte_order_marks_and_blank_lines_of_tables_are_no_text(tmp_path):
+    prefix = write_pairs(tmp_path, "marked", PAIRS)
+    for language in ("en", "de"):
+        path = tmp_path / f"marked.{language}"
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read(train=prefix) == [PAIRS]
+    tsv = tmp_path / "both.tsv"
+    tsv.write_bytes("\ufeffone\teins\n\n \r\ntwo\tzwei \ufeff\n\n".encode())
+    empty = ("", "")
+    assert read(train=str(tsv)) == [[("one", "eins"), empty, empty, ("two", "zwei \ufeff"), empty]]
+
+
 def test_corpus_fingerprint_follows_the_content(tmp_path):
     config = DataConfig(source="files", train=write_pairs(tmp_path, "a", PAIRS))
     first = sources.open_corpora(config, "train")[0].fingerprint

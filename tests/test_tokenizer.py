@@ -120,7 +120,8 @@ def test_lowercase_is_applied_and_saved(corpus_config, tmp_path):
 
 
 def test_separate_models_are_saved_separately(corpus_config, tmp_path):
-    pair = make(corpus_config, shared_vocab=False, vocab_size=284)
+    pair = make(corpus_config, shared_vocab=False, vocab_size=284, target_vocab_size=286)
+    assert (pair.source.vocab_size, pair.target.vocab_size) == (284, 286)
     pair.save(tmp_path)
     loaded = TokenizerPair.load(tmp_path)
     assert not loaded.shared

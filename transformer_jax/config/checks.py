@@ -123,6 +123,11 @@ def _batch_conflicts(config: Config) -> Iterator[str]:
             "config.model.tie_embeddings=all needs config.data.shared_vocab=True; "
             "use tie_embeddings=decoder with separate vocabularies."
         )
+    if data.target_vocab_size and data.shared_vocab:
+        yield (
+            f"config.data.target_vocab_size={data.target_vocab_size} needs "
+            "config.data.shared_vocab=False; a shared vocabulary has vocab_size tokens."
+        )
 
 
 def _corpus_conflicts(data: DataConfig) -> Iterator[str]:

@@ -124,6 +124,7 @@ class DataConfig:
     source_lang: str = setting("en", "Language of the source: suffix of its files.")
     target_lang: str = setting("de", "Language of the target: suffix of its files.")
     vocab_size: int = setting(8000, "Tokens of the tokenizer that is trained.", at_least=8)
+    target_vocab_size: int = setting(0, "The same of the target; 0: vocab_size.", at_least=0)
     tokenizer: Literal["unigram", "bpe"] = setting("unigram", "Kind of tokenizer to train.")
     tokenizer_model: str = path_setting(
         "", "Use this SentencePiece model instead; two files as SOURCE,TARGET.", "several"
@@ -136,9 +137,7 @@ class DataConfig:
     )
     shared_vocab: bool = setting(True, "Train one tokenizer for source and target.")
     lowercase: bool = setting(False, "Lower-case all text.")
-    pretokenized: bool = setting(
-        False, "Spaces separate the text's words already, which BLEU uses.", resumable=True
-    )
+    pretokenized: bool = setting(False, "BLEU's words are those between spaces.", resumable=True)
     bleu_tokenizer: BleuTokenizer = setting(
         "auto", "sacreBLEU's tokenizer; auto: by target_lang.", resumable=True
     )

@@ -6,6 +6,7 @@ number of times, in order. Its fingerprint changes when its content does.
 
 import contextlib
 import dataclasses
+import functools
 import gzip
 import hashlib
 import importlib
@@ -41,6 +42,7 @@ class Corpus:
       source_lang, target_lang: the direction.
       read: returns a new iterator over (source, target).
       fingerprint: digest of the content.
+      files: of source and target, or the one with both texts; none if it is not text files.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Corpus:
     target_lang: str
     read: Callable[[], Iterator[tuple[str, str]]]
     fingerprint: str
+    files: tuple[epath.Path, ...] = ()
 
 
 def cache_folder() -> epath.Path:
@@ -90,32 +93,28 @@ def open_text(prefix: str, source_lang: str, target_lang: str, setting: str) -> 
       UserError: a file is missing.
     """
     if prefix.endswith((".tsv", ".tsv.gz")):
-        path = _existing(prefix, setting)
-        return Corpus(
-            prefix, source_lang, target_lang, lambda: _read_tsv(path), _digest_files([path])
-        )
-    prefix = _without_language(prefix, (source_lang, target_lang), setting)
-    source, target = (_existing(f"{prefix}.{lang}", setting) for lang in (source_lang, target_lang))
-    return Corpus(
-        prefix,
-        source_lang,
-        target_lang,
-        lambda: read_parallel(source, target),
-        _digest_files([source, target]),
-    )
+        names = [prefix]
+    else:
+        prefix = _without_language(prefix, (source_lang, target_lang), setting)
+        names = [f"{prefix}.{language}" for language in (source_lang, target_lang)]
+    files = tuple(_existing(name, setting) for name in names)
+    read = functools.partial(_read_tsv if len(files) == 1 else read_parallel, *files)
+    return Corpus(prefix, source_lang, target_lang, read, _digest_files(files), files)
 
 
 def _without_language(path: str, languages: tuple[str, str], setting: str) -> str:
-    """`path` without the language, if it is one of two parallel files, such as `corpus.en`.
+    """`path` without the language, if it names one of two parallel files, such as `corpus.en`.
 
     Raises:
       UserError: it is a file of no language.
     """
-    prefix, _, suffix = path.removesuffix(".gz").rpartition(".")
-    if not epath.Path(path).is_file() or _find(f"{path}.{languages[0]}"):
+    if any(_find(f"{path}.{language}") for language in languages):
         return path
+    prefix, _, suffix = path.removesuffix(".gz").rpartition(".")
     if suffix in languages:
         return prefix
+    if not epath.Path(path).is_file():
+        return path
     files = " and ".join(f"PREFIX.{language}" for language in languages)
     raise UserError(
         f"{setting}={path} is one file. Name the PREFIX of {files}, or a .tsv file with both texts."
@@ -136,8 +135,8 @@ def _existing(name: str, setting: str) -> epath.Path:
     path = _find(name)
     if path is None:
         raise UserError(
-            f"{setting}: no file {name} or {name}.gz. Set --{setting} to the path without the "
-            f"language suffix, or to a .tsv file.{fetch_hint(name)}"
+            f"{setting}: no file {name} or {name}.gz. Name the path without the language suffix, "
+            f"or a .tsv file.{fetch_hint(name)}"
         )
     return path
 
@@ -150,7 +149,7 @@ def read_lines(path: epath.Path, allow_nul: bool = False) -> Iterator[str]:
 
 
 def decode_lines(stream: Iterable[bytes], name: str, allow_nul: bool = False) -> Iterator[str]:
-    r"""Lines of a binary stream as UTF-8, without their `\n` or `\r\n`.
+    r"""Lines of a binary stream as UTF-8, without their `\n` or `\r\n`, and without a BOM.
 
     Raises:
       UserError: naming stream and line, for invalid UTF-8, a damaged gzip, or a NUL byte.
@@ -162,7 +161,9 @@ def decode_lines(stream: Iterable[bytes], name: str, allow_nul: bool = False) ->
                 raise UserError(
                     f"{name}, line {number}: a NUL byte; the file is damaged or not text."
                 )
-            yield line.decode("utf-8").removesuffix("\n").removesuffix("\r")
+            # Some editors write a byte order mark before the first line.
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            yield text.removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise UserError(
             f"{name}, line {number}: invalid UTF-8 at byte {error.start}; "
@@ -197,7 +198,7 @@ def read_parallel(source: epath.Path, target: epath.Path) -> Iterator[tuple[str,
 def _read_tsv(path: epath.Path) -> Iterator[tuple[str, str]]:
     number = 0
     for number, line in enumerate(read_lines(path), start=1):
-        columns = line.split("\t")
+        columns = line.split("\t") if line.strip() else ["", ""]
         if len(columns) != 2:
             raise UserError(
                 f"{path}, line {number}: {len(columns)} columns instead of source, tab, target."
@@ -207,7 +208,7 @@ def _read_tsv(path: epath.Path) -> Iterator[tuple[str, str]]:
         raise UserError(f"{path} is empty; it needs at least one line.")
 
 
-def _digest_files(files: list[epath.Path]) -> str:
+def _digest_files(files: Iterable[epath.Path]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for path in files:
         with path.open("rb") as stream:

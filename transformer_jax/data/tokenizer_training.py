@@ -40,9 +40,12 @@ def make_tokenizers(config: DataConfig, corpora: Sequence[Corpus]) -> TokenizerP
                     yield normalize[side](text)
 
     if config.shared_vocab:
-        trained = [_train(config, texts(0, 1), tags)] * 2
+        trained = [_train(config, config.vocab_size, texts(0, 1), tags)] * 2
     else:
-        trained = [_train(config, texts(0), tags), _train(config, texts(1), [])]
+        trained = [
+            _train(config, config.vocab_size, texts(0), tags),
+            _train(config, config.target_vocab_size or config.vocab_size, texts(1), []),
+        ]
     models = [_with_rule(model, rule) for model, rule in zip(trained, rules, strict=True)]
     source = Tokenizer(models[0], config.lowercase)
     if config.shared_vocab and models[0] == models[1]:
@@ -85,9 +88,9 @@ def _with_rule(model: bytes, rule: str) -> bytes:
     return proto.SerializeToString(deterministic=True)
 
 
-def _train(config: DataConfig, texts: Iterator[str], tags: list[str]) -> bytes:
+def _train(config: DataConfig, vocab_size: int, texts: Iterator[str], tags: list[str]) -> bytes:
     """Trains a SentencePiece model; its rule is `identity`, as `texts` are normalised already."""
-    logging.info("training a SentencePiece tokenizer of %d tokens", config.vocab_size)
+    logging.info("training a SentencePiece tokenizer of %d tokens", vocab_size)
     model = io.BytesIO()
     damage: list[UserError] = []
 
@@ -102,7 +105,7 @@ def _train(config: DataConfig, texts: Iterator[str], tags: list[str]) -> bytes:
             sentence_iterator=sentences(),
             model_writer=model,
             model_type=config.tokenizer,
-            vocab_size=config.vocab_size,
+            vocab_size=vocab_size,
             character_coverage=config.character_coverage,
             byte_fallback=config.byte_fallback,
             normalization_rule_name="identity",
@@ -121,7 +124,7 @@ def _train(config: DataConfig, texts: Iterator[str], tags: list[str]) -> bytes:
             raise damage[0] from error
         reason = " ".join(str(error).split()).rpartition("] ")[2]
         raise UserError(
-            f"A tokenizer of config.data.vocab_size={config.vocab_size} tokens cannot be trained "
+            f"A tokenizer of config.data.vocab_size={vocab_size} tokens cannot be trained "
             f"on this corpus: {reason}"
         ) from error
     if damage:

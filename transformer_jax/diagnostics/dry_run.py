@@ -135,7 +135,11 @@ def _fill_in(config: Config, platform: str) -> Config:
     model = dataclasses.replace(
         config.model,
         source_vocab_size=config.model.source_vocab_size or config.data.vocab_size,
-        target_vocab_size=config.model.target_vocab_size or config.data.vocab_size,
+        target_vocab_size=(
+            config.model.target_vocab_size
+            or config.data.target_vocab_size
+            or config.data.vocab_size
+        ),
         decoder_start_id=max(config.model.decoder_start_id, 0),
         dtype=compute_dtype(config.model, platform).name,  # type: ignore[arg-type]
     )

@@ -148,6 +148,7 @@ def _tokenizer_settings(config: Config) -> dict[str, Any]:
     names = (
         "tokenizer",
         "vocab_size",
+        "target_vocab_size",
         "shared_vocab",
         "lowercase",
         "normalization",
