@@ -2,7 +2,7 @@
 # make test         the tests, 4 minutes on two fast cores
 # make test-newest  the same with the newest Python here and the newest JAX
 # make test-slow    the tests that start processes, kill them, take long, or follow the README
-# make test-peers   the tests that compare with torch, transformers, ctranslate2 and libtpu
+# make test-peers   the tests with torch, transformers, ctranslate2, libtpu and MLflow
 # make test-all     all four
 # make docs         the site, in site/; runs the guide
 # make lint types   ruff, mypy
@@ -50,7 +50,7 @@ $(BIN)/.installed-test: $(BIN)/.installed
 	@touch $@
 
 $(BIN)/.installed-peers: $(BIN)/.installed-test
-	$(INSTALL) -e '.[test,interop]'
+	$(INSTALL) -e '.[test,interop]' alembic mlflow-skinny sqlalchemy
 	$(INSTALL) --no-deps --upgrade --target $(VENV)/libtpu libtpu
 	@touch $@
 

@@ -1,8 +1,12 @@
-"""Metrics that are sent to Weights & Biases and MLflow, with fakes of their packages."""
+"""Metrics that are sent to Weights & Biases and MLflow, with fakes of their packages.
+
+`tests/peers/test_mlflow.py` sends them to MLflow itself.
+"""
 
 import importlib.util
 import json
 import sys
+import threading
 import types
 
 import pytest
@@ -18,13 +22,15 @@ class FakeService:
 
     def __init__(self, monkeypatch):
         self.calls, self.failures = [], 0
+        self.has_answered = threading.Event()
         wandb = types.ModuleType("wandb")
         wandb.init = self.wandb_init
         mlflow = types.ModuleType("mlflow")
-        mlflow.MlflowClient = lambda: self
-        mlflow.entities = types.SimpleNamespace(
-            Metric=lambda *values: values, Param=lambda *values: values
-        )
+        mlflow.active_run = lambda: None
+        for name in ("get_experiment_by_name", "create_experiment", "start_run", "end_run"):
+            setattr(mlflow, name, getattr(self, name))
+        mlflow.log_params = lambda params: self.called("params", params)
+        mlflow.log_metrics = lambda metrics, step: self.called("mlflow", step, metrics)
         monkeypatch.setitem(sys.modules, "wandb", wandb)
         monkeypatch.setitem(sys.modules, "mlflow", mlflow)
         for name in ("WANDB_PROJECT", "WANDB_DIR", "MLFLOW_EXPERIMENT_NAME"):
@@ -35,6 +41,7 @@ class FakeService:
             self.failures -= 1
             raise RuntimeError("no route to host\nand more")
         self.calls.append((name, *values))
+        self.has_answered.set()
 
     def named(self, name):
         return [call[1:] for call in self.calls if call[0] == name]
@@ -56,22 +63,12 @@ class FakeService:
         self.called("create_experiment", name)
         return "7"
 
-    def create_run(self, experiment_id, run_name):
-        self.called("create_run", experiment_id, run_name)
+    def start_run(self, *values):
+        self.called("start_run", *values)
         return types.SimpleNamespace(info=types.SimpleNamespace(run_id="m1"))
 
-    def update_run(self, run_id, status):
-        self.called("update_run", run_id, status)
-
-    def log_batch(self, run_id, metrics=(), params=()):
-        assert len(params) <= 100
-        for name, value in params:
-            self.called("param", name, value)
-        if metrics:
-            self.called("mlflow", run_id, [(name, value, step) for name, value, _, step in metrics])
-
-    def set_terminated(self, run_id):
-        self.called("terminated", run_id)
+    def end_run(self):
+        self.called("end_run")
 
 
 @pytest.fixture
@@ -103,10 +100,7 @@ def test_loggers_get_the_numbers_of_metrics_jsonl_and_continue_their_run(data, t
     numbers = [{k: v for k, v in line.items() if not isinstance(v, str)} for line in lines]
     assert [line["step"] for line in numbers] == [2, 4, 6, 8]
     assert [call[0] for call in service.named("wandb")] == numbers
-    sent = [
-        {name: value for name, value, _ in rows} | {"step": rows[0][2]}
-        for _, rows in service.named("mlflow")
-    ]
+    sent = [metrics | {"step": step} for step, metrics in service.named("mlflow")]
     assert sent == numbers
 
     first, second = (call[0] for call in service.named("init"))
@@ -115,42 +109,59 @@ def test_loggers_get_the_numbers_of_metrics_jsonl_and_continue_their_run(data, t
     assert first["config"]["train"]["num_steps"] == 4
     assert first["dir"] == str(workdir)
     assert service.named("axis")[0] == (("*",), {"step_metric": "step"})
-    assert service.named("create_run") == [("7", "my_run")]
-    assert service.named("update_run") == [("m1", "RUNNING")]
-    assert ("train.num_steps", "4") in service.named("param")
-    assert service.named("finish") == [()] * 2
-    assert service.named("terminated") == [("m1",)] * 2
-    assert json.loads((workdir / "loggers.json").read_text()) == {"wandb": "w1", "mlflow": "m1"}
+    assert service.named("start_run") == [(None, "7", "my_run"), ("m1", "7", "my_run")]
+    (params,) = service.named("params")  # of the first start only: they cannot change
+    assert params[0]["train.num_steps"] == "4"
+    assert len(service.named("finish")) == len(service.named("end_run")) == 2
+    assert (workdir / "wandb_run_id").read_text() == "w1"
+    assert (workdir / "mlflow_run_id").read_text() == "m1"
 
 
-def test_logger_that_fails_is_reported_and_sends_later(tmp_path, service):
+def test_logger_that_fails_is_reported_once_and_sends_later(tmp_path, service, monkeypatch):
+    monkeypatch.setattr(loggers, "RETRY_SECONDS", 0.0)
     said = []
-    service.failures = 1
-    config = tiny_config(tmp_path)
-    logger = loggers.Logger("wandb", config, tmp_path, said.append)
-    assert said == ["wandb: no route to host; training continues, and tries again later"]
+    service.failures = 5
+    logger = loggers.Logger("wandb", tiny_config(tmp_path), tmp_path, said.append)
     for step in range(1, 4):
         logger.add(step, {"train_loss": 0.5, "batch_digest": "ab"})
-        logger.flush()
-    # The first `flush` after the failure is skipped.
-    assert [call[0]["step"] for call in service.named("wandb")] == [1, 2, 3]
-    service.failures = 100
-    said.clear()
-    for step in range(4, 104):
-        logger.add(step, {"train_loss": 0.5})
-        logger.flush()
-    assert len(said) == 7  # after 0, 1, 3, 7, 15, 31 and 32 calls that were skipped
-    service.failures = 0
+    assert service.has_answered.wait(60)
     logger.close()
-    assert [call[0]["step"] for call in service.named("wandb")] == list(range(1, 104))
+    assert said == ["wandb: no route to host; training continues, and tries again later"]
+    sent = [call[0] for call in service.named("wandb")]
+    assert sent == [{"step": step, "train_loss": 0.5} for step in (1, 2, 3)]
     assert service.calls[-1] == ("finish",)
+
+
+def test_logger_whose_server_never_answers_keeps_nobody_waiting(tmp_path, service, monkeypatch):
+    answer, is_asked = threading.Event(), threading.Event()
+
+    def start_run(*values):
+        is_asked.set()
+        assert answer.wait(60)
+        raise RuntimeError("too late")
+
+    monkeypatch.setattr(sys.modules["mlflow"], "start_run", start_run)
+    monkeypatch.setattr(loggers, "CLOSE_SECONDS", 0.0)
+    monkeypatch.setattr(loggers, "MAX_WAITING", 3)
+    said = []
+    logger = loggers.Logger("mlflow", tiny_config(tmp_path), tmp_path, said.append)
+    assert is_asked.wait(60)
+    for step in range(5):
+        logger.add(step, {"train_loss": 0.5})  # returns, though nothing is sent
+    assert logger._waiting.qsize() == 3
+    logger.close()
+    assert said == ["mlflow: 5 of 5 lines of metrics were not sent; metrics.jsonl has all of them"]
+    answer.set()
+    logger._thread.join(60)
+    assert len(said) == 1
 
 
 def test_training_ends_normally_where_loggers_never_work(data, tmp_path, service, capsys):
     service.failures = 10**6
     train(logging_config(data, 4), tmp_path)
     out = capsys.readouterr().out
-    assert "mlflow: no route to host; training continues" in out
+    assert out.count("mlflow: no route to host; training continues") == 1
+    assert "mlflow: 2 of 2 lines of metrics were not sent" in out
     assert "finished at step 4" in out
 
 

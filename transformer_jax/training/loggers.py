@@ -1,17 +1,19 @@
-"""Sends the metrics of a run to Weights & Biases or MLflow (`train.loggers`).
+"""Sends the metrics of a run to Weights & Biases or MLflow (`train.loggers`), in a thread.
 
 Their packages are imported only if the setting names them. Servers and projects are chosen by their
 own environment variables, such as WANDB_PROJECT and MLFLOW_TRACKING_URI.
 """
 
+import contextlib
 import dataclasses
+import functools
 import importlib.util
-import json
 import os
+import queue
 import sys
-import time
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, TypeVar
 
 from etils import epath
 
@@ -19,18 +21,27 @@ from transformer_jax import paths
 from transformer_jax.config import Config, all_settings
 from transformer_jax.errors import UserError
 
+T = TypeVar("T")
+
 PROJECT = "transformer_jax"  # of both, where no environment variable names another
-_MAX_PARAMS = 100  # MLflow's limit for one request
-_MAX_WAIT = 32  # calls of `flush` between two attempts, after several failures
+RETRY_SECONDS = 60.0  # between two attempts
+CLOSE_SECONDS = 15.0  # how long the end of a training waits for what is not sent yet
+MAX_WAITING = 10_000  # lines that are kept for a service that fails
+# With their own defaults an attempt takes minutes where a server does not answer, and Weights &
+# Biases waits for it at the end of the process.
+_DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "WANDB_INIT_TIMEOUT": "30",
+}
 
 
-class Backend(Protocol):
-    """A run at a service. Its methods raise errors of any kind."""
+class Service(NamedTuple):
+    """A run at a service. Its functions raise errors of any kind."""
 
     run_id: str
-
-    def log(self, step: int, metrics: dict[str, float]) -> None: ...
-    def finish(self) -> None: ...
+    send: Callable[[int, dict[str, float]], object]  # the metrics of a step
+    finish: Callable[[], object]
 
 
 def require(names: Sequence[str]) -> None:
@@ -48,141 +59,123 @@ def require(names: Sequence[str]) -> None:
 
 
 class Logger:
-    """Sends the metrics of a run to one service.
+    """Sends the metrics of a run to one service. The training never waits for it.
 
-    Metrics that cannot be sent are kept, and sent later. An error is reported, and never ends the
-    training. A run that resumes continues the same run of the service, whose id is in the work
-    directory (`loggers.json`).
+    The first error is reported. What cannot be sent is kept, and sent later. A run that resumes
+    continues the same run of the service, whose id is in the work directory (`NAME_run_id`).
 
     Args:
       name: "wandb" or "mlflow".
       config: of the run.
       workdir: of the run; its name is that of the run at the service.
-      say: gets a line about each failure.
+      say: gets a line about the first error, and at the end about metrics that were not sent.
     """
 
     def __init__(self, name: str, config: Config, workdir: epath.Path, say: Callable[[str], None]):
         self._name, self._config, self._workdir, self._say = name, config, workdir, say
-        self._backend: Backend | None = None
-        self._waiting: list[tuple[int, dict[str, float]]] = []
-        self._pause, self._skip = (
-            0,
-            0,
-        )  # calls of `flush` to skip after a failure, and still to skip
-        self.flush()
+        self._waiting: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue()
+        self._num_added = self._num_sent = 0
+        self._has_failed = False
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     def add(self, step: int, metrics: dict[str, Any]) -> None:
-        """Keeps the metrics that are numbers for the next `flush`."""
-        numbers = {name: float(v) for name, v in metrics.items() if isinstance(v, int | float)}
-        self._waiting.append((step, numbers))
-
-    def flush(self) -> None:
-        """Sends what is kept; does nothing for a while after a failure, which takes time."""
-        if self._skip:
-            self._skip -= 1
-            return
-        self._try(self._send)
+        """Sends the metrics that are numbers, at once or later."""
+        self._num_added += 1
+        if self._waiting.qsize() < MAX_WAITING:
+            numbers = {name: float(v) for name, v in metrics.items() if isinstance(v, int | float)}
+            self._waiting.put((step, numbers))
 
     def close(self) -> None:
-        """Sends what is kept, and ends the run at the service."""
-        self._try(self._send)
-        if self._backend is not None:
-            self._try(self._backend.finish)
+        """Sends what is kept, and ends the run at the service, within `CLOSE_SECONDS`."""
+        self._is_closing.set()
+        self._waiting.put(None)
+        self._thread.join(CLOSE_SECONDS)
+        self._has_failed = True  # a thread that still waits reports nothing later
+        if self._num_sent < self._num_added:
+            self._say(
+                f"{self._name}: {self._num_added - self._num_sent} of {self._num_added} lines of "
+                "metrics were not sent; metrics.jsonl has all of them"
+            )
 
-    def _send(self) -> None:
-        if self._backend is None:
-            self._backend = self._open()
-        while self._waiting:
-            self._backend.log(*self._waiting[0])
-            del self._waiting[0]
+    def _run(self) -> None:
+        with contextlib.suppress(Exception):  # of the last attempt; the first was reported
+            service = self._retry(self._open)
+            while (line := self._waiting.get()) is not None:
+                self._retry(functools.partial(service.send, *line))
+                self._num_sent += 1
+            self._retry(service.finish)
 
-    def _try(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-            self._pause = 0
-        except Exception as error:  # of any kind: these are not our packages
-            self._pause = min(2 * self._pause + 1, _MAX_WAIT)
+    def _retry(self, action: Callable[[], T]) -> T:
+        """Result of `action`, tried until it succeeds; after `close` its error is raised."""
+        while True:
+            is_last = self._is_closing.is_set()
+            try:
+                return action()
+            except Exception as error:  # of any kind: these are not our packages
+                self._report(error)
+                if is_last:
+                    raise
+                self._is_closing.wait(RETRY_SECONDS)
+
+    def _report(self, error: Exception) -> None:
+        if not self._has_failed:
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            self._say(f"{self._name}: {lines[0]}; training continues, and tries again later")
-        self._skip = self._pause
+            self._say(f"{self._name}: {lines[0][:200]}; training continues, and tries again later")
+        self._has_failed = True
 
-    def _open(self) -> Backend:
-        path = self._workdir / "loggers.json"
-        ids = json.loads(path.read_text()) if path.exists() else {}
-        backend = _BACKENDS[self._name](self._config, self._workdir, ids.get(self._name))
-        if ids.get(self._name) != backend.run_id:
-            paths.write_atomically(path, json.dumps({**ids, self._name: backend.run_id}) + "\n")
-        return backend
-
-
-class _WeightsAndBiases:
-    """A run of Weights & Biases."""
-
-    def __init__(self, config: Config, workdir: epath.Path, run_id: str | None):
-        import wandb
-
-        # Its files are in the work directory, where `wandb sync` finds those of an offline run.
-        is_local = not (paths.is_remote(workdir) or "WANDB_DIR" in os.environ)
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            name=workdir.name,
-            id=run_id,
-            resume="allow",
-            config=dataclasses.asdict(config),
-            dir=os.fspath(workdir) if is_local else None,
-        )
-        self.run_id = self._run.id
-        # Its own step never goes back; ours does if a run resumes from an earlier checkpoint.
-        self._run.define_metric("*", step_metric="step")
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        self._run.log({"step": step, **metrics})
-
-    def finish(self) -> None:
-        self._run.finish()
+    def _open(self) -> Service:
+        path = self._workdir / f"{self._name}_run_id"
+        run_id = path.read_text() if path.exists() else None
+        for variable, default in _DEFAULTS.items():
+            os.environ.setdefault(variable, default)
+        service = _OPEN[self._name](self._config, self._workdir, run_id)
+        if service.run_id != run_id:
+            paths.write_atomically(path, service.run_id)
+        return service
 
 
-class _MLflow:
-    """A run of MLflow, by its client, which leaves the process's active run alone."""
+def _open_wandb(config: Config, workdir: epath.Path, run_id: str | None) -> Service:
+    import wandb
 
-    def __init__(self, config: Config, workdir: epath.Path, run_id: str | None):
-        import mlflow
-
-        self._mlflow, self._client = mlflow, mlflow.MlflowClient()
-        if run_id is None:
-            self.run_id = self._create(config, workdir.name)
-        else:
-            self.run_id = run_id
-            self._client.update_run(run_id, status="RUNNING")
-
-    def _create(self, config: Config, name: str) -> str:
-        experiment_name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        experiment = self._client.get_experiment_by_name(experiment_name)
-        experiment_id = (
-            experiment.experiment_id
-            if experiment
-            else self._client.create_experiment(experiment_name)
-        )
-        run_id = self._client.create_run(experiment_id, run_name=name).info.run_id
-        settings = [  # a parameter of a run cannot change later
-            self._mlflow.entities.Param(setting.path, str(setting.value(config)))
-            for setting in all_settings(Config)
-        ]
-        for start in range(0, len(settings), _MAX_PARAMS):
-            self._client.log_batch(run_id, params=settings[start : start + _MAX_PARAMS])
-        return run_id
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        now = int(1000 * time.time())
-        entities = self._mlflow.entities
-        rows = [entities.Metric(name, value, now, step) for name, value in metrics.items()]
-        self._client.log_batch(self.run_id, metrics=rows)
-
-    def finish(self) -> None:
-        self._client.set_terminated(self.run_id)
+    # Its files are in the work directory, where `wandb sync` finds those of an offline run.
+    is_local = not (paths.is_remote(workdir) or "WANDB_DIR" in os.environ)
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", PROJECT),
+        name=workdir.name,
+        id=run_id,
+        resume="allow",
+        config=dataclasses.asdict(config),
+        dir=os.fspath(workdir) if is_local else None,
+    )
+    # Its own step never goes back; ours does if a run resumes from an earlier checkpoint.
+    run.define_metric("*", step_metric="step")
+    return Service(run.id, lambda step, metrics: run.log({"step": step, **metrics}), run.finish)
 
 
-_BACKENDS: dict[str, Callable[[Config, epath.Path, str | None], Backend]] = {
-    "wandb": _WeightsAndBiases,
-    "mlflow": _MLflow,
+def _open_mlflow(config: Config, workdir: epath.Path, run_id: str | None) -> Service:
+    import mlflow
+
+    run = mlflow.active_run()  # of this thread: an attempt that failed after it was started
+    if run is None:
+        experiment_id = None
+        if not {"MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"} & set(os.environ):
+            experiment = mlflow.get_experiment_by_name(PROJECT)
+            experiment_id = (
+                experiment.experiment_id if experiment else mlflow.create_experiment(PROJECT)
+            )
+        run = mlflow.start_run(run_id, experiment_id, workdir.name)
+    if run_id is None:  # a parameter of a run cannot change later
+        mlflow.log_params({s.path: str(s.value(config)) for s in all_settings(Config)})
+    return Service(
+        run.info.run_id,
+        lambda step, metrics: mlflow.log_metrics(metrics, step=step),
+        mlflow.end_run,
+    )
+
+
+_OPEN: dict[str, Callable[[Config, epath.Path, str | None], Service]] = {
+    "wandb": _open_wandb,
+    "mlflow": _open_mlflow,
 }

@@ -136,8 +136,6 @@ class Reporter:
                 self.say(f"{file.path} cannot be written ({why}); tried again later")
                 if paths.is_remote(file.path):
                     break  # its client has retried; the other files are in the same store
-        for logger in self._loggers:
-            logger.flush()
 
     def close(self) -> None:
         if self._bar:
