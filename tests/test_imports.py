@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent / "transformer_jax"
 # Each imports only from those before it, or from itself. A module that is named apart from its
 # package may be imported by packages that the rest of it imports.
 ORDER = [
-    "errors", "config", "paths", "ops", "model", "data", "distributed", "runs",
+    "errors", "units", "config", "paths", "ops", "model", "data", "distributed", "runs",
     "evaluation.bleu_tokenizers", "decoding", "evaluation", "interop", "training", "diagnostics",
     "api", "plotting", "configs", "commands",
 ]  # fmt: skip

@@ -81,8 +81,9 @@ def test_model_card_has_evaluations_of_its_checkpoint_only(tiny_run, tmp_path):
     (tmp_path / "history").mkdir()
 
     def add(number, step, bleu, checkpoint="best", data="/data/news", **more):
-        scores = {"checkpoint_step": step, "bleu": bleu, "chrf": 50.0, "split": "test", **more}
+        scores = {"checkpoint_step": step, "bleu": bleu, "chrf": 50.0, "split": "test"}
         record = {"command": "eval", "started": f"2026-01-0{number}", "checkpoint": checkpoint}
+        record |= more
         text = json.dumps({**record, "data": data, "scores": scores})
         (tmp_path / f"history/{number}.json").write_text(text)
 
@@ -92,7 +93,7 @@ def test_model_card_has_evaluations_of_its_checkpoint_only(tiny_run, tmp_path):
     add(4, 60, 14.0, "average:2")
     add(5, 60, 15.0, data="")
     add(6, 60, 16.0, ensemble=["a", "b"])
-    add(7, 60, 17.0, search={"beam_size": 1})
+    add(7, 60, 17.0, settings={"decode.beam_size": 1})
     add(8, 60, 18.0, "average:25")
     scores = {score.data: score.bleu for score in model_card.collect_facts(tmp_path, model).scores}
     assert scores == {"news": 12.0, "test": 15.0}

@@ -39,7 +39,7 @@ ADDRESS = "https://host.invalid/transformer_jax"  # git reads the working tree i
 HUB_MODEL = "Helsinki-NLP/opus-mt-en-de"
 SIZES = {"corpus": 3000, "text": 8}  # pairs of the reader's files
 
-MORE_MACHINES = 0.3  # percent of exact matches that a machine may lie below the range of README
+MORE_MACHINES = 0.3  # percent by which a machine may be below the range of README
 # A training of ten steps. What is printed before its first step stays the same.
 SHORT = (
     "--config.train.num_steps=10 --config.optimizer.warmup_steps=5 "
@@ -227,7 +227,7 @@ def test_readme_and_tutorials_do_what_they_say(newcomer):
         ("a     b\n", "a\tb\n"),
         ("loss 4.103, lr 2.50e-03", "loss 4.11, lr 2.45e-03"),
         ("20,000 pairs, 380 tokens", "20,000 pairs, 380 tokens"),
-        ("13,184 target tokens/s, 0m17s left", "9 target tokens/s, 1h02m left"),
+        ("13,184 target tokens/s, 17 s left", "9 target tokens/s, 1 h 2 min left"),
         ("compiled in 5.5 s, ETA 01:02", "compiled in 12 s, ETA 1:10:59"),
         ("a (b) [c] * d\n", "a (b) [c] * d\n"),
     ],

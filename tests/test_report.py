@@ -18,12 +18,14 @@ import pytest
 from etils import epath
 
 from tests.conftest import copy_run, tiny_config
+from tests.test_runs import entry
 from transformer_jax import plotting
 from transformer_jax.config import Config
 from transformer_jax.errors import UserError
 from transformer_jax.plotting import report, report_headline, report_page, style
 from transformer_jax.plotting.report import write_report
-from transformer_jax.runs import history, summary
+from transformer_jax.runs import history, scores, summary
+from transformer_jax.runs import workdir as workdir_lib
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +64,8 @@ class Page(html.parser.HTMLParser):
 def test_report_is_one_file_with_everything_in_it(workdir, tmp_path):
     lines = history.read_metrics(workdir)
     evaluated = [line for line in lines if "eval_loss" in line]
-    scores = {k.removeprefix("eval_"): v for k, v in evaluated[-1].items()}
-    (tmp_path / "flickr.json").write_text(json.dumps(scores))
+    given = {k.removeprefix("eval_"): v for k, v in evaluated[-1].items()}
+    (tmp_path / "flickr.json").write_text(json.dumps(given))
     text = write_report(workdir, [tmp_path / "flickr.json"]).read_text()
     page = Page(text)
     assert not page.open
@@ -171,58 +173,70 @@ def test_report_opens_with_score_date_duration_machine_and_commands(workdir, tmp
     assert text.index("<img") < text.index("<h2>Scores")
 
 
+SCORES = {
+    "loss": 1.5,
+    "perplexity": 4.5,
+    "token_accuracy": 70.0,
+    "exact_match": 8.0,
+    "bleu": 38.94,
+    "bleu_signature": "b",
+    "chrf": 61.0,
+    "chrf_signature": "c",
+    "num_sentences": 1000,
+    "checkpoint_step": 60,
+    "split": "test",
+}
+
+
 def test_report_opens_with_the_score_of_the_test_set(workdir, tmp_path, quick):
     run = tmp_path / "run"
     shutil.copytree(workdir, run)
-    scores = {
-        "loss": 1.5,
-        "perplexity": 4.5,
-        "token_accuracy": 70.0,
-        "exact_match": 8.0,
-        "bleu": 38.94,
-        "bleu_signature": "b",
-        "chrf": 61.0,
-        "chrf_signature": "c",
-        "num_sentences": 1000,
-        "checkpoint_step": 60,
-        "split": "test",
-    }
-    test_set = json.loads((run / "config.json").read_text())["data"]["test"]
-    history.add_evaluation(run, scores | {"bleu": 11.1}, test_set, jax.devices())
-    history.add_evaluation(run, scores, test_set, jax.devices())
-    history.add_evaluation(run, scores | {"bleu": 60.0}, "news", jax.devices())
-    history.add_evaluation(
-        run, scores | {"split": "train", "bleu": 50.0}, "multi30k/train", jax.devices()
-    )
-    history.add_evaluation(run, scores | {"ensemble": ["a", "b"]}, test_set, jax.devices())
-    history.add_evaluation(
-        run, scores | {"bleu": 39.5}, "news", jax.devices(), checkpoint="average:5"
-    )
+    config = workdir_lib.read_config(run)
+
+    def evaluate(data, checkpoint="best", **changes):
+        history.add_evaluation(
+            run, SCORES | changes, data, config, jax.devices(), checkpoint=checkpoint
+        )
+
+    evaluate(config.data.test, bleu=11.1)
+    evaluate(config.data.test)
+    evaluate("news", bleu=60.0)
+    evaluate("multi30k/train", split="train", bleu=50.0)
+    evaluate("news", "average:5", bleu=39.5)
     text = write_report(run).read_text()
     assert "<strong>38.9</strong> <span>BLEU</span>" in text
     assert "test set: 1,000 sentences, step 60" in head_of(text)
-    assert f"test {test_set}, checkpoint of step 60" in text
+    assert f"test {config.data.test}, step 60" in text
     assert "11.1" not in Page(text).text  # of equal evaluations the newest
     # What a file gives is not repeated.
-    (tmp_path / "flickr.json").write_text(json.dumps(scores))
+    (tmp_path / "flickr.json").write_text(json.dumps(SCORES))
     given = {"flickr.json": report._read_scores(epath.Path(tmp_path / "flickr.json"))}
-    recorded = summary.tests(history.read_history(run), test_set)
-    assert list(report._test_scores(given, recorded)) == [
+    assert list(report._distinct(given, summary.summarize(run).evals)) == [
         "flickr.json",
-        "test news, checkpoint of step 60",
-        "train multi30k/train, checkpoint of step 60",
+        "test news, step 60",
+        "train multi30k/train, step 60",
         "test news, average:5 of step 60",
     ]
 
 
+def test_report_opens_with_the_scores_of_an_average_where_there_are_no_others():
+    test = SCORES | {"checkpoint": "average:5"}
+    head = Page("".join(report_headline.headline(entry(test=test), {}))).text
+    assert "test set: 1,000 sentences, average:5 of step 60" in head
+    given = {"a.json": SCORES | {"split": "train", "bleu": 1.0}, "b.json": SCORES | {"bleu": 2.0}}
+    head = Page("".join(report_headline.headline(entry(), given))).text
+    assert head.startswith("2.0 BLEU")
+
+
 def test_report_of_too_short_sentences_opens_with_exact_match():
     """Their BLEU is 0."""
-    scores = {"bleu": 0.0, "exact_match": 99.5, "chrf": 99.0, "loss": 0.1, "perplexity": 1.1}
-    head = Page("".join(report_headline.headline({}, scores | {"step": 3}))).text
+    best = {"bleu": 0.0, "exact_match": 99.5, "chrf": 99.0, "loss": 0.1, "perplexity": 1.1}
+    run = entry(evaluations=[best | {"step": 3}])
+    head = Page("".join(report_headline.headline(run, {}))).text
     assert head.startswith("99.5% exact match")
     assert "BLEU" not in head
-    bad = {**scores, "exact_match": 0.0}
-    assert "0.0 BLEU" in Page("".join(report_headline.headline({}, bad | {"step": 3}))).text
+    bad = entry(evaluations=[best | {"step": 3, "exact_match": 0.0}])
+    assert "0.0 BLEU" in Page("".join(report_headline.headline(bad, {}))).text
 
 
 def test_report_of_a_run_without_history_says_when_it_was_written(workdir, tmp_path, quick):
@@ -237,22 +251,16 @@ def test_report_of_a_run_without_history_says_when_it_was_written(workdir, tmp_p
     assert 'class="commands"' not in text
 
 
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [(0, "0 s"), (51.4, "51 s"), (60, "1 min 0 s"), (7919, "2 h 11 min"), (90_000, "1 d 1 h")],
-)
-def test_report_durations(seconds, expected):
-    assert report_headline.duration(seconds) == expected
-
-
 def test_report_folds_many_evaluations_away():
     assert report.spread([1, 2, 3], 3) == [1, 2, 3]
     assert report.spread(list(range(1, 101)), 4) == [25, 50, 75, 100]
     assert report.spread(list(range(1, 8)), 3)[-1] == 7
-    validation = [
-        {"step": n, **dict.fromkeys(report.COLUMNS, 100.0 - abs(n - 34))} for n in range(1, 101)
-    ]
-    text = "".join(report._evaluations(Config(), validation, validation[33]))
+    run = entry(
+        evaluations=[
+            {"step": n, **dict.fromkeys(scores.LABELS, 100.0 - abs(n - 34))} for n in range(1, 101)
+        ]
+    )
+    text = "".join(report._evaluations(Config(), run))
     shown, folded = text.split("<details>")
     assert shown.count("<tr") - 1 == report.MAX_ROWS + 1  # and the best
     assert '<tr class="best"><th scope="row">34<' in shown

@@ -5,6 +5,7 @@ import datetime
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,10 @@ import jax
 import pytest
 
 from tests.conftest import copy_run, tiny_config
+from transformer_jax import units
 from transformer_jax.commands import runs as command
 from transformer_jax.errors import UserError
-from transformer_jax.runs import history, machine, summary, workdir
+from transformer_jax.runs import history, machine, scores, summary, workdir
 from transformer_jax.training.loop import train
 
 UTC = datetime.UTC
@@ -61,6 +63,7 @@ def entry(name="one", evaluations=(), **fields):
         "bleu",
         list(evaluations),
         [],
+        None,
         "",
         "2026-05-04T11:58:00+00:00",
         None,
@@ -207,24 +210,76 @@ def test_history_adds_the_time_of_all_trainings(run):
     assert history.training_seconds(run, history.read_history(run)) == 80
 
 
+def evaluate(run, bleu, config=None, data="", checkpoint="best", split="test", ensemble=()):
+    """Records scores as `eval` does; `config` is the one it used."""
+    config = config or workdir.read_config(run)
+    history.add_evaluation(
+        run,
+        {"bleu": bleu, "split": split},
+        data or config.data.test,
+        config,
+        jax.devices(),
+        checkpoint=checkpoint,
+        ensemble=ensemble,
+    )
+
+
 def test_history_records_evaluations_of_runs_only(run, tmp_path):
-    history.add_evaluation(run, {"bleu": 12.5, "split": "test"}, "multi30k/test", jax.devices())
-    (scores,) = summary.summarize(run).tests
-    assert (scores["bleu"], scores["data"]) == (12.5, "multi30k/test")
-    for other in ({"ensemble": ["a", "b"]}, {"search": {"beam_size": 1}}):  # another system
-        history.add_evaluation(run, {"bleu": 99.0, **other}, "multi30k/test", jax.devices())
-    assert [scores["bleu"] for scores in summary.summarize(run).tests] == [12.5]
+    evaluate(run, 12.5)
+    (seen,) = summary.summarize(run).evals
+    assert (seen["bleu"], seen["data"]) == (12.5, workdir.read_config(run).data.test)
     model = tmp_path / "opus-mt"
     model.mkdir()
     (model / "config.json").write_text('{"model_type": "marian", "d_model": 512}')
-    history.add_evaluation(model, {"bleu": 12.5}, "test", jax.devices())
+    evaluate(model, 12.5, workdir.read_config(run))
     assert not (model / "history").exists()
+
+
+OTHER_SETTINGS = {
+    "decode.beam_size": 1,
+    "decode.method": "sample",
+    "data.target_lang": "fr",
+    "data.source_lang": "nl",
+    "data.bleu_tokenizer": "char",
+    "data.pretokenized": True,
+}
+
+
+@pytest.mark.parametrize("path", OTHER_SETTINGS)
+def test_runs_keeps_evaluations_with_other_settings_apart(run, path):
+    """They replace neither the score of the table nor that of the report."""
+    evaluate(run, 12.5)
+    section, name = path.split(".")
+    config = workdir.read_config(run)
+    changed = dataclasses.replace(getattr(config, section), **{name: OTHER_SETTINGS[path]})
+    evaluate(run, 99.0, dataclasses.replace(config, **{section: changed}))
+    assert history.read_history(run)[-1]["settings"] == {path: OTHER_SETTINGS[path]}
+    seen = summary.summarize(run)
+    assert [one["bleu"] for one in seen.evals] == [12.5]
+    assert seen.test["bleu"] == 12.5
+
+
+def test_runs_shows_the_test_score_of_the_best_checkpoint(run):
+    """Not of ensembles, other checkpoints, other data or where the files are."""
+    evaluate(run, 11.0, checkpoint="latest")
+    assert summary.summarize(run).test["bleu"] == 11.0
+    evaluate(run, 12.0)
+    config = workdir.read_config(run)
+    elsewhere = dataclasses.replace(config.data, cache_dir="/elsewhere", train="other")
+    evaluate(run, 12.5, dataclasses.replace(config, data=elsewhere))
+    evaluate(run, 90.0, checkpoint="average:3")
+    evaluate(run, 91.0, data="news")
+    evaluate(run, 92.0, split="validation")
+    evaluate(run, 93.0, ensemble=["runs/other"])
+    seen = summary.summarize(run)
+    assert (seen.test["bleu"], seen.test["checkpoint"]) == (12.5, "best")
+    assert [one["bleu"] for one in seen.evals] == [11.0, 12.0, 12.5, 90.0, 91.0, 92.0]
 
 
 def test_history_that_cannot_be_written_stops_nothing(run, capsys):
     shutil.rmtree(run / "history")
     (run / "history").write_text("a file where the folder should be")
-    history.add_evaluation(run, {"bleu": 1.0}, "test", jax.devices())
+    evaluate(run, 1.0)
     assert "history cannot be written" in capsys.readouterr().err
 
 
@@ -269,17 +324,16 @@ def test_machine_is_one_line():
 
 
 def test_runs_table_is_aligned_and_fits_80_columns():
-    test = {"split": "test", "bleu": 9}
     runs = [
-        entry("a", [evaluation(2, 30.0), evaluation(4, 29.5)], tests=[test]),
+        entry("a", [evaluation(2, 30.0), evaluation(4, 29.5)], test={"bleu": 9}),
         entry("broken", state="damaged", reason="checkpoint 5: params/x is missing", updated=""),
         entry("a_long_name_" * 5 + "seed1", num_steps=10_000_000, step=5_000_000, size=10**12),
     ]
     lines = command.table(runs[:2], "bleu", 80, NOW)
     assert lines == [
-        "run     state     step   BLEU   best  at step  test    when    size",
-        "a       finished  5/10  29.50  30.00        2  9.00  2m ago  1.2 MB",
-        "broken  damaged   5/10      -      -        -             -  1.2 MB",
+        "run     state     step   BLEU   best  at step  test       when    size",
+        "a       finished  5/10  29.50  30.00        2  9.00  2 min ago  1.2 MB",
+        "broken  damaged   5/10      -      -        -                -  1.2 MB",
         "",
         "broken: damaged, checkpoint 5: params/x is missing",
     ]
@@ -287,8 +341,8 @@ def test_runs_table_is_aligned_and_fits_80_columns():
     head, first, second, third = lines[:4]
     assert [len(line) for line in lines[:4]] == [80] * 4
     assert " ".join(head.split()) == "run state step BLEU best test when size"
-    assert " ".join(first.split()) == "a finished 5/10 29.50 30.00 9.00 2m ago 1.2 MB"
-    assert " ".join(third.split()[1:]) == "finished 5000000/10000000 - - 2m ago 1.0 TB"
+    assert " ".join(first.split()) == "a finished 5/10 29.50 30.00 9.00 2 min ago 1.2 MB"
+    assert " ".join(third.split()[1:]) == "finished 5000000/10000000 - - 2 min ago 1.0 TB"
     assert third.startswith("a_long")
     assert "seed1  " in third
     assert second.index("damaged") == first.index("finished") == head.index("state")
@@ -321,9 +375,9 @@ def test_runs_are_sorted(order, metric, expected):
 
 def test_runs_of_equal_scores_are_ranked_by_loss():
     lines = [evaluation(1, 50.0, 2.0), evaluation(2, 50.0, 1.0), evaluation(3, float("nan"), 0.1)]
-    assert summary.best(lines, "bleu")["step"] == 2
-    assert summary.best(lines, "loss")["step"] == 3
-    assert summary.best([], "bleu") is None
+    assert scores.best(lines, "bleu")["step"] == 2
+    assert scores.best(lines, "loss")["step"] == 3
+    assert scores.best([], "bleu") is None
 
 
 @pytest.mark.parametrize(
@@ -337,16 +391,30 @@ def test_runs_of_equal_scores_are_ranked_by_loss():
         (999_600_000, "1.0 GB"),
     ],
 )
-def test_runs_sizes(count, expected):
-    assert command.size(count) == expected
+def test_sizes_have_three_digits(count, expected):
+    assert units.size(count) == expected
 
 
 @pytest.mark.parametrize(
-    ("seconds", "expected"), [(5, "now"), (60, "1m ago"), (7199, "1h ago"), (200_000, "2d ago")]
+    ("seconds", "parts", "expected"),
+    [
+        (0, 2, "0 s"),
+        (51.4, 2, "51 s"),
+        (60, 2, "1 min 0 s"),
+        (7919, 2, "2 h 11 min"),
+        (90_000, 2, "1 d 1 h"),
+        (7199, 1, "1 h"),
+        (200_000, 1, "2 d"),
+    ],
 )
-def test_runs_ages(seconds, expected):
-    written = (NOW - datetime.timedelta(seconds=seconds)).isoformat()
-    assert command.age(written, NOW) == expected
+def test_durations_have_their_largest_units(seconds, parts, expected):
+    assert units.duration(seconds, parts) == expected
+
+
+def test_runs_say_how_old_they_are():
+    runs = [entry(updated=written) for written in ("", "2026-05-04T11:59:55+00:00")]
+    rows = command.table([*runs, entry()], "bleu", 80, NOW)
+    assert [re.split("  +", row)[-2] for row in rows] == ["when", "-", "now", "2 min ago"]
 
 
 def test_runs_command_takes_runs_and_folders_without_jax(run):

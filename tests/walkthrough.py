@@ -20,8 +20,9 @@ LANGUAGES = (*RUNNABLE, "", "text")
 TOLERANCE = 0.05  # of numbers with a decimal point
 # Speeds and times depend on the machine: any number matches.
 OF_THE_MACHINE = re.compile(
-    r"\d[\d,.]*(?= target tokens/s| tokens/s|x real time)|\d[\d,.]* ?(?:seconds|minutes|min|ms|s)\b"
-    r"|(?:\d+ ?[dhm] ?)+\d+ ?[ms]\b|\d+:\d\d(?::\d\d)?\b"
+    r"\d[\d,.]*(?= target tokens/s| tokens/s|x real time)"
+    r"|(?:\d+ (?:d|h|min) )+\d+ (?:h|min|s)\b|\d[\d,.]* ?(?:seconds|minutes|min|ms|s)\b"
+    r"|\d+:\d\d(?::\d\d)?\b"
 )
 NUMBER = re.compile(r"\d(?:[\d,]*\d)?(?:\.\d+)?(?:e[+-]?\d+)?")
 BEGIN = "@@ block {}"

@@ -19,7 +19,7 @@ from transformer_jax.commands.text_output import (
     check_writable,
     writing,
 )
-from transformer_jax.config import DataConfig
+from transformer_jax.config import Config, DataConfig
 from transformer_jax.data import sources
 from transformer_jax.decoding import arguments as search_arguments
 from transformer_jax.decoding.batch_translator import TranslationSettings
@@ -99,10 +99,7 @@ def run() -> None:
             "metrics": [dataclasses.asdict(metric) for metric in metrics],
         }
     _write(result, hypotheses)
-    name = FLAGS.input or getattr(data, FLAGS.split)
-    history.add_evaluation(
-        FLAGS.workdir, result, name, jax.devices(), distributed.process_count(), FLAGS.checkpoint
-    )
+    _record(result, dataclasses.replace(translator.config, decode=decode, data=data))
 
 
 def _check_flags() -> None:
@@ -180,6 +177,20 @@ def _write(result: dict[str, Any], hypotheses: Sequence[str]) -> None:
     if FLAGS.output:
         with writing(FLAGS.output) as out:
             out.writelines(as_line(text) for text in hypotheses)
+
+
+def _record(result: dict[str, Any], config: Config) -> None:
+    """Records the scores in the run's history."""
+    history.add_evaluation(
+        FLAGS.workdir,
+        result,
+        FLAGS.input or getattr(config.data, FLAGS.split),
+        config,
+        jax.devices(),
+        distributed.process_count(),
+        FLAGS.checkpoint,
+        FLAGS.ensemble,
+    )
 
 
 def _other_system(eval_set: EvalSet) -> list[str] | Translator:

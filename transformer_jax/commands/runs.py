@@ -9,31 +9,25 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
-from etils import epath
 
-from transformer_jax import paths
+from transformer_jax import paths, units
 from transformer_jax.commands.command_help import CommandHelp
 from transformer_jax.errors import UserError
-from transformer_jax.runs import summary
-from transformer_jax.runs.summary import LOWER_IS_BETTER, SCORES, RunSummary
+from transformer_jax.runs import scores
+
+if TYPE_CHECKING:  # help is shown without it
+    from etils import epath
+
+    from transformer_jax.runs.summary import RunSummary
 
 FLAGS = flags.FLAGS
 LESS_MEMORY = "name fewer folders"
 TAKES_FOLDERS, USES_JAX = True, False
 DEFAULT_FOLDER = "runs"
 SHORTEST_NAME = 10  # columns that a run's name gets in any table
-TITLES = {
-    "bleu": "BLEU",
-    "chrf": "chrF",
-    "exact_match": "exact",
-    "token_accuracy": "accuracy",
-    "perplexity": "perpl.",
-    "loss": "loss",
-}
-UNITS = (("d", 86400), ("h", 3600), ("m", 60))
 HELP = CommandHelp(
     usage="[DIR ...] [flags]",
     about="Prints a table of runs with their state, step and scores. Each DIR is a run or a folder "
@@ -56,7 +50,7 @@ def define_flags(argv: list[str]) -> list[str]:
     flags.DEFINE_enum(
         "metric",
         None,
-        SCORES,
+        list(scores.LABELS),
         "Score to show and sort by; default: the one by which the runs choose their best.",
     )
     flags.DEFINE_bool("json", False, "Print all that is known of each run as JSON instead.")
@@ -65,6 +59,8 @@ def define_flags(argv: list[str]) -> list[str]:
 
 def run(folders: Sequence[str]) -> None:
     """Prints the table of `folders`: runs, or folders of runs."""
+    from transformer_jax.runs import summary
+
     runs = [summary.summarize(path) for path in _find(folders or [DEFAULT_FOLDER])]
     metric = FLAGS.metric or _shared_metric(runs)
     runs = _sorted(runs, FLAGS.sort, metric)
@@ -75,12 +71,14 @@ def run(folders: Sequence[str]) -> None:
     print("\n".join(table(runs, metric, width, datetime.datetime.now(datetime.UTC))))
 
 
-def table(runs: Sequence[RunSummary], metric: str, width: int, now: datetime.datetime) -> list[str]:
+def table(
+    runs: Sequence["RunSummary"], metric: str, width: int, now: datetime.datetime
+) -> list[str]:
     """The lines of a table of runs, and after it why runs failed or are damaged.
 
     Args:
       runs: in their order.
-      metric: one of `SCORES`, of which the table shows the newest and the best value.
+      metric: one of `scores.LABELS`, of which the table shows the newest and the best value.
       width: of the terminal; where the table would be wider, it leaves out a column, then parts of
         the names.
       now: for the age of the runs.
@@ -104,11 +102,10 @@ def table(runs: Sequence[RunSummary], metric: str, width: int, now: datetime.dat
         cells.append(row["state"].ljust(widths["state"]))
         cells += [row[name].rjust(widths[name]) for name in head[2:]]
         lines.append("  ".join(cells))
-    shown = (summary.FAILED, summary.DAMAGED)
     notes = [
         f"{name}: {run.state}, {run.reason}"
         for name, run in zip(names, runs, strict=True)
-        if run.state in shown
+        if run.state in ("failed", "damaged")
     ]
     return [*lines, *([""] if notes else []), *notes]
 
@@ -127,12 +124,14 @@ def shorten(name: str, width: int) -> str:
     return f"{name[: width - 1 - end]}…{name[len(name) - end :]}"
 
 
-def _find(folders: Sequence[str]) -> list[epath.Path]:
+def _find(folders: Sequence[str]) -> list["epath.Path"]:
     """The runs in `folders`; reports what is no run.
 
     Raises:
       UserError: there is none.
     """
+    from transformer_jax.runs import summary
+
     runs: list[epath.Path] = []
     problems: list[str] = []
     for folder in folders:
@@ -152,7 +151,7 @@ def _find(folders: Sequence[str]) -> list[epath.Path]:
     return list(dict.fromkeys(runs))
 
 
-def _shared_metric(runs: Sequence[RunSummary]) -> str:
+def _shared_metric(runs: Sequence["RunSummary"]) -> str:
     """By what all runs choose their best checkpoint; if they differ, a score that all have.
 
     That is BLEU, or chrF where the sentences of a run are too short for BLEU, which is 0 then.
@@ -164,59 +163,41 @@ def _shared_metric(runs: Sequence[RunSummary]) -> str:
     return "chrf" if any(is_zero) else "bleu"
 
 
-def _sorted(runs: Sequence[RunSummary], order: str, metric: str) -> list[RunSummary]:
+def _sorted(runs: Sequence["RunSummary"], order: str, metric: str) -> list["RunSummary"]:
     if order == "name":
         return sorted(runs, key=lambda run: run.path)
     if order == "time":
         return sorted(runs, key=lambda run: run.updated, reverse=True)
-    sign = 1 if metric in LOWER_IS_BETTER else -1
-    worst = float("inf")
-
-    def rank(run: RunSummary) -> float:
-        best = run.best(metric)
-        return worst if best is None else sign * best[metric]
-
-    return sorted(runs, key=rank)
+    rated = [(scores.quality(best, metric), run) for run in runs if (best := run.best(metric))]
+    ranked = [run for _, run in sorted(rated, key=lambda one: one[0], reverse=True)]
+    return ranked + [run for run in runs if run.best(metric) is None]
 
 
-def _row(run: RunSummary, metric: str, now: datetime.datetime) -> dict[str, str]:
+def _row(run: "RunSummary", metric: str, now: datetime.datetime) -> dict[str, str]:
     """Column of the table -> its text for a run."""
     best, newest = run.best(metric), run.newest(metric)
-    test = next((scores for scores in run.tests[::-1] if scores.get("split") == "test"), None)
     return {
         "run": run.name,
         "state": run.state,
         "step": f"{run.step}/{'?' if run.num_steps is None else run.num_steps}",
-        TITLES[metric]: "-" if newest is None else f"{newest:.2f}",
+        scores.LABELS[metric]: "-" if newest is None else f"{newest:.2f}",
         "best": "-" if best is None else f"{best[metric]:.2f}",
         "at step": "-" if best is None else str(best["step"]),
-        "test": f"{test[metric]:.2f}" if test else "",
-        "when": age(run.updated, now),
-        "size": size(run.size),
+        "test": f"{run.test[metric]:.2f}" if run.test else "",
+        "when": _age(run.updated, now),
+        "size": units.size(run.size),
     }
 
 
-def age(written: str, now: datetime.datetime) -> str:
+def _age(written: str, now: datetime.datetime) -> str:
     """How long ago, in the largest unit that fits."""
     if not written:
         return "-"
     seconds = (now - datetime.datetime.fromisoformat(written)).total_seconds()
-    for unit, length in UNITS:
-        if seconds >= length:
-            return f"{seconds // length:.0f}{unit} ago"
-    return "now"
+    return f"{units.duration(seconds, 1)} ago" if seconds >= 60 else "now"
 
 
-def size(count: int) -> str:
-    """Bytes in the decimal unit that leaves at most three digits."""
-    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while value >= 999.5 and len(units) > 1:
-        value, units = value / 1000, units[1:]
-    digits = 1 if value < 9.95 and units[0] not in ("B", "kB") else 0
-    return f"{value:.{digits}f} {units[0]}"
-
-
-def _as_json(run: RunSummary) -> dict[str, Any]:
+def _as_json(run: "RunSummary") -> dict[str, Any]:
     fields = dataclasses.asdict(run)
     newest = run.evaluations[-1] if run.evaluations else None
-    return fields | {"newest": newest, "best": {name: run.best(name) for name in SCORES}}
+    return fields | {"newest": newest, "best": {name: run.best(name) for name in scores.LABELS}}

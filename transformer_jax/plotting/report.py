@@ -19,9 +19,10 @@ from transformer_jax.evaluation.model_metrics import Evaluation
 from transformer_jax.paths import write_atomically
 from transformer_jax.plotting import collect, report_headline, report_page
 from transformer_jax.plotting.report_page import details, image, pairs, scrolling, table, text
-from transformer_jax.runs import history, summary
+from transformer_jax.runs import history, scores, summary
 from transformer_jax.runs import workdir as workdir_lib
-from transformer_jax.runs.summary import Scores
+from transformer_jax.runs.scores import Scores
+from transformer_jax.runs.summary import RunSummary
 
 NAME = "report.html"
 # Attention maps: sentences, tokens of a sentence, and maps of single heads for each sentence. A map
@@ -29,22 +30,13 @@ NAME = "report.html"
 NUM_SENTENCES, MAX_TOKENS, MAX_HEADS = 3, 40, 32
 MAX_ROWS = 12  # of a table; the others are folded away
 
-COLUMNS = {
-    "bleu": "BLEU",
-    "chrf": "chrF",
-    "exact_match": "exact match",
-    "loss": "loss",
-    "perplexity": "perplexity",
-    "token_accuracy": "token accuracy",
-}
 
-
-def write_report(workdir: epath.PathLike, scores: Sequence[epath.PathLike] = ()) -> epath.Path:
+def write_report(workdir: epath.PathLike, score_files: Sequence[epath.PathLike] = ()) -> epath.Path:
     """Writes `report.html` into a work directory, in place of an older one.
 
     Args:
       workdir: of a run that has a checkpoint.
-      scores: files that `eval.py --json` wrote, to show too.
+      score_files: that `eval --json` wrote, to show too.
 
     Returns:
       The path of the page.
@@ -53,33 +45,32 @@ def write_report(workdir: epath.PathLike, scores: Sequence[epath.PathLike] = ())
       UserError: the run, its metrics or the scores are missing.
     """
     workdir = epath.Path(workdir)
-    files = {epath.Path(path).name: _read_scores(epath.Path(path)) for path in scores}
+    files = {epath.Path(path).name: _read_scores(epath.Path(path)) for path in score_files}
     config = workdir_lib.read_config(workdir)
     lines = history.read_metrics(workdir)
     records = history.read_history(workdir)
     path = workdir / "samples.jsonl"
     samples = history.read_lines(path) if path.exists() else []
-    validation = summary.validation_scores(lines)
+    run = summary.summarize(workdir)
+    best = run.best(run.best_metric)
     # Without an evaluation there is no best checkpoint.
-    translator = Translator.load(workdir, "best" if validation else "latest")
-    tests = _test_scores(files, summary.tests(records, config.data.test))
-    best = summary.best(validation, config.checkpoint.best_metric.removeprefix("eval_"))
+    translator = Translator.load(workdir, "best" if best else "latest")
     body = [
         "<header>",
         f'<h1>{text(workdir.name)}</h1><p class="under">{_direction(config)}</p>',
         '<div class="top"><div>',
-        *report_headline.headline(tests, best),
+        *report_headline.headline(run, files),
         "</div><div>",
-        *report_headline.facts(workdir, translator, lines, records),
+        *report_headline.facts(run, translator, lines, records),
         "</div></div>",
         *report_headline.commands(records),
         "</header><main>",
         *_curves(lines, best),
         "<h2>Scores</h2>",
-        *_evaluations(config, validation, best),
-        *_tests(tests),
+        *_evaluations(config, run),
+        *_evals(_distinct(files, run.evals)),
         "<h2>Samples</h2>",
-        *_samples(samples),
+        *_samples(samples, config),
         "<h2>Attention to the source</h2>",
         *_attention(translator, samples),
         "<h2>Configuration</h2>",
@@ -112,27 +103,23 @@ def _direction(config: Config) -> str:
     return f"{config.data.source_lang} → {config.data.target_lang}"
 
 
-def _test_scores(files: Mapping[str, Scores], recorded: Sequence[Scores]) -> Mapping[str, Scores]:
+def _distinct(files: Mapping[str, Scores], evals: Sequence[Scores]) -> Mapping[str, Scores]:
     """What was scored -> its scores: the files given, then evaluations that the run records.
 
     Of equal evaluations the newest counts, and what is in a file is not repeated.
     """
-    tests: dict[str, Scores] = {name: {"split": "", **s} for name, s in files.items()}
-    numbers = [[scores[name] for name in COLUMNS] for scores in files.values()]
-    newest = {
-        (s["split"], s["data"], s["checkpoint_step"], _average(s["checkpoint"])): s
-        for s in recorded
+    newest = {}
+    for one in evals:
+        data = " ".join(dict.fromkeys(filter(None, (one["split"], one["data"]))))
+        newest[f"{data}, {report_headline.checkpoint(one)}"] = one
+    given = [_numbers(one) for one in files.values()]
+    return {name: {"split": "", **one} for name, one in files.items()} | {
+        name: one for name, one in newest.items() if _numbers(one) not in given
     }
-    for (split, data, step, average), scores in newest.items():
-        if [scores[name] for name in COLUMNS] not in numbers:
-            name = " ".join(dict.fromkeys(filter(None, (split, data))))  # TFDS: "test" of "test"
-            tests[f"{name}, {average or 'checkpoint'} of step {step:,}"] = scores
-    return tests
 
 
-def _average(checkpoint: str) -> str:
-    """`checkpoint` if it is a mean of several, which has scores of its own."""
-    return checkpoint if checkpoint.startswith("average") else ""
+def _numbers(one: Scores) -> list[float]:
+    return [one[name] for name in scores.LABELS]
 
 
 def _footer() -> Iterator[str]:
@@ -143,13 +130,12 @@ def _footer() -> Iterator[str]:
     )
 
 
-def _evaluations(
-    config: Config, validation: Sequence[Scores], best: Scores | None
-) -> Iterator[str]:
+def _evaluations(config: Config, run: RunSummary) -> Iterator[str]:
+    best = run.best(run.best_metric)
     if best is None:
         yield "<p>The run was never evaluated (config.train.eval_every_steps=0).</p>"
         return
-    rows = {f"{scores['step']:,}": [scores[name] for name in COLUMNS] for scores in validation}
+    rows = {f"{one['step']:,}": _numbers(one) for one in run.evaluations}
     search = (
         "greedily"
         if config.train.eval_beam_size == 1
@@ -164,7 +150,7 @@ def _evaluations(
     marked = f"{best['step']:,}"
     shown = {name: rows[name] for name in [*spread(list(rows), MAX_ROWS), marked]}
     ordered = {name: rows[name] for name in rows if name in shown}
-    columns = COLUMNS.values()
+    columns = scores.LABELS.values()
     yield table("Scores on the validation set", "step", columns, ordered, marked)
     if len(shown) < len(rows):
         everything = table("All scores on the validation set", "step", columns, rows, marked)
@@ -179,31 +165,31 @@ def spread(items: Sequence[Any], count: int) -> list[Any]:
     return [items[(n + 1) * len(items) // count - 1] for n in range(count)]
 
 
-def _tests(tests: Mapping[str, Scores]) -> Iterator[str]:
-    for name, scores in tests.items():
+def _evals(evals: Mapping[str, Scores]) -> Iterator[str]:
+    for name, one in evals.items():
         yield f"<h3>{text(name)}</h3>"
-        split = f"{scores['split']} set, " if scores["split"] else ""
+        split = f"{one['split']} set, " if one["split"] else ""
         yield (
-            f'<p class="note">{text(split)}{scores["num_sentences"]:,} sentences, '
-            f"checkpoint of step {scores.get('checkpoint_step', 0):,}</p>"
+            f'<p class="note">{text(split)}{one["num_sentences"]:,} sentences, '
+            f"checkpoint of step {one.get('checkpoint_step', 0):,}</p>"
         )
-        row = {scores["split"] or "scores": [scores[column] for column in COLUMNS]}
-        yield table(f"Scores of {name}", "", COLUMNS.values(), row)
-        yield from _notes(scores)
+        row = {one["split"] or "scores": _numbers(one)}
+        yield table(f"Scores of {name}", "", scores.LABELS.values(), row)
+        yield from _notes(one)
 
 
-def _notes(scores: Scores) -> Iterator[str]:
+def _notes(one: Scores) -> Iterator[str]:
     """Signatures of the scores, and why a BLEU of 0 is not an error."""
-    if report_headline.has_too_few_words(scores):
+    if scores.has_too_few_words(one):
         yield f'<p class="note">{text(NO_FOUR_WORDS)}</p>'
     for name, key in (("BLEU", "bleu_signature"), ("chrF", "chrf_signature")):
-        if key in scores:
-            yield f'<p class="signature">{name}: {text(scores[key])}</p>'
+        if key in one:
+            yield f'<p class="signature">{name}: {text(one[key])}</p>'
 
 
 def _curves(lines: Sequence[plotting.Metrics], best: Scores | None) -> Iterator[str]:
     panels = dict(plotting.PANELS)
-    if best and report_headline.has_too_few_words(best):
+    if best and scores.has_too_few_words(best):
         panels = {title.replace("BLEU and ", ""): names for title, names in panels.items()}
         panels["chrF"] = {"eval_chrf": "validation"}
     yield '<section class="curves" aria-label="Curves over steps">'
@@ -219,7 +205,9 @@ def _curves(lines: Sequence[plotting.Metrics], best: Scores | None) -> Iterator[
     yield "</section>"
 
 
-def _samples(samples: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _samples(samples: Sequence[Mapping[str, Any]], config: Config) -> Iterator[str]:
+    target = config.data.target_lang
+    languages = {"source": config.data.source_lang, "reference": target, "hypothesis": target}
     if not samples:
         yield "<p>The run was never evaluated.</p>"
     last = max((sample["step"] for sample in samples), default=0)
@@ -228,7 +216,7 @@ def _samples(samples: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if sample["step"] != last:
             continue
         yield '<div class="sample">'
-        yield from pairs({k: sample[k] for k in ("source", "reference", "hypothesis")})
+        yield from pairs({name: sample[name] for name in languages}, languages=languages)
         earlier = {
             f"step {other['step']:,}": other["hypothesis"]
             for other in samples
@@ -236,7 +224,7 @@ def _samples(samples: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         }
         if earlier:
             some = dict(spread(list(earlier.items()), MAX_ROWS))
-            yield from details("before", pairs(some))
+            yield from details("before", pairs(some, languages=dict.fromkeys(some, target)))
         yield "</div>"
     yield "</div>"
 
@@ -262,7 +250,8 @@ def _attention(translator: Translator, samples: Sequence[Mapping[str, Any]]) -> 
             continue
         if max(len(attention.source), len(attention.target)) <= MAX_TOKENS:
             shown += 1
-            yield f"<h3>{text(sample['source'])}</h3>"
+            marks = report_page.language_marks(translator.config.data.source_lang)
+            yield f"<h3{marks}>{text(sample['source'])}</h3>"
             yield from _maps(*attention.of("cross"))
     if not shown:
         yield "<p>The run has no sample that is short enough.</p>"

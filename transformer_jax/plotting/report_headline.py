@@ -4,53 +4,69 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax
-from etils import epath
 
-from transformer_jax import plotting
+from transformer_jax import plotting, units
 from transformer_jax.api import Translator
 from transformer_jax.plotting.report_page import pairs, text
-from transformer_jax.runs import history, machine, summary
-from transformer_jax.runs.summary import Scores
+from transformer_jax.runs import history, machine, scores
+from transformer_jax.runs.scores import Scores
+from transformer_jax.runs.summary import RunSummary
+
+# Score -> how the headline writes it.
+_FORMATS = {
+    "bleu": "{:.1f}",
+    "chrf": "{:.1f}",
+    "exact_match": "{:.1f}%",
+    "loss": "{:.3f}",
+    "perplexity": "{:.2f}",
+}
 
 
-def headline(tests: Mapping[str, Scores], best: Scores | None) -> Iterator[str]:
-    """The most important score, large: of the newest test set, else of the validation set."""
-    on_test = [scores for scores in tests.values() if scores["split"] == "test"]
-    scores = on_test[-1] if on_test else best
-    if scores is None:
+def headline(run: RunSummary, files: Mapping[str, Scores]) -> Iterator[str]:
+    """The most important score, large: on the test set, else on the validation set.
+
+    Args:
+      run: whose score it is.
+      files: scores from files, which count where the run records none on its test set.
+    """
+    in_files = [one for one in files.values() if one.get("split") == "test"]
+    test = run.test or (in_files[-1] if in_files else None)
+    shown = test or run.best(run.best_metric)
+    if shown is None:
         yield '<p class="under">The run was never evaluated (config.train.eval_every_steps=0).</p>'
         return
-    shown = {
-        "BLEU": f"{scores['bleu']:.1f}",
-        "chrF": f"{scores['chrf']:.1f}",
-        "exact match": f"{scores['exact_match']:.1f}%",
-        "loss": f"{scores['loss']:.3f}",
-        "perplexity": f"{scores['perplexity']:.2f}",
-    }
-    name = "BLEU"
-    if has_too_few_words(scores):
-        del shown["BLEU"]
-        name = "exact match"
-    yield f'<p class="score"><strong>{shown.pop(name)}</strong> <span>{name}</span></p>'
-    where = "test set" if on_test else "validation set, best evaluation"
-    count = f"{scores['num_sentences']:,} sentences, " if "num_sentences" in scores else ""
-    step = scores["checkpoint_step"] if on_test else scores["step"]
-    yield f'<p class="under">{where}: {count}step {step:,}</p>'
-    yield from pairs(shown, "scores")
+    values = {name: form.format(shown[name]) for name, form in _FORMATS.items()}
+    name = "bleu"
+    if scores.has_too_few_words(shown):
+        del values["bleu"]
+        name = "exact_match"
+    label = scores.LABELS[name]
+    yield f'<p class="score"><strong>{values.pop(name)}</strong> <span>{label}</span></p>'
+    where = "test set" if test else "validation set, best evaluation"
+    count = f"{shown['num_sentences']:,} sentences, " if "num_sentences" in shown else ""
+    step = checkpoint(test) if test else f"step {shown['step']:,}"
+    yield f'<p class="under">{where}: {count}{step}</p>'
+    yield from pairs({scores.LABELS[name]: value for name, value in values.items()}, "scores")
+
+
+def checkpoint(one: Scores) -> str:
+    """Which parameters were evaluated: those of a checkpoint, or a mean of several."""
+    of = one.get("checkpoint", "")
+    average = f"{of} of " if of.startswith("average") else ""
+    return f"{average}step {one['checkpoint_step']:,}"
 
 
 def facts(
-    workdir: epath.Path,
+    run: RunSummary,
     translator: Translator,
     lines: Sequence[plotting.Metrics],
     records: Sequence[history.Record],
 ) -> Iterator[str]:
     """When, how long and on what the run was trained."""
-    state, _ = summary.state_of(workdir)
     num_steps = translator.config.train.num_steps
     shown = {
-        **_times(workdir, records),
-        "steps": f"{max(line['step'] for line in lines):,} of {num_steps:,} ({state})",
+        **_times(run, records),
+        "steps": f"{max(line['step'] for line in lines):,} of {num_steps:,} ({run.state})",
         "parameters": f"{sum(x.size for x in jax.tree.leaves(translator.params)):,}",
         "checkpoint of this report": f"step {translator.checkpoint_step:,}",
     }
@@ -64,12 +80,11 @@ def facts(
     yield from pairs(shown, "facts")
 
 
-def _times(workdir: epath.Path, records: Sequence[history.Record]) -> dict[str, str]:
+def _times(run: RunSummary, records: Sequence[history.Record]) -> dict[str, str]:
     """Date, duration and machine of the training, as far as they are recorded."""
     trainings = [record for record in records if record["command"] == "train"]
-    seconds = history.training_seconds(workdir, records)
-    if not trainings or seconds is None:  # a run of an older version
-        return {"last written": date(summary.updated(workdir))}
+    if run.seconds is None:  # a run of an older version
+        return {"last written": date(run.updated)}
     parts = f", in {len(trainings)} parts" if len(trainings) > 1 else ""
     machines = dict.fromkeys(machine.sentence(record["machine"]) for record in trainings)
     software = dict.fromkeys(
@@ -77,8 +92,8 @@ def _times(workdir: epath.Path, records: Sequence[history.Record]) -> dict[str, 
         for record in trainings
     )
     return {
-        "started": date(trainings[0]["started"]),
-        "training time": f"{duration(seconds)}{parts}",
+        "started": date(run.started),
+        "training time": f"{units.duration(run.seconds)}{parts}",
         "machine": "; ".join(machines),
         "trained with": "; ".join(software),
     }
@@ -87,17 +102,6 @@ def _times(workdir: epath.Path, records: Sequence[history.Record]) -> dict[str, 
 def date(written: str) -> str:
     """ISO 8601 in UTC -> "2026-05-04 10:00 UTC"."""
     return written[:16].replace("T", " ") + " UTC"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the two largest units, such as "2 h 11 min"."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = {"d": days, "h": hours, "min": minutes, "s": rest}
-    first = next((n for n, value in enumerate(parts.values()) if value), len(parts) - 1)
-    shown = list(parts.items())[first : first + 2]
-    return " ".join(f"{value} {unit}" for unit, value in shown)
 
 
 def commands(records: Sequence[history.Record]) -> Iterator[str]:
@@ -113,8 +117,3 @@ def commands(records: Sequence[history.Record]) -> Iterator[str]:
         words = [[f"<span>{text(word)}</span>" for word in line.split(" ")] for line in lines]
         content = "".join(f"<code>{' '.join(line)}</code>" for line in words)
         yield f'<h2 class="label">commands</h2><pre class="commands">{content}</pre>'
-
-
-def has_too_few_words(scores: Scores) -> bool:
-    """Whether BLEU is 0 because no sentence has four words."""
-    return not scores["bleu"] and bool(scores["exact_match"])

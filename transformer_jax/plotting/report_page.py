@@ -120,11 +120,25 @@ def text(value: Any) -> str:
     return html.escape(str(value))
 
 
-def pairs(values: Mapping[str, Any], kind: str = "") -> Iterator[str]:
-    """A list of names and values; `kind` is its class in the style sheet."""
+def language_marks(language: str) -> str:
+    """Attributes of an element whose text is in `language`, from left or from right."""
+    return f' lang="{text(language)}" dir="auto"'
+
+
+def pairs(
+    values: Mapping[str, Any], kind: str = "", languages: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """A list of names and values.
+
+    Args:
+      values: name -> value.
+      kind: class of the list in the style sheet.
+      languages: name -> language of its value, where that is not English.
+    """
     yield f'<dl class="{kind}">' if kind else "<dl>"
     for name, value in values.items():
-        yield f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>"
+        marks = language_marks(languages[name]) if languages else ""
+        yield f"<div><dt>{text(name)}</dt><dd{marks}>{text(value)}</dd></div>"
     yield "</dl>"
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from etils import epath
 
 from transformer_jax import paths
+from transformer_jax.config import Config, all_settings
 from transformer_jax.errors import UserError
 from transformer_jax.runs import machine, workdir
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:  # lists of runs are shown without it
     import jax
 
 FOLDER = "history"
-_OTHER_SYSTEMS = {"ensemble", "search"}  # fields of scores that are not of the run as it is
+# Besides those of the search, settings that change the scores of the same parameters.
+_SCORED_BY = ("data.source_lang", "data.target_lang", "data.bleu_tokenizer", "data.pretokenized")
 Record = dict[str, Any]  # of one process; `started` and `ended` are ISO 8601, in UTC
 
 
@@ -64,25 +66,45 @@ def add_evaluation(
     folder: epath.PathLike,
     scores: dict[str, Any],
     data: str,
+    config: Config,
     devices: Sequence["jax.Device"],
     num_processes: int = 1,
     checkpoint: str = "best",
+    ensemble: Sequence[str] = (),
 ) -> None:
     """Records scores in the `history/` of a run; does nothing for a folder that is no run.
+
+    The record has the `settings` that change scores and are not those of the run.
 
     Args:
       folder: of the run, or of a published model.
       scores: as `eval --json` writes them.
       data: what was translated: the value of the setting, or a file.
+      config: of the evaluation, with the search settings and languages that it used.
       devices: on which the program computes, of all processes.
       num_processes: of the evaluation.
       checkpoint: as `--checkpoint` names it.
+      ensemble: the other models, if the scores are of several.
     """
-    if workdir.is_run(folder):
-        record = _new_record("eval", devices, num_processes)
-        record |= {"ended": record["started"], "outcome": "ended", "data": data, "scores": scores}
-        record["checkpoint"] = checkpoint
-        _write(_new_path(folder, record), record)
+    if not workdir.is_run(folder):
+        return
+    trained = workdir.read_config(folder)
+    record = _new_record("eval", devices, num_processes)
+    record |= {
+        "ended": record["started"],
+        "outcome": "ended",
+        "data": data,
+        "checkpoint": checkpoint,
+        "ensemble": list(ensemble),
+        "settings": {
+            setting.path: setting.value(config)
+            for setting in all_settings(Config)
+            if setting.path.startswith("decode.") or setting.path in _SCORED_BY
+            if setting.value(config) != setting.value(trained)
+        },
+        "scores": scores,
+    }
+    _write(_new_path(folder, record), record)
 
 
 def read_history(folder: epath.PathLike) -> list[Record]:
@@ -94,11 +116,11 @@ def read_history(folder: epath.PathLike) -> list[Record]:
 
 
 def own_evaluations(records: Iterable[Record]) -> list[Record]:
-    """The evaluations of a run alone, not as part of an ensemble, by its own search settings."""
+    """The evaluations of a run alone, not as part of an ensemble, with its own settings."""
     return [
         record
         for record in records
-        if record["command"] == "eval" and record["scores"].keys().isdisjoint(_OTHER_SYSTEMS)
+        if record["command"] == "eval" and not record.get("ensemble") and not record.get("settings")
     ]
 
 

@@ -4,9 +4,8 @@ import contextlib
 import dataclasses
 import datetime
 import json
-import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from etils import epath
@@ -14,15 +13,12 @@ from etils import epath
 from transformer_jax import paths
 from transformer_jax.config import Config
 from transformer_jax.errors import UserError
-from transformer_jax.runs import digests, directory_kinds, history, workdir
+from transformer_jax.runs import digests, directory_kinds, history, scores, workdir
+from transformer_jax.runs.scores import Scores
 
 # States of a run. A stopped one can be resumed; a new one has no checkpoint.
 RUNNING, FINISHED, STOPPED = "running", "finished", "stopped"
 FAILED, DAMAGED, NEW = "failed", "damaged", "new"
-SCORES = ("loss", "perplexity", "token_accuracy", "exact_match", "bleu", "chrf")
-LOWER_IS_BETTER = ("loss", "perplexity")
-
-Scores = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +32,10 @@ class RunSummary:
       reason: why it failed or is damaged, who runs it; else empty.
       step: of a running one, steps that are logged; else of the newest checkpoint.
       num_steps: of the entire run; None if the config cannot be read.
-      best_metric: a name of `SCORES`, by which its best checkpoint is chosen.
+      best_metric: a name of `scores.LABELS`, by which its best checkpoint is chosen.
       evaluations: scores on the validation set, oldest first, each with its `step`.
-      tests: scores by `eval`, oldest first; those on its own test set last.
+      evals: scores by `eval`, oldest first, each with `data`, `started` and `checkpoint`.
+      test: of these, the newest on its own test set: of the best checkpoint, if there is one.
       started, updated: ISO 8601, in UTC; `started` is empty for runs of older versions.
       seconds: of all training; None for runs of older versions.
       size: bytes of all files.
@@ -52,7 +49,8 @@ class RunSummary:
     num_steps: int | None
     best_metric: str
     evaluations: Sequence[Scores]
-    tests: Sequence[Scores]
+    evals: Sequence[Scores]
+    test: Scores | None
     started: str
     updated: str
     seconds: float | None
@@ -64,14 +62,7 @@ class RunSummary:
 
     def best(self, metric: str) -> Scores | None:
         """The evaluation with the best value of a score; of equal ones that of the lowest loss."""
-        return best(self.evaluations, metric)
-
-
-def best(evaluations: Iterable[Scores], metric: str) -> Scores | None:
-    """The evaluation with the best value of a score; of equal ones that of the lowest loss."""
-    known = [line for line in evaluations if not math.isnan(line.get(metric, math.nan))]
-    sign = -1 if metric in LOWER_IS_BETTER else 1
-    return max(known, key=lambda line: (sign * line[metric], -line["loss"]), default=None)
+        return scores.best(self.evaluations, metric)
 
 
 def find_runs(folder: epath.PathLike) -> tuple[list[epath.Path], list[epath.Path]]:
@@ -111,6 +102,7 @@ def summarize(folder: epath.PathLike) -> RunSummary:
     saved = steps[-1] if steps else 0
     trainings = [record for record in records if record["command"] == "train"]
     metric = config.checkpoint.best_metric if config else "eval_bleu"
+    evals = _evals(records)
     return RunSummary(
         name=path.name,
         path=str(path),
@@ -120,16 +112,17 @@ def summarize(folder: epath.PathLike) -> RunSummary:
         num_steps=config.train.num_steps if config else None,
         best_metric=metric.removeprefix("eval_"),
         evaluations=validation_scores(lines),
-        tests=tests(records, config.data.test if config else ""),
+        evals=evals,
+        test=_test(evals, config.data.test) if config else None,
         started=trainings[0]["started"] if trainings else "",
-        updated=updated(path),
+        updated=_updated(path),
         seconds=history.training_seconds(path, records),
         size=_size(path),
     )
 
 
 def validation_scores(lines: Iterable[Scores]) -> list[Scores]:
-    """The evaluations in lines of `metrics.jsonl`, with names as in `SCORES`."""
+    """The evaluations in lines of `metrics.jsonl`, with names as in `scores.LABELS`."""
     return [
         {name.removeprefix("eval_"): value for name, value in line.items()}
         for line in lines
@@ -137,26 +130,20 @@ def validation_scores(lines: Iterable[Scores]) -> list[Scores]:
     ]
 
 
-def tests(records: Iterable[history.Record], test_set: str) -> list[Scores]:
-    """A run's own evaluations in its history, each with `data`, `started` and `checkpoint`.
-
-    Args:
-      records: of the run, oldest first.
-      test_set: `data.test` of the run. Scores on it come last, after those on other data.
-    """
-    scores = [
-        {"split": "", **record["scores"], "data": record["data"], "started": record["started"]}
-        | {"checkpoint": record.get("checkpoint", "")}
+def _evals(records: Iterable[history.Record]) -> list[Scores]:
+    """The scores of a run's own evaluations, each with fields of its record."""
+    fields = ("data", "started", "checkpoint")
+    return [
+        {"split": "", **record["scores"], **{name: record.get(name, "") for name in fields}}
         for record in history.own_evaluations(records)
     ]
-    return sorted(scores, key=lambda one: one["split"] == "test" and one["data"] == test_set)
 
 
-def state_of(folder: epath.PathLike) -> tuple[str, str]:
-    """The state of a run whose config can be read, and the reason."""
-    path = epath.Path(folder)
-    steps, records = workdir.committed_steps(path), history.read_history(path)
-    return _state(path, workdir.read_config(path), steps, records, "")
+def _test(evals: Sequence[Scores], test_set: str) -> Scores | None:
+    """The newest scores on `data.test`: those of the best checkpoint if there are any."""
+    on_test = [one for one in evals if one["split"] == "test" and one["data"] == test_set]
+    of_best = [one for one in on_test if one["checkpoint"] == "best"]
+    return next(reversed(of_best or on_test), None)
 
 
 def _state(
@@ -206,7 +193,7 @@ def _read(read: Any, otherwise: Any) -> tuple[Any, str]:
         return otherwise, str(error)
 
 
-def updated(path: epath.Path) -> str:
+def _updated(path: epath.Path) -> str:
     """When the run has last written scores, or was made."""
     for name in ("metrics.jsonl", "config.json"):
         if (path / name).exists():

@@ -11,7 +11,7 @@ from typing import Any
 import tqdm
 from etils import epath
 
-from transformer_jax import paths
+from transformer_jax import paths, units
 from transformer_jax.config import Config
 from transformer_jax.paths import write_atomically
 from transformer_jax.runs.appended_file import AppendedFile
@@ -149,8 +149,7 @@ class Reporter:
         if step == first:
             return "?"  # nothing was timed yet
         seconds = (time.monotonic() - started) / (step - first) * (self._num_steps - step)
-        hours, minutes = divmod(int(seconds) // 60, 60)
-        return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{int(seconds) % 60:02d}s"
+        return units.duration(seconds)
 
     def _add(self, step: int, metrics: Numbers) -> None:
         self._metrics.add({"step": step, **metrics})

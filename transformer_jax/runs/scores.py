@@ -1,0 +1,35 @@
+"""Scores of an evaluation: their names, and which values are better."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Scores = Mapping[str, Any]
+
+# Name -> what tables call it.
+LABELS = {
+    "bleu": "BLEU",
+    "chrf": "chrF",
+    "exact_match": "exact match",
+    "loss": "loss",
+    "perplexity": "perplexity",
+    "token_accuracy": "token accuracy",
+}
+_LOWER_IS_BETTER = ("loss", "perplexity")
+
+
+def quality(scores: Scores, metric: str) -> tuple[float, float]:
+    """The score, negative where lower is better, and minus the loss: higher is better."""
+    value = -scores[metric] if metric in _LOWER_IS_BETTER else scores[metric]
+    return value, -scores["loss"]
+
+
+def best(evaluations: Iterable[Scores], metric: str) -> Scores | None:
+    """The evaluation with the best value of a score; of equal ones that of the lowest loss."""
+    known = [line for line in evaluations if not math.isnan(line.get(metric, math.nan))]
+    return max(known, key=lambda line: quality(line, metric), default=None)
+
+
+def has_too_few_words(scores: Scores) -> bool:
+    """Whether BLEU is 0 because no sentence has four words."""
+    return not scores["bleu"] and bool(scores["exact_match"])

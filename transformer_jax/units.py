@@ -1,0 +1,21 @@
+"""Times and sizes in words."""
+
+
+def duration(seconds: float, parts: int = 2) -> str:
+    """Seconds in the largest units, at most `parts` of them, such as "2 h 11 min"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    amounts = {"d": days, "h": hours, "min": minutes, "s": rest}
+    first = next((n for n, amount in enumerate(amounts.values()) if amount), len(amounts) - 1)
+    shown = list(amounts.items())[first : first + parts]
+    return " ".join(f"{amount} {unit}" for unit, amount in shown)
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in the decimal unit that leaves at most three digits, such as "1.2 MB"."""
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while num_bytes >= 999.5 and len(units) > 1:
+        num_bytes, units = num_bytes / 1000, units[1:]
+    digits = 1 if num_bytes < 9.95 and units[0] not in ("B", "kB") else 0
+    return f"{num_bytes:.{digits}f} {units[0]}"
