@@ -168,7 +168,9 @@ def test_translate_searches_duplicates_once(translator, monkeypatch):
         (lambda t: t.translate("one", n_best=5, beam_size=4), "^`n_best=5` needs `beam_size` of"),
         (lambda t: t.translate("one", n_best=3, method="mbr", mbr_samples=2), "`mbr_samples`"),
         (lambda t: t.translate("one", n_best=0), "^`n_best=0` must be a number of at least 1"),
-        (lambda t: t.translate("one", n_best="3"), "^`n_best='3'` must be a number"),
+        (lambda t: t.warmup([8], num_texts=0), "^`num_texts=0` must be a number of at least 1"),
+        (lambda t: t.warmup([10_000]), "^No text has 10000 tokens"),
+        (lambda t: t.translate([Request("a", prefix="\udfff")]), r"^texts\[0\]\.prefix: no valid"),
         (lambda t: t.score(["a"], []), "1 sources"),
         (lambda t: t.score(["a", "\udc80"], ["a", "b"]), r"sources\[1\]: .*U\+DC80"),
         (lambda t: t.translate(["one"], on_error="ignore"), "`on_error=ignore`"),
@@ -186,7 +188,9 @@ def test_translate_refuses_impossible_calls(translator, call, word):
     [
         (lambda t: t.translate(["a", "b", "c", math.nan]), "texts[3] is a float (nan), not a str"),
         (lambda t: t.translate(np.array(["a", None])), "texts[1] is None, not a string."),
-        (lambda t: t.translate([Request("a", phrases=[3])]), "texts[0] is an int (3), not a str"),
+        (lambda t: t.translate([Request("a", phrases=[3])]), "texts[0].phrases[0] is an int (3)"),
+        (lambda t: t.translate(Request("a", prefix=None)), "texts[0].prefix is None, not a str"),
+        (lambda t: t.translate(Request(3)), "texts[0] is an int (3), not a string."),
         (lambda t: t.translate(["a", ["b"]]), "texts[1] is a list (['b']), not a string."),
         (lambda t: t.translate(None), "`texts` is None, not a list of strings."),
         (lambda t: t.translate(b"one"), "`texts` is bytes (b'one'), not a list of strings."),
@@ -196,6 +200,21 @@ def test_translate_refuses_impossible_calls(translator, call, word):
         (lambda t: t.score_tokens(["a"], 3), "`targets` is an int (3), not a list of strings."),
         (lambda t: t.translate("one", attention=True), "`attention` is a bool (True), not an Att"),
         (lambda t: t.translate("one", beam_size="3"), "`beam_size='3'` is not of type int."),
+        (lambda t: t.translate("one", n_best="3"), "`n_best` is a str ('3'), not a whole number."),
+        (lambda t: t.translate("one", n_best=True), "`n_best` is a bool (True), not a whole"),
+        (
+            lambda t: t.translate("one", window=2.5),
+            "`window` is a float (2.5), not a whole number.",
+        ),
+        (lambda t: t.warmup(8), "`lengths` is an int (8), not a list of numbers."),
+        (lambda t: t.warmup([8, "8"]), "`lengths[1]` is a str ('8'), not a whole number."),
+        (lambda t: t.warmup([8], num_texts="3"), "`num_texts` is a str ('3'), not a whole number."),
+        (lambda t: t.load(None), "`path` is None, not a path."),
+        (lambda t: t.load("run", config="x"), "`config` is a str ('x'), not a Config."),
+        (lambda t: t.load("run", processors=5), "`processors` is an int (5), not a list of func"),
+        (lambda t: t.load("run", processors=[5]), "`processors[0]` is an int (5), not a function."),
+        (lambda t: t.load("a", ensemble="runs/b"), "`ensemble` is a str ('runs/b'), not a list"),
+        (lambda t: t.load("a", ensemble=["b", 5]), "`ensemble[1]` is an int (5), not a path or"),
         (lambda t: t.translate("one", beam=3), "There is no search setting beam; did you mean"),
         (lambda t: Request("one", phrases=None), "`phrases` is None, not a list of strings."),
         (lambda t: t.translate(["x" * 90, 10**90]), "texts[1] is an int (1000000"),
@@ -229,8 +248,11 @@ def test_translate_takes_one_text_or_several_and_n_best_of_each(translator):
     assert next(lazily) == one  # the next item is not read yet
     with pytest.raises(TypeError, match=r"texts\[1\] is an int"):
         next(lazily)
-    former = translator.translate_n_best(["one two"], 3, **settings)
-    assert list(former) == list(translator.translate_iterable(["one two"], n_best=3, **settings))
+    assert next(translator.translate_iterable(["one two"], n_best=3, **settings)) == best
+    numbers = {"n_best": np.int64(3), "beam_size": np.int32(4), "length_penalty": np.float64(0.6)}
+    assert translator.translate("one two", **numbers) == translator.translate(
+        "one two", n_best=3, beam_size=4, length_penalty=0.6
+    )
 
 
 @pytest.mark.slow

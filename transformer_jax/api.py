@@ -9,7 +9,7 @@ from etils import epath
 from transformer_jax import paths
 from transformer_jax.config import Config
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.decoding import WINDOW, arguments
+from transformer_jax.decoding import WINDOW, call_settings
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.decoding.engine import Engine
@@ -79,12 +79,15 @@ class Translator:
         Raises:
           UserError: where something is missing, damaged or not supported.
         """
+        _check_type("path", path, str | os.PathLike, "a path")
+        _check_type("config", config, Config | None, "a Config")
+        _check_list("processors", processors, "functions")
+        for index, processor in enumerate(processors):
+            _check_type(f"processors[{index}]", processor, Callable, "a function")
+        further = _members(ensemble)
         host_memory.keep_freed_memory()
         compilation_cache.keep_programs()
         model = pretrained.load(_located(path), str(checkpoint), config, allow_pickle)
-        further = [
-            (one, "best") if isinstance(one, str | os.PathLike) else tuple(one) for one in ensemble
-        ]
         others = [pretrained.load(_located(p), str(c), None, allow_pickle) for p, c in further]
         for (where, _), other in zip(further, others, strict=True):
             if other.tokenizers.fingerprint != model.tokenizers.fingerprint or (
@@ -189,17 +192,10 @@ class Translator:
           UserError: an unknown or impossible setting; a text that cannot be translated, with its
             index. A list is checked before anything runs, other iterables window by window.
         """
-        if isinstance(texts, str | bytes | Request) or not isinstance(texts, Iterable):
-            raise UserTypeError(f"`texts` is {described(texts)}, not a list of strings.")
+        _check_list("texts", texts, "strings")
         call = self._settings(n_best, target_lang, source_lang, attention, settings)
         results = self.engine.translate(self.params, texts, call, window, on_error, ready)
         return results if n_best is not None else (best[0] for best in results)
-
-    def translate_n_best(
-        self, texts: Iterable[str | Request], num_hypotheses: int, **settings: Any
-    ) -> Iterator[list[Translation]]:
-        """The former name of `translate_iterable` with `n_best`."""
-        return self.translate_iterable(texts, n_best=num_hypotheses, **settings)
 
     def warmup(
         self,
@@ -234,8 +230,8 @@ class Translator:
         Raises:
           UserError: an impossible setting, or a length that the model does not read.
         """
-        if num_texts < 1:
-            raise UserError(f"num_texts={num_texts} must be at least 1.")
+        _check_list("lengths", lengths, "numbers")
+        num_texts = call_settings.count("num_texts", num_texts)
         call = self._settings(n_best, target_lang, source_lang, attention, settings)
         return self.engine.warmup(self.params, lengths, num_texts, call)
 
@@ -252,11 +248,9 @@ class Translator:
         Raises:
           UserError: an unknown or impossible setting.
         """
-        decode = arguments.decode_config(self.config, settings)
-        num_hypotheses = 1 if n_best is None else n_best
-        arguments.check_n_best(num_hypotheses, decode)
-        if attention is not None and not isinstance(attention, AttentionChoice):
-            raise UserTypeError(f"`attention` is {described(attention)}, not an AttentionChoice.")
+        decode = call_settings.decode_config(self.config, settings)
+        num_hypotheses = call_settings.num_hypotheses(n_best, decode)
+        _check_type("attention", attention, AttentionChoice | None, "an AttentionChoice")
         if attention:
             for model in self.engine.models:
                 attention.check(model)
@@ -305,15 +299,37 @@ class Translator:
         source_lang: str = "",
     ) -> list[PairScores]:
         """As `score` of several texts, with the log-probability of every token."""
-        for name, texts in (("sources", sources), ("targets", targets)):
-            if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
-                raise UserTypeError(f"`{name}` is {described(texts)}, not a list of strings.")
+        _check_list("sources", sources, "strings")
+        _check_list("targets", targets, "strings")
         sources, targets = list(sources), list(targets)
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources cannot be scored with {len(targets)} targets.")
         return self.engine.score(
             self.params, sources, targets, target_lang, source_lang=source_lang
         )
+
+
+def _check_type(name: str, value: Any, kind: Any, wanted: str) -> None:
+    """Raises a `UserError` that is a TypeError if an argument is not of the type `kind`."""
+    if not isinstance(value, kind):
+        raise UserTypeError(f"`{name}` is {described(value)}, not {wanted}.")
+
+
+def _check_list(name: str, value: Any, of: str) -> None:
+    """Raises a `UserError` that is a TypeError if an argument is no iterable, or one text."""
+    if isinstance(value, str | bytes | os.PathLike | Request) or not isinstance(value, Iterable):
+        raise UserTypeError(f"`{name}` is {described(value)}, not a list of {of}.")
+
+
+def _members(ensemble: Any) -> list[tuple[epath.PathLike, str]]:
+    """(path, checkpoint) of each further model of an ensemble."""
+    _check_list("ensemble", ensemble, "models")
+    members = []
+    for index, one in enumerate(ensemble):
+        path, checkpoint = one if isinstance(one, tuple | list) and len(one) == 2 else (one, "best")
+        _check_type(f"ensemble[{index}]", path, str | os.PathLike, "a path or a (path, checkpoint)")
+        members.append((path, checkpoint))
+    return members
 
 
 def _located(path: epath.PathLike) -> str:

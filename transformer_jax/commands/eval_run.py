@@ -21,7 +21,7 @@ from transformer_jax.commands.text_output import (
 )
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.data import sources
-from transformer_jax.decoding import arguments as search_arguments
+from transformer_jax.decoding import call_settings
 from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import corpus_metrics, model_metrics
@@ -53,7 +53,7 @@ def run() -> None:
     process_flags.connect(saves=False)
     translator = model_flags.load_translator()
     translator.engine.language_tags(FLAGS.target_lang, FLAGS.source_lang)  # refuses unknown ones
-    decode = search_arguments.decode_config(translator.config, search_flags.given())
+    decode = call_settings.decode_config(translator.config, search_flags.given())
     data = translator.config.data
     data = dataclasses.replace(
         data,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
-from transformer_jax.decoding import ON_ERROR, WINDOW, batching, workers
+from transformer_jax.decoding import ON_ERROR, WINDOW, batching, call_settings, workers
 from transformer_jax.decoding.batch_translator import BatchTranslator, TranslationSettings
 from transformer_jax.decoding.batching import Batch
 from transformer_jax.decoding.phrases import starts_word
@@ -132,8 +132,7 @@ class Engine:
         """
         if on_error not in ON_ERROR:
             raise UserError(f"`on_error={on_error}` must be one of {', '.join(ON_ERROR)}.")
-        if not isinstance(window, int) or window < 1:
-            raise UserError(f"`window={window}` must be a number of at least 1.")
+        window = call_settings.count("window", window)
         requests = read_requests(texts, settings.decode.method)
         if isinstance(texts, Collection):
             items = list(requests)
@@ -168,8 +167,9 @@ class Engine:
         """
         translator = self._batch_translator(params, settings)
         shapes: set[tuple[int, int]] = set()
-        for length in lengths:
-            if not 1 <= length <= self.max_len:
+        for index, value in enumerate(lengths):
+            length = call_settings.count(f"lengths[{index}]", value)
+            if length > self.max_len:
                 raise UserError(
                     f"No text has {length} tokens; the model reads 1 to {self.max_len}."
                 )

@@ -48,6 +48,7 @@ class RefusedItem:
 
     error: UserError
     line: int | None = None
+    part: str = ""  # of the item that is wrong, such as ".prefix"
 
 
 def read_requests(items: Iterable[Any], method: str) -> Iterator[Request | RefusedItem]:
@@ -59,14 +60,18 @@ def read_requests(items: Iterable[Any], method: str) -> Iterator[Request | Refus
     """
     for item in items:
         request = item if isinstance(item, Request) else Request(item)
+        parts = {"": request.text, ".prefix": request.prefix}
+        parts |= {f".phrases[{n}]": phrase for n, phrase in enumerate(request.phrases)}
+        part = ""
         try:
-            for value in (request.text, request.prefix, *request.phrases):
-                check_text(value)
             if request.phrases and method != "beam":
                 raise UserError(PHRASES_NEED_BEAMS.format(method=method))
+            for name, value in parts.items():
+                part = name
+                check_text(value)
             yield request
         except UserError as error:
-            yield RefusedItem(error, request.line)
+            yield RefusedItem(error, request.line, part)
 
 
 def windows(
@@ -119,7 +124,7 @@ def described(value: Any) -> str:
 def place_of(item: Any, index: int, name: str = "texts") -> str:
     """Where an item is, for messages: its line of a file, or its index in the list `name`."""
     line = getattr(item, "line", None)
-    return f"{name}[{index}]" if line is None else f"line {line}"
+    return f"{name}[{index}]{getattr(item, 'part', '')}" if line is None else f"line {line}"
 
 
 def item_error(error: UserError, place: str) -> UserError:

@@ -1,12 +1,16 @@
-"""Search settings that a caller of Python gives as arguments."""
+"""Search settings and numbers that a caller of Python gives as arguments, checked."""
 
 import dataclasses
 import difflib
+import operator
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
+
 from transformer_jax.config import Config, DecodeConfig, validate
+from transformer_jax.decoding.requests import described
 from transformer_jax.errors import UserError, UserTypeError
 
 
@@ -24,7 +28,8 @@ def decode_config(config: Config, settings: Mapping[str, Any]) -> DecodeConfig:
             raise UserTypeError(
                 f"There is no search setting {name}; {hint} are {', '.join(names)}."
             )
-    decode = dataclasses.replace(config.decode, **settings)
+    values = {k: v.item() if isinstance(v, np.generic) else v for k, v in settings.items()}
+    decode = dataclasses.replace(config.decode, **values)
     try:
         validate(dataclasses.replace(config, decode=decode))
     except UserError as error:
@@ -35,20 +40,35 @@ def decode_config(config: Config, settings: Mapping[str, Any]) -> DecodeConfig:
     return decode
 
 
-def check_n_best(count: Any, decode: DecodeConfig) -> None:
-    """Checks that a search gives `count` translations of a text.
+def count(name: str, value: Any) -> int:
+    """The value of an argument that is a number of something, at least 1.
 
     Raises:
-      UserError: it does not.
+      UserError: it is not; a TypeError too if it is no whole number.
     """
-    if not isinstance(count, int) or count < 1:
-        raise UserError(f"`n_best={count!r}` must be a number of at least 1.")
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise UserTypeError(f"`{name}` is {described(value)}, not a whole number.")
+    if value < 1:
+        raise UserError(f"`{name}={value}` must be a number of at least 1.")
+    return operator.index(value)
+
+
+def num_hypotheses(n_best: Any, decode: DecodeConfig) -> int:
+    """How many translations of a text a search is to give; `n_best` is None for one.
+
+    Raises:
+      UserError: the search does not give as many.
+    """
+    if n_best is None:
+        return 1
+    number = count("n_best", n_best)
     setting = {"beam": "beam_size", "mbr": "mbr_samples"}.get(decode.method)
-    if setting and count > getattr(decode, setting):
+    if setting and number > getattr(decode, setting):
         raise UserError(
-            f"`n_best={count}` needs `{setting}` of at least {count}, not "
+            f"`n_best={number}` needs `{setting}` of at least {number}, not "
             f"{getattr(decode, setting)}."
         )
+    return number
 
 
 def _with_arguments(message: str, names: Collection[str]) -> str:
