@@ -12,6 +12,7 @@ import pytest
 
 from transformer_jax import Translator
 from transformer_jax.config import DataConfig
+from transformer_jax.interop import stablehlo_program
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.training.loop import train
 
@@ -64,7 +65,8 @@ def test_golden_run_restores_and_resumes_to_the_same_text(golden):
 def test_golden_export_translates_to_the_same_text(golden):
     folder, expected = golden
     done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "decode_stablehlo.py", folder / "exported"],
+        # As an export of today has it.
+        [sys.executable, "-P", stablehlo_program.__file__, folder / "exported"],
         input="\n".join(expected["sources"]),
         capture_output=True,
         text=True,

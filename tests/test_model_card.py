@@ -9,15 +9,14 @@ from tests.conftest import copy_run
 from tests.test_huggingface import small_model
 from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
-from transformer_jax.interop import FORMATS, model_card, pretrained, programs, readme
-from transformer_jax.interop.model_card import Facts, Score
+from transformer_jax.interop import FORMATS, bundle, model_card, pretrained, usage_examples
+from transformer_jax.interop.model_facts import ModelFacts, Score
 from transformer_jax.interop.sample_text import SampleText
-from transformer_jax.runs import bundle
 
 
 def card(model, facts, **arguments):
     defaults = {"format_name": "marian", "program": "print(1)\n", "output": "1", "notes": []}
-    return model_card.write(facts, model, **(defaults | arguments))
+    return model_card.compose(facts, model, **(defaults | arguments))
 
 
 def front_matter(text):
@@ -104,17 +103,20 @@ def test_model_card_has_evaluations_of_its_checkpoint_only(tiny_run, tmp_path):
 def test_model_card_of_a_bundle_has_its_scores_and_licence(tiny_run, tmp_path):
     model = pretrained.load(tiny_run[1])
     score = Score("test set", 20, 31.5, "tok:13a", 55.0, "")
-    record = {"name": "mine", "step": 60, "licence": "mit"}
-    record["scores"] = [dataclasses.asdict(score)]
+    facts = ModelFacts("mine", "a work directory", 60, (score,), "mit")
     path = tmp_path / "x.bundle"
-    bundle.write(path, model.config, model.tokenizers, model.params, "", record)
-    facts = model_card.collect_facts(path, pretrained.load(path))
-    assert facts == Facts("mine", "a bundle", 60, (score,), "mit")
+    bundle.write(path, model.config, model.tokenizers, model.params, facts)
+    stored = pretrained.load(path)
+    assert model_card.collect_facts(path, stored) == facts
+    assert model_card.collect_facts(path, stored, licence="x").licence == "x"
+    text = card(model, facts, format_name="bundle")
+    assert "In the folder of the file:" in text
+    assert "pip install 'transformer-jax @ git+URL'" in text
 
 
 def test_model_card_of_an_imported_model_claims_no_training(tokenizers):
     model = small_model(tokenizers)
-    text = card(model, Facts("opus", "the Hugging Face model opus"), notes=["another epsilon"])
+    text = card(model, ModelFacts("opus", "the Hugging Face model opus"), notes=["another epsilon"])
     assert "training data: see the card of the Hugging Face model opus" in text
     assert "optimizer" not in text
     assert "It was trained on sentences" not in text
@@ -142,19 +144,18 @@ def test_programs_are_python_and_short(format_name, kind, tokenizers):
         data=dataclasses.replace(config.data, **data),
         decode=dataclasses.replace(config.decode, **decode),
     )
-    program = programs.PROGRAMS[format_name](config, pair, text)
+    program = usage_examples.PROGRAMS[format_name](config, pair, text)
     compile(program, "README.md", "exec")
     lines = program.rstrip().split("\n")
-    assert len(lines) <= (12 if format_name != "stablehlo" else 26)
-    shown = text.lower() if (kind, format_name) == ("lower-case", "stablehlo") else text
-    assert any(json.dumps(shown, ensure_ascii=False)[1:-1] in line for line in lines)
+    assert len(lines) <= 12
+    assert any(json.dumps(text, ensure_ascii=False)[1:-1] in line for line in lines)
 
 
 def test_readme_shows_the_first_short_sentence():
     long = "word " * 40
-    assert readme.example(SampleText((long, "a short one", "another"))) == "a short one"
-    assert readme.example(SampleText((long, long))) == long
+    assert model_card.example(SampleText((long, "a short one", "another"))) == "a short one"
+    assert model_card.example(SampleText((long, long))) == long
 
 
 def test_programs_name_a_format_each():
-    assert tuple(programs.PROGRAMS) == FORMATS
+    assert tuple(usage_examples.PROGRAMS) == FORMATS

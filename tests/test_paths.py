@@ -123,6 +123,6 @@ def test_require_refuses_paths_that_cannot_be_opened(monkeypatch):
         "find_spec",
         lambda name, *a: None if name == "gcsfs" else original(name, *a),
     )
-    with pytest.raises(UserError, match=r"pip install 'transformer-jax\[gcs\]'"):
+    with pytest.raises(UserError, match=r"pip install 'gcsfs>="):
         paths.require("gs://bucket/run", "--workdir")
     paths.require("runs/mine")

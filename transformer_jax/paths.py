@@ -83,8 +83,7 @@ def require(path: PathLike, name: str = "path") -> None:
         raise UserError(f"{name}={text}: only local paths and {REMOTE}… are supported.")
     if not importlib.util.find_spec("gcsfs"):
         raise UserError(
-            f"{name}={text}: paths in Google Cloud Storage need further packages; "
-            "pip install 'transformer-jax[gcs]'"
+            f"{name}={text}: paths in Google Cloud Storage need gcsfs: pip install 'gcsfs>=2026.4'."
         )
     _configure_client()
 

@@ -162,14 +162,15 @@ plotting.attention_maps(weights.mean(axis=1), rows, columns, ["layer 0", "layer 
 # `export.py` writes the model as StableHLO: three functions and their parameters. Any program that
 # runs JAX's exported functions can call them. (`--format=marian` writes a Hugging Face directory,
 # `--format=ctranslate2` a CTranslate2 model.) It compares the exported model with the original
-# before it finishes. Then a program of 60 lines, without this package, translates with it:
+# before it finishes. Then `translate.py` of the exported folder, which does not need this package,
+# translates with it:
 
 # %%
 exported = Path("runs/guide/exported")
 shutil.rmtree(exported, ignore_errors=True)
 commands = [
     ["export.py", f"--workdir={spanish_run}", "--format=stablehlo", f"--output={exported}"],
-    ["examples/decode_stablehlo.py", str(exported)],
+    [str(exported / "translate.py")],
 ]
 for command in commands:
     done = subprocess.run(

@@ -53,5 +53,5 @@ def test_page_trains_translates_and_exports(tmp_path):
     }
     assert scores["es"][0] > 90  # BLEU
     assert scores["de"][2] > 90  # exact
-    deployed = done.stdout.partition("decode_stablehlo.py")[2]
+    deployed = done.stdout.partition("translate.py")[2]
     assert "trescientos cuarenta y siete\n" in deployed

@@ -1,6 +1,5 @@
 """The command `bundle`: a model as one file, for `Translator.load` and every command."""
 
-import dataclasses
 from pathlib import Path
 
 from absl import flags
@@ -15,9 +14,9 @@ LESS_MEMORY = "use a machine with more memory"
 HELP = CommandHelp(
     usage="--workdir=DIR --output=FILE [flags]",
     about="Writes the parameters of one checkpoint, the config and the tokenizers as one file, "
-    "with a digest of each part and a model card. The optimizer's state is left out. "
-    "Translator.load and all commands that take a model read the file, and refuse it if any part "
-    "was changed.",
+    "with a digest and a model card. The optimizer's state is left out. "
+    "Translator.load and all commands that take a model read the file, whatever its name is, and "
+    "refuse it if any byte was changed.",
     examples=(
         (
             "The best checkpoint of a run:",
@@ -47,27 +46,17 @@ def define_flags(argv: list[str]) -> list[str]:
 
 def run() -> None:
     """Writes the file."""
-    from transformer_jax.interop import model_card, programs, readme, sample_text
-    from transformer_jax.runs import bundle
+    from transformer_jax.interop import bundle, model_card, sample_text, usage_examples
 
     if paths.is_remote(FLAGS.output):
         raise UserError(f"--output={FLAGS.output} must be a local file; copy it afterwards.")
     path = Path(FLAGS.output)
     bundle.check_new(path)
     model, facts = model_flags.load_with_facts()
-    try:
-        text = readme.example(sample_text.find(FLAGS.workdir, model.config))
-    except UserError:  # no sentences of the model are here
-        text = "A sentence to translate."
-    card = model_card.write(
-        facts, model, "bundle", programs.bundle(path.name, text), output="", notes=[]
-    )
-    record = {
-        "name": facts.name,
-        "step": model.step,
-        "licence": facts.licence,
-        "scores": [dataclasses.asdict(score) for score in facts.scores],
-    }
-    digest = bundle.write(path, model.config, model.tokenizers, model.params, card, record)
+    text = sample_text.of_samples(FLAGS.workdir)
+    sentence = model_card.example(text) if text else "A sentence to translate."
+    program = usage_examples.bundle(path.name, sentence)
+    card = model_card.compose(facts, model, "bundle", program)
+    digest = bundle.write(path, model.config, model.tokenizers, model.params, facts, card)
     size = path.stat().st_size / 1e6
     print(f"wrote {path}: {size:,.1f} MB, checkpoint of step {model.step}, SHA-256 {digest}")

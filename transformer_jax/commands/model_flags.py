@@ -14,7 +14,7 @@ from transformer_jax.errors import UserError
 
 if TYPE_CHECKING:  # these load JAX, which flags do not need
     from transformer_jax.api import Translator
-    from transformer_jax.interop.model_card import Facts
+    from transformer_jax.interop.model_facts import ModelFacts
     from transformer_jax.interop.pretrained import Pretrained
 
 FLAGS = flags.FLAGS
@@ -89,7 +89,7 @@ def define_licence() -> None:
     flags.DEFINE_string("licence", "", "Of the model, for its model card, such as cc-by-4.0.")
 
 
-def load_with_facts() -> "tuple[Pretrained, Facts]":
+def load_with_facts() -> "tuple[Pretrained, ModelFacts]":
     """The model that the flags name, and what its model card says of it."""
     from transformer_jax.interop import model_card
     from transformer_jax.interop.pretrained import Pretrained

@@ -140,7 +140,7 @@ class JsonTokenizer(Tokenizer):
         except ImportError as error:
             raise UserError(
                 "Reading a tokenizer.json needs the package tokenizers: "
-                "pip install 'transformer-jax[interop]'."
+                "pip install 'tokenizers>=0.22'."
             ) from error
         self.model = model
         self._special = dict(special)

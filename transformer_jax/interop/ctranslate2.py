@@ -26,8 +26,7 @@ def require() -> None:
         import ctranslate2  # noqa: F401
     except ImportError as error:
         raise UserError(
-            "A CTranslate2 export needs ctranslate2; install it: "
-            "pip install 'transformer-jax[interop]'."
+            "A CTranslate2 export needs ctranslate2; install it: pip install 'ctranslate2>=4.8'."
         ) from error
 
 

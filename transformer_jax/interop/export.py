@@ -16,14 +16,14 @@ from transformer_jax.evaluation import model_metrics
 from transformer_jax.interop import (
     ctranslate2,
     layout,
+    model_card,
     parity,
-    programs,
     quality,
-    readme,
     stablehlo,
+    usage_examples,
 )
 from transformer_jax.interop.huggingface import checking, families, writing
-from transformer_jax.interop.model_card import Facts
+from transformer_jax.interop.model_facts import ModelFacts
 from transformer_jax.interop.parity import Examples, Peer, Reference
 from transformer_jax.interop.pretrained import Pretrained
 from transformer_jax.interop.sample_text import SampleText
@@ -46,7 +46,7 @@ def export_model(
     say: Say = print,
     *,
     max_bleu_loss: float = 1.0,
-    facts: Facts | None = None,
+    facts: ModelFacts | None = None,
 ) -> None:
     """Writes `output` after comparing it with our model on `text`.
 
@@ -78,8 +78,10 @@ def export_model(
             before = exporter.translate(peer)
             peer = exporter.write(temporary, quantization)
             exporter.judge(quantization, before, exporter.translate(peer), max_bleu_loss)
-        facts = facts or Facts(output.name, "a model", model.step)
-        readme.write(temporary, facts, model, format_name, text, exporter.notes, exporter.results)
+        facts = facts or ModelFacts(output.name, "a model", model.step)
+        model_card.write_readme(
+            temporary, facts, model, format_name, text, exporter.notes, exporter.results
+        )
         if output.exists():
             output.rmdir()
         temporary.rename(output)
@@ -140,7 +142,8 @@ class _Exporter:
         """Translations of all sentences by a CTranslate2 directory."""
         assert isinstance(peer, ctranslate2.CTranslate2Peer)
         source_ids = self._encoder.source_ids(self._text.sentences)
-        search = programs.ctranslate2_search(self._model.config.decode, self._model.tokenizers)
+        model = self._model
+        search = usage_examples.ctranslate2_search(model.config.decode, model.tokenizers)
         return peer.translate(source_ids, search)
 
     def judge(

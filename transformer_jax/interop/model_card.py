@@ -6,8 +6,11 @@ It is a model card as the Hugging Face Hub reads it: its first lines are YAML.
 import dataclasses
 import json
 import math
+import os
 import posixpath
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,55 +18,31 @@ from etils import epath
 
 from transformer_jax import __version__
 from transformer_jax.config import Config, DataConfig
+from transformer_jax.data.foreign_tokenizers import JsonTokenizer
+from transformer_jax.errors import UserError
+from transformer_jax.interop import bundle, usage_examples
 from transformer_jax.interop.huggingface import hub
+from transformer_jax.interop.model_facts import ModelFacts, Score
 from transformer_jax.interop.pretrained import Pretrained
-from transformer_jax.runs import bundle, directory_kinds, history, summary
+from transformer_jax.interop.sample_text import SampleText
+from transformer_jax.runs import directory_kinds, history, summary
 
 UNKNOWN_LICENCE = "unknown"  # the Hub's name for it
-# What to install for the program of each format.
+README = "README.md"
+PACKAGE = "'transformer-jax @ git+URL'  # URL: of its repository"  # it is in no index
+_SHORT = 80  # characters of a good example
+# What to install for the program of each format, besides the tokenizer's package.
 PACKAGES = {
-    "marian": "torch transformers sentencepiece",
-    "ctranslate2": "ctranslate2 sentencepiece",
-    "stablehlo": "jax flatbuffers sentencepiece",
-    "bundle": "transformer-jax",
+    "marian": "torch transformers",
+    "ctranslate2": "ctranslate2",
+    "stablehlo": "jax flatbuffers",
 }
 LIBRARIES = {"marian": "transformers", "ctranslate2": "ctranslate2", "stablehlo": "jax"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Score:
-    """Scores on one set of sentences."""
-
-    data: str  # such as "validation set" or "test set"
-    num_sentences: int
-    bleu: float
-    bleu_signature: str
-    chrf: float
-    chrf_signature: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """What a card says that config and parameters do not.
-
-    Attributes:
-      name: of the model.
-      origin: what the model was read from.
-      step: of the checkpoint; 0 if the model was not trained here.
-      scores: of the model itself.
-      licence: a name, or "".
-    """
-
-    name: str
-    origin: str
-    step: int = 0
-    scores: tuple[Score, ...] = ()
-    licence: str = ""
-
-
 def collect_facts(
     path: epath.PathLike, model: Pretrained, checkpoint: str = "best", licence: str = ""
-) -> Facts:
+) -> ModelFacts:
     """What is known of the model that was read from `path`.
 
     Args:
@@ -72,18 +51,16 @@ def collect_facts(
       checkpoint: that was read. The mean of several has no scores of its own.
       licence: of the model; "": that of the bundle, if it is one.
     """
+    # A name on the Hub ends with the model's name, its folder in the cache does not.
+    name = os.path.basename(os.path.abspath(path)) or "model"
     path = hub.locate(path)
-    name = path.name or "model"
     if directory_kinds.is_bundle(path):
-        manifest = bundle.read_manifest(path)
-        scores = tuple(Score(**score) for score in manifest.get("scores", ()))
-        licence = licence or manifest.get("licence", "")
-        return Facts(manifest.get("name", name), "a bundle", model.step, scores, licence)
+        stored = bundle.read_facts(path)
+        return dataclasses.replace(stored, licence=licence or stored.licence)
     if not model.step:
-        return Facts(name, f"the Hugging Face model {name}", 0, (), licence)
-    return Facts(
-        name, "a work directory", model.step, tuple(_scores(path, model, checkpoint)), licence
-    )
+        return ModelFacts(name, f"the Hugging Face model {name}", licence=licence)
+    scores = tuple(_scores(path, model, checkpoint))
+    return ModelFacts(name, "a work directory", model.step, scores, licence)
 
 
 def _scores(workdir: epath.Path, model: Pretrained, checkpoint: str) -> Iterator[Score]:
@@ -116,37 +93,91 @@ def _score(data: str, values: Mapping[str, Any]) -> Iterator[Score]:
         yield Score(data, **(defaults | known))
 
 
-def write(
-    facts: Facts,
+def write_readme(
+    folder: epath.Path,
+    facts: ModelFacts,
+    model: Pretrained,
+    format_name: str,
+    text: SampleText,
+    notes: list[str],
+    results: list[str],
+) -> None:
+    """Writes README.md into the folder of an export, after running its program there.
+
+    Args:
+      folder: of the export.
+      facts: about the model.
+      model: that was exported.
+      format_name: of the export.
+      text: that the export was checked on; the program translates one sentence of it.
+      notes: what differs from the original model.
+      results: of the comparisons with the original model.
+
+    Raises:
+      UserError: the program fails.
+    """
+    program = usage_examples.PROGRAMS[format_name](model.config, model.tokenizers, example(text))
+    output = _run(program, folder)
+    comparison = "When it was written, it was compared with the original model:\n\n" + "\n".join(
+        ["```", *results, "```"]
+    )
+    card = compose(facts, model, format_name, program, output, notes, comparison)
+    (folder / README).write_text(card)
+
+
+def example(text: SampleText) -> str:
+    """A sentence to show: the first short one."""
+    short = (sentence for sentence in text.sentences if len(sentence) <= _SHORT)
+    return next(short, text.sentences[0])
+
+
+def _run(program: str, folder: epath.Path) -> str:
+    """What the program prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        # This process may hold the accelerator's memory.
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        raise UserError(f"The program in {README} of the export fails ({reason}).")
+    return done.stdout.rstrip("\n")
+
+
+def compose(
+    facts: ModelFacts,
     model: Pretrained,
     format_name: str,
     program: str,
-    output: str,
-    notes: list[str],
+    output: str = "",
+    notes: Sequence[str] = (),
     comparison: str = "",
 ) -> str:
-    """The text of README.md.
+    """The text of a model card.
 
     Args:
       facts: about the model.
       model: that was exported.
       format_name: of the export, or "bundle".
-      program: Python that translates, run inside the folder.
+      program: Python that translates, in the folder of the export or bundle.
       output: what the program prints; "": not known.
       notes: what differs from the original model, a line each.
       comparison: what was measured when the model was exported.
     """
     data = model.config.data
     languages = _languages(data)
-    title = f"{facts.name}: {data.source_lang} to {data.target_lang}"
     sections = [
         "\n".join(_front_matter(facts, languages, format_name)),
-        f"# {title}",
+        f"# {facts.name}: {data.source_lang} to {data.target_lang}",
         f"A translation model, an encoder-decoder Transformer. It was written as "
         f"{_FORMS[format_name]} by transformer_jax {__version__} from {facts.origin}.",
         "## Use",
-        f"```sh\npip install {PACKAGES[format_name]}\n```",
-        "In this folder:",
+        f"```sh\npip install {_packages(model, format_name)}\n```",
+        "In the folder of the file:" if format_name == "bundle" else "In this folder:",
         f"```python\n{program}```",
     ]
     if output:
@@ -171,6 +202,14 @@ def write(
     return "\n\n".join(sections) + "\n"
 
 
+def _packages(model: Pretrained, format_name: str) -> str:
+    """What to install for the program."""
+    if format_name == "bundle":
+        return PACKAGE
+    is_json = isinstance(model.tokenizers.source, JsonTokenizer)
+    return f"{PACKAGES[format_name]} {'tokenizers' if is_json else 'sentencepiece'}"
+
+
 _FORMS = {
     "marian": "a Hugging Face directory",
     "ctranslate2": "a CTranslate2 directory",
@@ -179,7 +218,7 @@ _FORMS = {
 }
 
 
-def _front_matter(facts: Facts, languages: list[str], format_name: str) -> Iterator[str]:
+def _front_matter(facts: ModelFacts, languages: list[str], format_name: str) -> Iterator[str]:
     yield "---"
     if languages:
         yield "language:"
@@ -200,7 +239,7 @@ def _languages(data: DataConfig) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in ("", "source", "target")]
 
 
-def _score_table(facts: Facts) -> Iterator[str]:
+def _score_table(facts: ModelFacts) -> Iterator[str]:
     if not facts.scores:
         yield (
             "None are known for these parameters. The command `transformer-jax eval` computes them."
@@ -221,7 +260,7 @@ def _score_table(facts: Facts) -> Iterator[str]:
         yield "sacreBLEU's signatures: " + ", ".join(f"`{s}`" for s in signatures)
 
 
-def _data(data: DataConfig, languages: list[str], facts: Facts) -> Iterator[str]:
+def _data(data: DataConfig, languages: list[str], facts: ModelFacts) -> Iterator[str]:
     yield f"languages: {', '.join(languages) or 'not named by the model'}"
     if not facts.step:
         yield f"training data: see the card of {facts.origin}"
@@ -236,7 +275,7 @@ def _data(data: DataConfig, languages: list[str], facts: Facts) -> Iterator[str]
         yield f"data set: {data.tfds_name} of TensorFlow Datasets"
 
 
-def _recipe(model: Pretrained, facts: Facts) -> Iterator[str]:
+def _recipe(model: Pretrained, facts: ModelFacts) -> Iterator[str]:
     config = model.config
     shape, train, optimizer = config.model, config.train, config.optimizer
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model.params))
@@ -265,7 +304,7 @@ def _recipe(model: Pretrained, facts: Facts) -> Iterator[str]:
         yield f"fine-tuned from {posixpath.basename(train.init_from.rstrip('/'))}"
 
 
-def _limits(config: Config, facts: Facts) -> Iterator[str]:
+def _limits(config: Config, facts: ModelFacts) -> Iterator[str]:
     yield (
         f"A text of more than {config.model.max_len - 1} tokens does not fit the model; split it "
         "into sentences."
@@ -286,5 +325,5 @@ def _limits(config: Config, facts: Facts) -> Iterator[str]:
     )
 
 
-def _list(lines: Iterator[str] | list[str]) -> str:
+def _list(lines: Iterable[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)

@@ -8,9 +8,10 @@ from etils import epath
 from transformer_jax.config import Config, validate
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
+from transformer_jax.interop import bundle
 from transformer_jax.interop.huggingface import hub, reading
 from transformer_jax.model.transformer import Params, init_params
-from transformer_jax.runs import bundle, directory_kinds
+from transformer_jax.runs import directory_kinds
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.params import load_params
 
@@ -62,8 +63,8 @@ def load(
     if directory_kinds.is_bundle(path):
         _refuse_checkpoint(path, checkpoint, "a bundle")
         stored = bundle.read(path)
-        step = stored.manifest["step"]
-        return Pretrained(_adapted(stored.config, config), stored.tokenizers, stored.params, step)
+        adapted = _adapted(stored.config, config)
+        return Pretrained(adapted, stored.tokenizers, stored.params, stored.facts.step)
     if reading.is_directory(path):
         _refuse_checkpoint(path, checkpoint, "a Hugging Face directory")
         imported, tokenizers, params = reading.read_directory(path, allow_pickle)

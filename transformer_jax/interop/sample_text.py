@@ -105,7 +105,19 @@ def _of_run(path: epath.PathLike, config: Config) -> Iterator[tuple[str, list[Pa
             yield f"the {split} set", list(itertools.islice(pairs, 2 * MAX_SENTENCES))
         except UserError:  # the model was moved to a machine without its data
             continue
+    yield "the run's samples", _samples(path)
+
+
+def of_samples(path: epath.PathLike) -> SampleText | None:
+    """The samples that training wrote into a run; None: there are none."""
+    pairs = _samples(path)
+    if not pairs:
+        return None
+    texts, translations = zip(*pairs, strict=True)
+    return SampleText(texts, translations, "the run's samples")
+
+
+def _samples(path: epath.PathLike) -> list[Pair]:
     samples = epath.Path(path) / "samples.jsonl"
     written = history.read_lines(samples) if samples.exists() else []
-    unique = {sample["source"]: sample["reference"] for sample in written}
-    yield "the run's samples", list(unique.items())
+    return list({sample["source"]: sample["reference"] for sample in written}.items())

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,11 +20,12 @@ from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.foreign_tokenizers import JsonTokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
-from transformer_jax.interop import capabilities, layout
+from transformer_jax.interop import capabilities, layout, stablehlo_program
 from transformer_jax.interop.parity import Batch, Examples, Reference
 from transformer_jax.model import decoder_weights, incremental
 from transformer_jax.model.transformer import Transformer, init_params
 
+PROGRAM = "translate.py"  # in an export; it is `stablehlo_program.py`
 PLATFORMS = ("cpu", "cuda", "tpu")
 FUNCTIONS = {
     "encode": "(params, inputs [b, s], mask [b, s]) -> encoded [b, s, m]",
@@ -40,7 +42,7 @@ def require() -> None:
     except ImportError as error:
         raise UserError(
             "JAX writes and reads exported functions with flatbuffers; install it: "
-            "pip install 'transformer-jax[interop]'."
+            "pip install 'flatbuffers>=25'."
         ) from error
 
 
@@ -161,7 +163,7 @@ def _from_plain(cache: dict[str, Any]) -> incremental.DecoderCache:
 def write_directory(
     folder: epath.Path, config: Config, tokenizers: TokenizerPair, params: layout.Params
 ) -> None:
-    """Writes the functions, `params.npz`, the tokenizer and `manifest.json`.
+    """Writes the functions, `params.npz`, the tokenizer, `manifest.json` and `translate.py`.
 
     Raises:
       UserError: the tokenizer is not a SentencePiece model.
@@ -178,6 +180,7 @@ def write_directory(
         np.savez(out, allow_pickle=False, **flat)
     for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
         (folder / f"{side}.model").write_bytes(tokenizer.model)
+    (folder / PROGRAM).write_text(Path(stablehlo_program.__file__).read_text())
     manifest = _manifest(config, tokenizers)
     manifest["sha256"] = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()

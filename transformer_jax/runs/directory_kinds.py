@@ -56,18 +56,23 @@ FILES = {
     (".bin", ".safetensors"): "holds weights only; name the folder that it is in",
     (".spm", ".model"): "is a tokenizer; name the folder of the model",
     (".pt", ".pth", ".ckpt"): "is a checkpoint of PyTorch; only folders of Hugging Face are read",
-    (".gz", ".tar", ".tgz"): "is an archive; unpack it first",
+    (".gz", ".tar", ".tgz", ".zip"): "is an archive; unpack it first",
+    (".bundle",): "is damaged, or no bundle of this package; copy it again from the original",
 }
-_ZIP = b"PK\x03\x04"  # the first bytes of a zip archive
+# A bundle is a safetensors file with one entry of metadata. After the length of its header, in 8
+# bytes, it begins with these, and the digest is next.
+HEADER_START = 8
+BUNDLE_KEY = "transformer_jax bundle"
+BUNDLE_BEGIN = rb'{"__metadata__":{"transformer_jax bundle":"{\"sha256\": \"'
 
 
 def is_bundle(path: epath.PathLike) -> bool:
-    """Whether a path is a zip archive, as bundles are."""
+    """Whether a path is a file that begins as a bundle does, whatever its name is."""
     path = epath.Path(path)
-    if path.suffix in (".pt", ".pth", ".bin", ".ckpt") or not path.is_file():
-        return False  # PyTorch's files are zip archives too
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
-        return file.read(len(_ZIP)) == _ZIP
+        return file.read(HEADER_START + len(BUNDLE_BEGIN))[HEADER_START:] == BUNDLE_BEGIN
 
 
 def describe_other_tools(path: epath.PathLike) -> str | None:

@@ -19,7 +19,7 @@ def require() -> None:
     except ImportError as error:
         raise UserError(
             "A Hugging Face export is checked with torch and transformers; install them: "
-            "pip install 'transformer-jax[interop]'."
+            "pip install 'torch>=2.9' 'transformers>=5.0'."
         ) from error
 
 

@@ -55,7 +55,7 @@ def open_tensors(folder: epath.Path, allow_pickle: bool) -> Iterator[Tensors]:
         )
     readers: dict[str, Callable[[], np.ndarray]] = {}
     with contextlib.ExitStack() as stack:
-        local = {part: _local(folder / part, stack) for part in parts}
+        local = {part: local_file(folder / part, stack) for part in parts}
         if is_pickle:
             local = _converted(local, stack)
         for part, path in local.items():
@@ -71,7 +71,7 @@ def _converted(local: dict[str, str], stack: contextlib.ExitStack) -> dict[str, 
     return converted
 
 
-def _local(path: epath.Path, stack: contextlib.ExitStack) -> str:
+def local_file(path: epath.Path, stack: contextlib.ExitStack) -> str:
     """A local path of the file; a remote file is copied, and removed when `stack` closes."""
     if "://" not in str(path):
         return str(path)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transformer_jax.config import Config, DecodeConfig
-from transformer_jax.data.foreign_tokenizers import JsonTokenizer, VocabularyTokenizer
+from transformer_jax.data.foreign_tokenizers import JsonTokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.interop.huggingface.writing import power_of_length
 
@@ -86,47 +86,13 @@ def huggingface(config: Config, tokenizers: TokenizerPair, text: str) -> str:
 
 
 def stablehlo(config: Config, tokenizers: TokenizerPair, text: str) -> str:
-    """A program that translates one text greedily with a StableHLO export, from its folder."""
-    if tokenizers.source.lowercase:
-        text = text.lower()
-    encoded, decoded, names = "source.encode(text)", "output", []
-    if isinstance(tokenizers.source, VocabularyTokenizer):
-        names = ['names = {i: token for token, i in m["target_vocabulary"].items()}']
-        encoded = (
-            '(m["source_vocabulary"].get(t, m["source_unk_id"]) '
-            "for t in source.encode(text, out_type=str))"
-        )
-        decoded = "[names[i] for i in output]"
-    suppressed = []
-    if config.decode.suppressed_ids:
-        suppressed = ['    logits = logits.at[..., np.array(m["suppressed_ids"])].set(-np.inf)']
+    """A program that translates greedily with a StableHLO export, from inside its folder."""
+    del config, tokenizers  # the export's manifest has what depends on them
     return _lines(
-        "import json",
-        "import jax",
-        "import jax.export",
-        "import numpy as np",
-        "from sentencepiece import SentencePieceProcessor",
+        "from translate import Translator  # translate.py of this folder",
         "",
-        f"text = {_literal(text)}",
-        'm, params = json.load(open("manifest.json")), dict(np.load("params.npz"))',
-        'source, target = (SentencePieceProcessor(f"{x}.model") for x in ("source", "target"))',
-        *names,
-        'files = [open(f"{x}.jax", "rb") for x in ("encode", "init_cache", "decode_step")]',
-        "functions = [jax.export.deserialize(bytearray(file.read())) for file in files]",
-        "encode, init_cache, decode_step = (jax.jit(function.call) for function in functions)",
-        f'ids = np.int32([[*m["source_prefix"], *{encoded}, m["source_eos_id"]]])',
-        'mask, beams, steps = np.ones_like(ids), np.zeros(1, "i4"), np.zeros(m["max_len"], "i4")',
-        "cache = init_cache(params, encode(params, ids, mask), mask, beams, steps)",
-        'output, given = [], [m["decoder_start_id"], *m["target_prefix"]]',
-        'while len(output) + len(given) <= m["max_len"]:',
-        "    token = given.pop(0) if given else output[-1]",
-        "    logits, cache = decode_step(params, cache, np.int32([[token]]))",
-        *suppressed,
-        "    if not given:",
-        "        output.append(int(np.argmax(logits)))",
-        '        if output[-1] == m["target_eos_id"]:',
-        "            break",
-        f"print(target.decode({decoded.replace('output', 'output[:-1]')}))",
+        f"texts = [{_literal(text)}]",
+        'print(*Translator(".").translate(texts), sep="\\n")',
     )
 
 

@@ -1,0 +1,251 @@
+"""A model as one safetensors file, sealed by a digest of all its bytes.
+
+Its tensors are the parameters. One JSON object in its metadata has all else: the config, the
+tokenizers, the model card, and what is known of the model. The object begins with the digest, so
+the digest is always in the same place.
+"""
+
+import base64
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+from etils import epath
+from safetensors.numpy import save_file
+
+from transformer_jax import __version__, paths
+from transformer_jax.config import Config, from_json, to_json
+from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.errors import UserError
+from transformer_jax.interop.huggingface import tensor_files
+from transformer_jax.interop.model_facts import ModelFacts
+from transformer_jax.model.transformer import Params, init_params
+from transformer_jax.runs.directory_kinds import BUNDLE_BEGIN, BUNDLE_KEY, HEADER_START
+
+VERSION = 1
+_NO_DIGEST = b"0" * 64  # in its place while the digest is computed
+_CHUNK = 1 << 20
+
+
+class Bundle(NamedTuple):
+    """Content of a bundle."""
+
+    config: Config
+    tokenizers: TokenizerPair
+    params: Params
+    facts: ModelFacts
+
+
+def write(
+    path: Path,
+    config: Config,
+    tokenizers: TokenizerPair,
+    params: Params,
+    facts: ModelFacts,
+    card: str = "",
+) -> str:
+    """Writes a bundle; the file gets its name when it is complete.
+
+    Args:
+      path: of the file, which does not exist.
+      config, tokenizers, params: the model. Parameters keep their type.
+      facts: about the model.
+      card: the text of its model card.
+
+    Returns:
+      The SHA-256 digest of the file.
+
+    Raises:
+      UserError: the file exists, or cannot be written.
+    """
+    check_new(path)
+    manifest = {
+        "sha256": _NO_DIGEST.decode(),
+        "version": VERSION,
+        "written_by": f"transformer_jax {__version__}",
+        "facts": dataclasses.asdict(facts),
+        "card": card,
+        "config": json.loads(to_json(config)),
+        "tokenizers": _tokenizer_files(tokenizers),
+    }
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    tensors = {_name(key): np.asarray(leaf, order="C") for key, leaf in leaves}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            temporary = Path(folder) / path.name
+            temporary.touch()
+            mode = stat.S_IMODE(temporary.stat().st_mode)
+            save_file(tensors, temporary, {BUNDLE_KEY: json.dumps(manifest)})
+            temporary.chmod(mode)  # safetensors lets only the owner read its files
+            _seal(temporary)
+            with temporary.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            temporary.rename(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}.") from error
+    except safetensors.SafetensorError as error:
+        raise UserError(f"{path} cannot be written: {error}.") from error
+    return digest
+
+
+def check_new(path: Path) -> None:
+    """Raises a `UserError` if the file exists."""
+    if path.exists():
+        raise UserError(f"`output={path}` exists; name a new file.")
+
+
+def read_config(path: epath.PathLike) -> Config:
+    """The config of the model in a bundle; the digest is checked by `read`.
+
+    Raises:
+      UserError: the file is damaged, or of a later version.
+    """
+    with _report_damage(path):
+        return _config(path, _read_manifest(path))
+
+
+def read_facts(path: epath.PathLike) -> ModelFacts:
+    """What is known of the model in a bundle.
+
+    Raises:
+      UserError: the file is damaged, or of a later version.
+    """
+    with _report_damage(path):
+        return ModelFacts.from_json(_read_manifest(path)["facts"])
+
+
+def read(path: epath.PathLike) -> Bundle:
+    """The model in a bundle; its parameters are on JAX's default device.
+
+    Raises:
+      UserError: the file is not as it was written, or of a later version.
+    """
+    with contextlib.ExitStack() as stack:
+        local = tensor_files.local_file(epath.Path(path), stack)
+        _check_seal(path, local)
+        stack.enter_context(_report_damage(path, local))
+        manifest = _read_manifest(local)
+        config = _config(path, manifest)
+        tokenizers = _tokenizers(path, manifest["tokenizers"])
+        target = jax.eval_shape(lambda: init_params(config.model, jax.random.key(0)))
+        file: Any = stack.enter_context(safetensors.safe_open(local, framework="numpy"))
+        leaves = jax.tree_util.tree_leaves_with_path(target)
+        for name in set(file.keys()) - {_name(key) for key, _ in leaves}:
+            raise _damage(path, f"{name} is not a parameter of its model")
+        params = jax.tree_util.tree_map_with_path(
+            lambda key, leaf: _read_array(path, file, _name(key), leaf), target
+        )
+        return Bundle(config, tokenizers, params, ModelFacts.from_json(manifest["facts"]))
+
+
+def _name(key: jax.tree_util.KeyPath) -> str:
+    """Name of a parameter, such as `encoder_norm/norm/scale`."""
+    return jax.tree_util.keystr(key, simple=True, separator="/")
+
+
+def _tokenizer_files(tokenizers: TokenizerPair) -> dict[str, str]:
+    """The files of the tokenizers by name, in base64."""
+    with tempfile.TemporaryDirectory(prefix="transformer_jax_") as folder:
+        tokenizers.save(epath.Path(folder))
+        files = sorted(Path(folder).iterdir())
+        return {file.name: base64.b64encode(file.read_bytes()).decode() for file in files}
+
+
+def _tokenizers(path: epath.PathLike, files: dict[str, str]) -> TokenizerPair:
+    with tempfile.TemporaryDirectory(prefix="transformer_jax_") as folder:
+        for name, data in files.items():
+            if Path(name).name != name:
+                raise _damage(path, f"{name!r} is no name of a tokenizer's file")
+            (Path(folder) / name).write_bytes(base64.b64decode(data))
+        try:
+            return TokenizerPair.load(epath.Path(folder))
+        except UserError as error:
+            raise UserError(str(error).replace(folder, str(path))) from error
+
+
+def _config(path: epath.PathLike, manifest: dict[str, Any]) -> Config:
+    return paths.expand_config(from_json(json.dumps(manifest["config"]), f"{path}, config"))
+
+
+def _read_array(
+    path: epath.PathLike, file: Any, name: str, target: jax.ShapeDtypeStruct
+) -> jax.Array:
+    """A parameter on the default device; its shape is checked before it is read."""
+    shape = tuple(file.get_slice(name).get_shape())
+    if shape != target.shape:
+        raise _damage(path, f"{name} has the shape {shape}, but its config implies {target.shape}")
+    return jnp.asarray(file.get_tensor(name), target.dtype)
+
+
+def _read_manifest(path: epath.PathLike) -> dict[str, Any]:
+    """The object in the metadata; reads no tensors, so that remote files are not copied."""
+    path = epath.Path(path)
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(HEADER_START), "little")
+        header = json.loads(file.read(min(size, path.stat().length)))
+    manifest = json.loads(header["__metadata__"][BUNDLE_KEY])
+    if manifest["version"] != VERSION:
+        raise UserError(
+            f"{path} was written by {manifest['written_by']}, in a form that this version does "
+            "not know; install that version or a later one."
+        )
+    return manifest
+
+
+def _digest(path: epath.Path) -> tuple[bytes, bytes]:
+    """The digest in a file, and the SHA-256 of the file without it."""
+    with path.open("rb") as file:
+        start = file.read(HEADER_START + len(BUNDLE_BEGIN))
+        stored = file.read(len(_NO_DIGEST))
+        computed = hashlib.sha256(start + _NO_DIGEST)
+        while chunk := file.read(_CHUNK):
+            computed.update(chunk)
+    return stored, computed.hexdigest().encode()
+
+
+def _seal(path: Path) -> None:
+    """Writes the digest of a file into its place, and waits until the disk has the file."""
+    stored, computed = _digest(epath.Path(path))
+    assert stored == _NO_DIGEST, "safetensors has changed the order in its header"
+    with path.open("r+b") as file:
+        file.seek(HEADER_START + len(BUNDLE_BEGIN))
+        file.write(computed)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _check_seal(path: epath.PathLike, local: epath.PathLike | None = None) -> None:
+    """Refuses a file of which any byte has changed."""
+    stored, computed = _digest(epath.Path(local or path))
+    if stored != computed:
+        raise _damage(path, "it does not contain what was written")
+
+
+@contextlib.contextmanager
+def _report_damage(path: epath.PathLike, local: epath.PathLike | None = None) -> Iterator[None]:
+    """Turns errors about the content into one sentence; if bytes have changed, it says that."""
+    try:
+        yield
+    except (UserError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
+        _check_seal(path, local)
+        if isinstance(error, UserError):
+            raise
+        raise _damage(path, " ".join(str(error).split())) from error
+
+
+def _damage(path: epath.PathLike, reason: str) -> UserError:
+    return UserError(
+        f"{path} is damaged: {reason}. Copy it again from the original, or bundle the model again."
+    )
