@@ -18,6 +18,7 @@ import io
 import random
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +76,21 @@ def tiny_config(folder: Path, **train) -> Config:
         ),
         train=dataclasses.replace(config.train, **train),
         parallel=dataclasses.replace(config.parallel, data=1),
+    )
+
+
+def transformer_jax(*arguments, without=(), cwd=None, **environment):
+    """`transformer-jax` in a process where the modules `without` cannot be imported."""
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({list(without)})); "
+        "sys.argv[0] = 'transformer-jax'; from transformer_jax.commands.main import main; main()"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **environment},
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.test_huggingface import small_model, write
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.runs import directory_kinds
+from transformer_jax.runs import directory_kinds, history
 from transformer_jax.runs import workdir as workdir_lib
 
 # Files of a folder -> what it is.
@@ -68,6 +68,8 @@ def test_commands_of_runs_name_a_published_model(tokenizers, tmp_path):
     folder = write(tmp_path / "m", small_model(tokenizers))
     with pytest.raises(UserError, match="m is a Hugging Face model, and no work directory"):
         workdir_lib.read_config(folder)
+    with pytest.raises(UserError, match="m is a Hugging Face model, and no work directory"):
+        history.read_metrics(folder)
     before = (folder / "config.json").read_bytes()
     with pytest.raises(UserError, match="is a Hugging Face model"), workdir_lib.lock(folder):
         pass

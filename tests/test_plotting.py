@@ -121,7 +121,7 @@ RUN_LINES = [
         (2, "a", 1),
         (3, "x" * 300, 3),
         (5, "multi30k_en_de_dropout_0.3_seed_{}", 1),
-        (8, "multi30k_en_de_dropout_0.3_seed_{}", 7),
+        (12, "multi30k_en_de_dropout_0.3_seed_{}", 7),
     ],
 )
 def test_legends_cover_nothing(count, name, panels):
@@ -129,6 +129,16 @@ def test_legends_cover_nothing(count, name, panels):
     names = [f"{number} {name.format(number)}" for number in range(count)]
     chosen = dict(list(plotting.PANELS.items())[:panels])
     check_legends(plotting.learning_curves(dict.fromkeys(names, RUN_LINES), chosen), count > 1)
+
+
+@pytest.mark.parametrize("count", [8, 9, 30])
+def test_learning_curves_of_each_run_have_a_colour(count):
+    runs = {f"run {number}": RUN_LINES for number in range(count)}
+    figure = plotting.learning_curves(runs, {"loss": {"train_loss": ""}})
+    colour_of = {label: line.get_color() for line, label in entries(figure.legends[0])}
+    assert colour_of.keys() == runs.keys()
+    assert len(set(colour_of.values())) == count
+    assert [line.get_color() for line in figure.axes[0].lines] == list(colour_of.values())
 
 
 @pytest.mark.parametrize("count", [1, 8])

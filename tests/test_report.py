@@ -10,17 +10,16 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
 from etils import epath
 
-from tests.conftest import copy_run, tiny_config
+from tests.conftest import copy_run, tiny_config, transformer_jax
 from tests.test_runs import entry
 from transformer_jax import plotting
-from transformer_jax.config import Config
+from transformer_jax.config import Config, DataConfig
 from transformer_jax.errors import UserError
 from transformer_jax.plotting import report, report_headline, report_page, style
 from transformer_jax.plotting.report import write_report
@@ -121,6 +120,16 @@ def test_read_lines_splits_at_line_feeds_only(tmp_path):
     path.write_text('{"a"\n{"a": 2}\n')
     with pytest.raises(UserError, match="line 1 is damaged"):
         history.read_lines(path)
+
+
+def test_report_marks_the_language_and_direction_of_samples():
+    sample = {"step": 2, "source": "one", "reference": "واحد", "hypothesis": "اثنان"}
+    samples = [{**sample, "step": 1, "hypothesis": "ثلاثة"}, sample]
+    data = DataConfig(source_lang="en", target_lang="ar")
+    text = "".join(report._samples(samples, Config(data=data)))
+    assert '<dd lang="en" dir="auto">one</dd>' in text
+    for words in ("واحد", "اثنان", "ثلاثة"):
+        assert f'<dd lang="ar" dir="auto">{words}</dd>' in text
 
 
 def test_report_of_a_large_model_draws_its_last_layers():
@@ -402,14 +411,6 @@ def test_report_in_a_browser(workdir, tmp_path, width, mode):
     assert seen["background"] == f"rgb{background}"
 
 
-def run_plot(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "transformer_jax.plotting", *arguments],
-        capture_output=True,
-        text=True,
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
@@ -427,7 +428,7 @@ def run_plot(*arguments):
 )
 def test_plot_draws_each_picture(workdir, tmp_path, arguments):
     output = tmp_path / "picture.svg"
-    done = run_plot(*arguments, f"--workdir={workdir}", f"--output={output}")
+    done = transformer_jax("plot", *arguments, f"--workdir={workdir}", f"--output={output}")
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"wrote {output}\n"
     assert "<svg" in output.read_text()
@@ -439,7 +440,7 @@ def test_plot_draws_each_picture(workdir, tmp_path, arguments):
     [
         ([], ["what to draw", "attention", "report"]),
         (["attention", "--workdir=x"], ["--source"]),
-        (["curves", "--workdir=nowhere"], ["nowhere", "metrics.jsonl"]),
+        (["curves", "--workdir=nowhere"], ["nowhere", "there is no such folder"]),
         (["attention", "--workdir=a,b", "--source=x"], ["one --workdir"]),
         (["curves", "--workdir=x", "--output=x.gif"], ["x.gif", ".svg"]),
         (["curves", "--workdir=x", "--source=a"], ["--source", "not for curves"]),
@@ -449,7 +450,7 @@ def test_plot_draws_each_picture(workdir, tmp_path, arguments):
     ],
 )
 def test_plot_answers_mistakes_with_one_sentence(arguments, words):
-    done = run_plot(*arguments)
+    done = transformer_jax("plot", *arguments)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert all(word in done.stderr for word in words), done.stderr
@@ -458,15 +459,10 @@ def test_plot_answers_mistakes_with_one_sentence(arguments, words):
 @pytest.mark.slow
 @pytest.mark.parametrize("picture", ["curves", "report"])
 def test_plot_without_matplotlib_names_the_package(workdir, picture):
-    code = (
-        "import sys; sys.modules['matplotlib'] = None; "
-        "from transformer_jax.commands.main import run; "
-        f"run('plot', ['plot', {picture!r}, {f'--workdir={workdir}'!r}])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = transformer_jax("plot", picture, f"--workdir={workdir}", without=["matplotlib"])
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert ".[plot]" in done.stderr
+    assert "pip install matplotlib" in done.stderr
 
 
 @pytest.mark.slow
@@ -476,8 +472,7 @@ def test_train_ends_with_a_report(tiny_run, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     config = json.loads((finished / "config.json").read_text())
     command = [
-        sys.executable,
-        "train.py",
+        "train",
         "--config=tiny",
         f"--workdir={tmp_path / 'run'}",
         "--config.parallel.data=1",
@@ -487,10 +482,10 @@ def test_train_ends_with_a_report(tiny_run, tmp_path):
             for name in ("vocab_size", "train", "validation", "test", "cache_dir")
         ),
     ]
-    done = subprocess.run([*command, "--noreport"], capture_output=True, text=True)
+    done = transformer_jax(*command, "--noreport")
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "run" / "report.html").exists()
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = transformer_jax(*command)
     assert done.returncode == 0, done.stderr
     assert f"wrote {tmp_path / 'run' / 'report.html'}" in done.stdout
     assert (tmp_path / "run" / "report.html").exists()

@@ -4,16 +4,14 @@ import dataclasses
 import datetime
 import json
 import os
-import pathlib
 import re
 import shutil
-import subprocess
 import sys
 
 import jax
 import pytest
 
-from tests.conftest import copy_run, tiny_config
+from tests.conftest import copy_run, tiny_config, transformer_jax
 from transformer_jax import units
 from transformer_jax.commands import runs as command
 from transformer_jax.errors import UserError
@@ -28,20 +26,6 @@ NOW = datetime.datetime(2026, 5, 4, 12, tzinfo=UTC)
 def run(tiny_run, tmp_path):
     """A copy of a finished run."""
     return copy_run(tiny_run[1], tmp_path / "runs" / "one")
-
-
-def transformer_jax(*arguments, **environment):
-    """`transformer-jax runs` in a process of its own; JAX cannot be imported there."""
-    code = (
-        "import sys; sys.modules['jaxlib'] = None; sys.argv = ['transformer-jax', *sys.argv[1:]]; "
-        "from transformer_jax.commands.main import main; main()"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-    )
 
 
 def set_config(run, section, **values):
@@ -285,16 +269,18 @@ def test_history_that_cannot_be_written_stops_nothing(run, capsys):
 
 @pytest.mark.slow
 def test_history_records_the_command_of_an_evaluation(run):
-    root = pathlib.Path(__file__).parent.parent
-    code = "from transformer_jax.commands.main import run; run('eval', ['eval.py', *sys.argv[1:]])"
-    command = ["-c", f"import sys; {code}", f"--workdir={run}", "--split=validation"]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=root)
+    (run / "report.html").write_text("an old report")
+    done = transformer_jax("eval", f"--workdir={run}", "--split=validation")
     assert done.returncode == 0, done.stderr
+    assert f"wrote {run / 'report.html'}\n" in done.stdout
     _, record = history.read_history(run)
     assert record["command_line"].endswith(f"--workdir={run} --split=validation")
     assert record["data"] == workdir.read_config(run).data.validation
     assert f"{record['scores']['chrf']:.2f}" in done.stdout
     assert record["scores"]["split"] == "validation"
+    score = re.search(r"chrF +(\S+)", done.stdout)[1]
+    page = (run / "report.html").read_text()
+    assert f">{score}</td>" in page.partition(f"<h3>validation {record['data']}, step")[2]
 
 
 @pytest.mark.parametrize(
@@ -420,7 +406,7 @@ def test_runs_say_how_old_they_are():
 def test_runs_command_takes_runs_and_folders_without_jax(run):
     shutil.copytree(run, run.parent / "two")
     (run.parent / "notes").mkdir()
-    done = transformer_jax("runs", run.parent, run, "--sort=name", COLUMNS="80")
+    done = transformer_jax("runs", run.parent, run, "--sort=name", without=["jaxlib"], COLUMNS="80")
     assert done.returncode == 0, done.stderr
     head, *rows = done.stdout.splitlines()
     assert head.startswith("run ")

@@ -12,7 +12,7 @@ from etils import epath
 
 from transformer_jax import distributed
 from transformer_jax.api import Translator
-from transformer_jax.commands import model_flags, process_flags, search_flags
+from transformer_jax.commands import model_flags, process_flags, report_file, search_flags
 from transformer_jax.commands.text_output import (
     as_line,
     check_not_overwritten,
@@ -26,6 +26,7 @@ from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import corpus_metrics, model_metrics
 from transformer_jax.runs import directory_kinds, history
+from transformer_jax.runs.workdir import REPORT
 
 FLAGS = flags.FLAGS
 
@@ -180,8 +181,8 @@ def _write(result: dict[str, Any], hypotheses: Sequence[str]) -> None:
 
 
 def _record(result: dict[str, Any], config: Config) -> None:
-    """Records the scores in the run's history."""
-    history.add_evaluation(
+    """Records the scores in the run's history, and in the report that it has."""
+    is_shown = history.add_evaluation(
         FLAGS.workdir,
         result,
         FLAGS.input or getattr(config.data, FLAGS.split),
@@ -191,6 +192,8 @@ def _record(result: dict[str, Any], config: Config) -> None:
         FLAGS.checkpoint,
         FLAGS.ensemble,
     )
+    if is_shown and (epath.Path(FLAGS.workdir) / REPORT).exists():
+        report_file.write(FLAGS.workdir)
 
 
 def _other_system(eval_set: EvalSet) -> list[str] | Translator:

@@ -1,20 +1,15 @@
 """The command `train`: training, dry runs, `--verify_resume` and `--replay`."""
 
 import dataclasses
-import importlib.util
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from absl import flags
 
-from transformer_jax.commands import arguments, config_flags, process_flags
+from transformer_jax.commands import arguments, config_flags, process_flags, report_file
 from transformer_jax.commands.command_help import CommandHelp
 from transformer_jax.errors import UserError
-
-if TYPE_CHECKING:  # help is shown without it
-    from etils import epath
 
 FLAGS = flags.FLAGS
 LESS_MEMORY = (
@@ -119,30 +114,7 @@ def run() -> None:
 
     finished = loop.train(FLAGS.config, epath.Path(FLAGS.workdir), FLAGS.stop_after)
     if finished and FLAGS.report:
-        _report(epath.Path(FLAGS.workdir))
-
-
-def _report(workdir: "epath.Path") -> None:
-    """Writes `report.html`. An error is printed only, because the run itself is saved."""
-    from transformer_jax import distributed
-
-    if not importlib.util.find_spec("matplotlib"):
-        return
-    if distributed.process_count() > 1:
-        # One process alone cannot read a checkpoint: Orbax would wait for the others.
-        if distributed.is_primary():
-            print(f"transformer-jax plot report --workdir={workdir} writes a report")
-        return
-    from transformer_jax.plotting.report import write_report
-
-    try:
-        print(f"wrote {write_report(workdir)}", flush=True)
-    except Exception as error:  # no memory, a full disk, or anything else
-        print(
-            f"report.html could not be written: {type(error).__name__}: {error}; "
-            f"transformer-jax plot report --workdir={workdir} tries again",
-            file=sys.stderr,
-        )
+        report_file.write(FLAGS.workdir)
 
 
 def _dry_run() -> None:

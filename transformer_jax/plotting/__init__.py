@@ -1,7 +1,7 @@
 """Pictures of attention, training and data, and `report.html`.
 
-The functions here take arrays and return Matplotlib figures; `python -m transformer_jax.plotting`
-draws them from a work directory. Matplotlib is in the extra `[plot]` and is loaded on first use.
+The functions here take arrays and return Matplotlib figures; `transformer-jax plot` draws them from
+a work directory. Matplotlib is in the extra `[plot]` and is loaded on first use.
 """
 
 import importlib
@@ -32,7 +32,5 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"Pictures need Matplotlib ({error}): pip install -c constraints.txt -e '.[plot]'."
-        ) from error
+        raise UserError(f"Pictures need Matplotlib ({error}): pip install matplotlib.") from error
     return getattr(module, name)

@@ -16,12 +16,12 @@ from transformer_jax.plotting.style import (
     LINES,
     SIGNED,
     Figure,
-    legend_above,
+    colours,
     legend_of_figure,
     make_axes,
     plain_text,
     style,
-    title_above,
+    title_and_legend,
 )
 
 Metrics = Mapping[str, Any]  # a line of metrics.jsonl
@@ -68,23 +68,21 @@ def learning_curves(
     across = min(len(shown), 3 if len(shown) <= 6 else 4)
     down = math.ceil(len(shown) / across)
     figure, axes = make_axes((across * 3.7, down * 2.6), down, across)
-    heights = [0.0] * down  # of the legends in each row, so that the titles of a row are level
-    for place, (panel, names) in enumerate(zip(axes, shown.values(), strict=False)):
+    of_runs = colours(len(runs)) if len(runs) > 1 else []
+    for panel, (title, names) in zip(axes, shown.items(), strict=False):
         for number, lines in enumerate(runs.values()):
-            _draw_run(panel, lines, names, number, len(runs) > 1)
+            _draw_run(panel, lines, names, of_runs[number] if of_runs else None)
         panel.set(xlabel="step", xlim=(0, None))
         panel.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 2.5, 5, 10]))
-        if len(names) > 1:
-            height = legend_above(panel, _metric_handles(names, len(runs) > 1), 3.1)
-            heights[place // across] = max(heights[place // across], height)
-    for place, (panel, title) in enumerate(zip(axes, shown, strict=False)):
-        title_above(panel, title, heights[place // across])
+        handles = [
+            _handle(label or name, *_line_style(number, INK if of_runs else None))
+            for number, (name, label) in enumerate(names.items())
+        ]
+        title_and_legend(panel, title, handles if len(names) > 1 else (), columns=2)
     for panel in axes[len(shown) :]:
         panel.set_visible(False)
-    if len(runs) > 1:
-        legend_of_figure(
-            figure, [_handle(name, LINES[n % len(LINES)]) for n, name in enumerate(runs)]
-        )
+    if of_runs:
+        legend_of_figure(figure, list(map(_handle, runs, of_runs)))
     return figure
 
 
@@ -96,8 +94,8 @@ def schedules(rates: Mapping[str, np.ndarray]) -> Figure:
       rates: name -> `[steps]`.
     """
     figure, (axes,) = make_axes((5.0, 2.8))
-    for name, values in rates.items():
-        axes.plot(np.arange(1, len(values) + 1), values, label=plain_text(name))
+    for (name, values), colour in zip(rates.items(), colours(len(rates)), strict=True):
+        axes.plot(np.arange(1, len(values) + 1), values, label=plain_text(name), color=colour)
     axes.set(xlabel="step", ylabel="learning rate", ylim=(0, None))
     legend_of_figure(figure, axes.lines)
     return figure
@@ -144,7 +142,6 @@ def length_statistics(
             label=f"{name}: mean {values.mean():.1f}, most {values.max()}",
         )
     lengths.set(xlabel="positions", ylabel="pairs")
-    height = legend_above(lengths, lengths.get_legend_handles_labels()[0], 3.0)
     plane.hist2d(source, target, (edges, edges), cmap="Blues", norm=LogNorm(), cmin=1)
     plane.set(xlabel="source positions", ylabel="target positions")
     bars.barh(list(padding), [100 * share for share in padding.values()], color=BLUE, height=0.55)
@@ -152,9 +149,9 @@ def length_statistics(
         bars.text(100 * share, bar, f" {100 * share:.1f}%", va="center")
     bars.set(xlim=(0, max(1.0, 125 * max(padding.values()))))
     bars.invert_yaxis()
-    titles = ("lengths", "pairs (log scale)", "padding (% of positions)")
-    for axes, title in zip((lengths, plane, bars), titles, strict=True):
-        title_above(axes, title, height)
+    title_and_legend(lengths, "lengths", lengths.get_legend_handles_labels()[0])
+    title_and_legend(plane, "pairs (log scale)")
+    title_and_legend(bars, "padding (% of positions)")
     return figure
 
 
@@ -171,40 +168,36 @@ def curves(
       **axes: further properties of Matplotlib's axes, such as yscale.
     """
     figure, (panel,) = make_axes((5.0, 2.8))
-    for name, values in lines.items():
-        panel.plot(x, values, label=plain_text(name))
+    for (name, values), colour in zip(lines.items(), colours(len(lines)), strict=True):
+        panel.plot(x, values, label=plain_text(name), color=colour)
     panel.set(xlabel=plain_text(x_label), **axes)
-    title_above(panel, title)
+    title_and_legend(panel, title)
     if len(lines) > 1:
         legend_of_figure(figure, panel.lines)
     return figure
 
 
 def _draw_run(
-    axes: Axes, lines: Sequence[Metrics], names: Iterable[str], run: int, is_one_of_several: bool
+    axes: Axes, lines: Sequence[Metrics], names: Iterable[str], colour: str | None
 ) -> None:
-    """Draws the metrics `names` of one run, the one of number `run`."""
-    for metric, name in enumerate(names):
+    """Draws the metrics `names` of a run, which has a `colour` if it is one of several."""
+    for number, name in enumerate(names):
         points = [(line["step"], line[name]) for line in lines if name in line]
+        line_colour, dashes = _line_style(number, colour)
         if points:
             axes.plot(
                 *np.array(points).T,
-                _DASHES[metric % 3] if is_one_of_several else "-",
-                color=LINES[(run if is_one_of_several else metric) % len(LINES)],
+                dashes,
+                color=line_colour,
                 marker="o" if len(points) < 12 else "",
                 markersize=3,
                 linewidth=1.2,
             )
 
 
-def _metric_handles(names: Mapping[str, str], by_dashes: bool) -> list[Line2D]:
-    """What stands for each metric of a panel in its legend."""
-    return [
-        _handle(label or name, INK, _DASHES[number % 3])
-        if by_dashes
-        else _handle(label or name, LINES[number % len(LINES)])
-        for number, (name, label) in enumerate(names.items())
-    ]
+def _line_style(number: int, colour: str | None) -> tuple[str, str]:
+    """Colour and dashes of a panel's metric: dashes differ where a run has a `colour`."""
+    return (colour, _DASHES[number % 3]) if colour else (LINES[number % len(LINES)], "-")
 
 
 def _handle(label: str, colour: str, dashes: str = "-") -> Line2D:

@@ -24,7 +24,6 @@ from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.scores import Scores
 from transformer_jax.runs.summary import RunSummary
 
-NAME = "report.html"
 # Attention maps: sentences, tokens of a sentence, and maps of single heads for each sentence. A map
 # of a hundred tokens cannot be read, and hundreds of maps take minutes to draw.
 NUM_SENTENCES, MAX_TOKENS, MAX_HEADS = 3, 40, 32
@@ -79,8 +78,9 @@ def write_report(workdir: epath.PathLike, score_files: Sequence[epath.PathLike] 
         *_footer(),
     ]
     title = f"{workdir.name}: {_direction(config)}"
-    write_atomically(workdir / NAME, report_page.page(title, body))
-    return workdir / NAME
+    path = workdir / workdir_lib.REPORT
+    write_atomically(path, report_page.page(title, body))
+    return path
 
 
 def _read_scores(path: epath.Path) -> dict[str, Any]:

@@ -6,19 +6,17 @@ and `figure.savefig` writes it.
 
 import contextlib
 import io
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import matplotlib
-import numpy as np
 from cycler import cycler
 from matplotlib import font_manager
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.colors import hsv_to_rgb, to_hex
 from matplotlib.figure import Figure as MatplotlibFigure
-from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import text_to_path
 
 INK, FAINT, BLUE = "#1f2933", "#d5dbe1", "#1864ab"
 LINES = (BLUE, "#d9480f", "#2b8a3e", "#862e9c", "#a37200", "#0b7285", "#c2255c", "#5c636a")
@@ -36,8 +34,9 @@ _FONTS = (
 )
 
 
-# Points: of an inch, of a line of a legend, and of a line's sample with the gaps around it.
-_POINTS, _LINE, _HANDLE = 72, 11.5, 32
+# Points: of an inch, of a line of a legend and of its widest letters. Letters that a line's sample
+# and the gaps around it take.
+_POINTS, _LINE, _LETTER, _HANDLE = 72, 11.5, 7.0, 6
 
 
 @contextlib.contextmanager
@@ -94,60 +93,44 @@ def plain_text(text: str) -> str:
     return ("\u200b" if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
-def legend_above(axes: Axes, handles: Sequence[Artist], width: float) -> float:
-    """Writes a legend above the axes, where it covers no data.
-
-    Args:
-      axes: of a plot.
-      handles: what the legend names; each has a label.
-      width: of the axes, in inches.
-
-    Returns:
-      The height of the legend in points, for `title_above`.
-    """
-    return _legend(axes, handles, width, loc="lower left", bbox_to_anchor=(0.0, 1.0))
+def colours(count: int) -> list[str]:
+    """As many colours of lines: those of `LINES`, else hues at equal distances."""
+    if count <= len(LINES):
+        return list(LINES[:count])
+    # Three levels in turns, so that neighbours differ by more than their hue.
+    levels = [(1.0, 0.85), (0.75, 0.55), (0.6, 0.75)]
+    hues = [(number / count, *levels[number % 3]) for number in range(count)]
+    return [to_hex(hsv_to_rgb(hue)) for hue in hues]
 
 
-def title_above(axes: Axes, title: str, height: float = 0.0) -> None:
-    """Writes a title above the axes and their legend, which is `height` points high."""
-    axes.set_title(plain_text(title), loc="left", pad=4.0 + height)
+def title_and_legend(
+    axes: Axes, title: str, handles: Sequence[Artist] = (), columns: int = 1
+) -> None:
+    """Writes a title above the axes, and between them a legend, where it covers no data."""
+    if not handles:
+        axes.set_title(plain_text(title), loc="left", pad=4.0)
+        return
+    axes.legend(
+        handles=list(handles),
+        title=plain_text(title),
+        title_fontsize=matplotlib.rcParams["axes.titlesize"],
+        ncols=columns,
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        alignment="left",
+        borderaxespad=0.2,
+        borderpad=0.2,
+    )
 
 
 def legend_of_figure(figure: Figure, handles: Sequence[Artist]) -> None:
     """Writes a legend above all axes of a figure, which becomes higher by it."""
     width, height = figure.get_size_inches()
-    points = _legend(figure, handles, width, loc="outside upper left")
-    figure.set_size_inches(width, height + points / _POINTS)
-
-
-def _legend(parent: Axes | Figure, handles: Sequence[Artist], width: float, **place: Any) -> float:
-    """A legend in as many columns as fit `width` inches; long labels are broken into lines.
-
-    Returns:
-      Its height in points.
-    """
-    points = width * _POINTS
-    labels = [_wrapped(str(handle.get_label()), points - _HANDLE) for handle in handles]
-    sizes = [_HANDLE + max(map(_text_width, label)) for label in labels]
-    columns = next(
-        n
-        for n in range(len(labels), 0, -1)
-        # Matplotlib fills a column before the next one.
-        if n == 1 or sum(max(column) for column in np.array_split(sizes, n)) <= points
-    )
-    texts = ["\n".join(label) for label in labels]
-    parent.legend(list(handles), texts, ncols=columns, borderaxespad=0.2, borderpad=0.2, **place)
-    lines = max(sum(column) for column in np.array_split([*map(len, labels)], columns))
-    return lines * _LINE + 4.0
-
-
-def _wrapped(text: str, width: float) -> list[str]:
-    """`text` in lines of at most `width` points."""
-    letters = max(1, int(len(text) * width / max(_text_width(text), 1.0)))
-    return textwrap.wrap(text, letters) or [text]
-
-
-def _text_width(text: str) -> float:
-    """Width of a line of a legend in points; in a picture of pixels letters are up to 5% wider."""
-    font = FontProperties(size=matplotlib.rcParams["legend.fontsize"])
-    return 1.05 * float(text_to_path.get_text_width_height_descent(text, font, ismath=False)[0])
+    letters = int(width * _POINTS / _LETTER)  # of a line
+    labels = [textwrap.wrap(str(handle.get_label()), letters - _HANDLE) for handle in handles]
+    longest = max(len(line) for label in labels for line in label)
+    columns = max(1, letters // (longest + _HANDLE))
+    lines = math.ceil(len(labels) / columns) * max(map(len, labels))
+    texts = list(map("\n".join, labels))
+    figure.legend(list(handles), texts, ncols=columns, loc="outside upper left", borderpad=0.2)
+    figure.set_size_inches(width, height + lines * _LINE / _POINTS)

@@ -71,7 +71,7 @@ def add_evaluation(
     num_processes: int = 1,
     checkpoint: str = "best",
     ensemble: Sequence[str] = (),
-) -> None:
+) -> bool:
     """Records scores in the `history/` of a run; does nothing for a folder that is no run.
 
     The record has the `settings` that change scores and are not those of the run.
@@ -85,9 +85,12 @@ def add_evaluation(
       num_processes: of the evaluation.
       checkpoint: as `--checkpoint` names it.
       ensemble: the other models, if the scores are of several.
+
+    Returns:
+      Whether they are recorded and are one of `own_evaluations`.
     """
     if not workdir.is_run(folder):
-        return
+        return False
     trained = workdir.read_config(folder)
     record = _new_record("eval", devices, num_processes)
     record |= {
@@ -105,6 +108,7 @@ def add_evaluation(
         "scores": scores,
     }
     _write(_new_path(folder, record), record)
+    return bool(own_evaluations([record]))
 
 
 def read_history(folder: epath.PathLike) -> list[Record]:
@@ -157,11 +161,12 @@ def read_metrics(folder: epath.PathLike) -> list[dict[str, Any]]:
     """Lines of `metrics.jsonl`.
 
     Raises:
-      UserError: there are none.
+      UserError: there are none, or the folder is no run.
     """
     path = epath.Path(folder) / "metrics.jsonl"
     lines = read_lines(path) if path.exists() else []
     if not lines:
+        workdir.read_config(folder)  # says what a folder or file is that is no run
         raise UserError(f"{folder} has no metrics yet: its metrics.jsonl is missing or empty.")
     return lines
 

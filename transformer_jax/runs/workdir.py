@@ -24,6 +24,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.runs import bucket_lock, directory_kinds
 
 _IS_LOCKED = (errno.EAGAIN, errno.EACCES)  # what `flock` says where another process has the lock
+REPORT = "report.html"
 # Orbax's: of a checkpoint that is not committed, on a disk; in one that is, in an object store.
 TMP_SUFFIX, COMMIT_FILE = ".orbax-checkpoint-tmp", "commit_success.txt"
 
