@@ -163,7 +163,7 @@ def test_history_records_nothing_for_a_run_that_has_ended(tiny_run, run):
 
 def test_history_records_a_failure(run):
     shutil.rmtree(run / "history")
-    with pytest.raises(ValueError, match="no luck"), history.recorded(run, jax.devices()):
+    with pytest.raises(ValueError, match="no luck"), history.record_training(run, jax.devices()):
         raise ValueError("no luck")
     set_config(run, "train", num_steps=1000)
     seen = summary.summarize(run)
@@ -178,7 +178,7 @@ def test_history_completes_the_record_of_a_killed_training(run):
     ended = datetime.datetime(2026, 5, 4, 10, 30, tzinfo=UTC).timestamp()
     os.utime(newest / "digests.json", (ended, ended))
     assert history.training_seconds(run, history.read_history(run)) == 1800
-    with history.recorded(run, jax.devices()):
+    with history.record_training(run, jax.devices()):
         killed, running = history.read_history(run)
         assert killed["outcome"] == "killed"
         assert killed["ended"] == "2026-05-04T10:30:00+00:00"

@@ -32,7 +32,7 @@ Record = dict[str, Any]  # of one process; `started` and `ended` are ISO 8601, i
 
 
 @contextlib.contextmanager
-def recorded(
+def record_training(
     folder: epath.PathLike, devices: Sequence["jax.Device"], num_processes: int = 1
 ) -> Iterator[None]:
     """Records the training inside the context, in the `history/` of a run.

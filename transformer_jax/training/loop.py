@@ -122,7 +122,7 @@ def open_run(
                 trainer.restore(resume_step)
                 reporter.say(f"resuming from step {resume_step}")
             del data  # frees the initial parameters: they are on the devices now
-            stack.enter_context(trainer.recorded(devices))
+            stack.enter_context(trainer.record_training(devices))
             new_files.keep()
             yield trainer
         except BaseException as error:
@@ -259,11 +259,13 @@ class Trainer:
         """Waits until the last checkpoint is written, or reports that it could not be."""
         self._saver.close()
 
-    def recorded(self, devices: Sequence[jax.Device]) -> contextlib.AbstractContextManager[None]:
+    def record_training(
+        self, devices: Sequence[jax.Device]
+    ) -> contextlib.AbstractContextManager[None]:
         """A context whose training is recorded in `history/`, if there is something to train."""
         if not distributed.is_primary() or self._read_only or self._has_ended():
             return contextlib.nullcontext()
-        return history.recorded(self._workdir, devices, distributed.process_count())
+        return history.record_training(self._workdir, devices, distributed.process_count())
 
     # --- Schedule and end of the run -----------------------------------------------------------
 
