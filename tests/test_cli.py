@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from transformer_jax.commands import command_help, config_flags, main, text_output
+from transformer_jax.commands import command_help, completion, config_flags, main, text_output
 from transformer_jax.errors import UserError
+from transformer_jax.interop import FORMATS
 from transformer_jax.runs import host_memory
 
 ROOT = Path(__file__).parent.parent
@@ -90,7 +91,7 @@ def test_host_memory_keeps_glibcs_defaults_with_an_accelerator_or_tunables(monke
 
 @pytest.mark.parametrize("name", main.COMMANDS)
 def test_out_of_memory_advice_names_settings_of_the_command(name, capsys, monkeypatch):
-    less_memory = importlib.import_module(f"transformer_jax.commands.{name}").LESS_MEMORY
+    less_memory = importlib.import_module(f"transformer_jax.commands.{name}").HELP.less_memory
     message = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.\nframes"
     with pytest.raises(SystemExit) as end, main._errors_as_sentences(less_memory):
         raise RuntimeError(message)
@@ -107,8 +108,8 @@ def help_of(name, *arguments):
     done = command("-m", "transformer_jax", name, *arguments, "--help")
     assert done.returncode == 0, done.stderr
     flags = {}
-    for part in re.split(r"\n  --", done.stdout.partition("\nFlags\n")[2]):
-        flag = re.match(r"(?:  --)?(?:\[no\])?([\w.]+)", part)
+    for part in re.split(r"\n  --", done.stdout.partition("\nFlags")[2])[1:]:
+        flag = re.match(r"(?:\[no\])?([\w.]+)", part)
         flags[flag[1]] = " ".join(part.partition("\n\n")[0].split())
     return done.stdout, flags
 
@@ -335,26 +336,37 @@ def test_errors_of_commands_name_flags_where_the_package_names_arguments(monkeyp
     )
 
 
+TRAIN = "train --config=tiny --"
+
+
 @pytest.mark.parametrize(
-    ("flag", "message"),
+    ("line", "message"),
     [
-        ("stp_after=3", "There is no flag --stp_after; did you mean --stop_after?"),
-        ("qqq", "There is no flag --qqq."),
-        ("stop_after=x", "--stop_after=x is not a whole number."),
-        ("stop_after", "--stop_after=VALUE lacks its value."),
-        ("verify_steps=3", "--verify_steps=3 must be >= 4."),
-        ("num_processes=0", "--num_processes=0 must be >= 1."),
-        ("process_id=-1", "--process_id=-1 must be >= 0."),
-        ("report=maybe", "--report=maybe must be true or false."),
-        ("config.train.num_steps=x", "--config.train.num_steps=x is not a whole number."),
-        ("config.model.norm_epsilon=x", "--config.model.norm_epsilon=x is not a number."),
-        ("config.model=x", "config.model is a section"),
-        ("flagfile=/nowhere", "--flagfile: "),
+        (TRAIN + "stp_after=3", "There is no flag --stp_after; did you mean --stop_after?"),
+        (TRAIN + "qqq", "There is no flag --qqq."),
+        (TRAIN + "stop_after=x", "--stop_after=x is not a whole number."),
+        (TRAIN + "stop_after", "--stop_after=VALUE lacks its value."),
+        (TRAIN + "verify_steps=3", "--verify_steps=3 must be >= 4."),
+        (TRAIN + "num_processes=0", "--num_processes=0 must be >= 1."),
+        (TRAIN + "process_id=-1", "--process_id=-1 must be >= 0."),
+        (TRAIN + "report=maybe", "--report=maybe must be true or false."),
+        (TRAIN + "config.train.num_steps=x", "--config.train.num_steps=x is not a whole number."),
+        (TRAIN + "config.model.norm_epsilon=x", "--config.model.norm_epsilon=x is not a number."),
+        (TRAIN + "config.model=x", "config.model is a section"),
+        (TRAIN + "flagfile=/nowhere", "--flagfile: "),
+        ("train --config=tiny runs/x", "Unexpected argument 'runs/x'; settings are given as --"),
+        ("fly", "There is no command fly. There are init, train, "),
+        ("evla", "There is no command evla; did you mean eval? There are init, "),
+        ("decode", "--workdir=DIR|FILE is missing: folder of the run or of a Hugging Face model"),
+        ("data", "Name the data set:\n  multi30k      captions of photo"),
+        ("data wmt41 --output=x", "There is no data set wmt41; did you mean wmt14? Name the data"),
+        ("data wmt14", "--output=DIR is missing: folder for the texts; "),
+        ("plot curves lengths --workdir=x", "Unexpected argument 'lengths'; settings are"),
+        ("plot", "Name the picture:\n  attention  what the model looks at"),
     ],
 )
-def test_wrong_flags_are_named_in_one_sentence(flag, message, capsys, monkeypatch):
-    arguments = ["transformer-jax", "train", "--config=tiny", f"--{flag}"]
-    monkeypatch.setattr(sys, "argv", arguments)
+def test_wrong_command_lines_are_one_sentence(line, message, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["transformer-jax", *line.split(" ")])
     before = set(flags.FLAGS)
     try:
         with pytest.raises(SystemExit) as end:
@@ -364,96 +376,114 @@ def test_wrong_flags_are_named_in_one_sentence(flag, message, capsys, monkeypatc
             delattr(flags.FLAGS, name)
     assert end.value.code == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1
+    assert re.fullmatch(r"error: .+\n(  \w+ +\S.+\n)*", said)
     assert said.startswith(f"error: {message}")
-
-
-COMPLETE = """
-eval "$SCRIPT"
-COMP_LINE="$1" COMP_POINT=${#1} COMP_WORDS=($1) COMP_CWORD=1
-"$(complete -p transformer-jax | sed 's/.*-F \\([^ ]*\\).*/\\1/')"
-printf '%s\\n' "${COMPREPLY[@]}"
-"""
-
-
-@pytest.fixture(scope="module")
-def bash_script():
-    return command("-m", "transformer_jax", "completion", "bash").stdout
 
 
 @pytest.mark.parametrize(
     ("line", "expected", "absent"),
     [
-        ("transformer-jax ", {*main.COMMANDS, "--help", "--version"}, set()),
-        ("transformer-jax ex", {"export"}, {"eval"}),
+        ("", {*main.COMMANDS, "--help", "--version"}, {"complete"}),
+        ("ex", {"export"}, {"eval"}),
+        ("fly ", set(), {*main.COMMANDS, "--help"}),
+        ("decode --attention", {"--attention", "--attention_head="}, {"--workdir="}),
+        ("decode --noal", {"--noalignment", "--noallow_pickle"}, set()),
+        ("export --format=", {f"--format={name}" for name in FORMATS}, {completion.FILES}),
+        ("export --format=c", {"--format=ctranslate2"}, {"--format=marian"}),
+        ("export --format c", {"ctranslate2"}, {"marian"}),
+        ("export --format=c --qu", {"--quantization="}, {"ctranslate2"}),
+        ("train --config=m", {"--config=multi30k", completion.FILES}, {"--config=tiny"}),
+        ("train --co", {"--config=", "--config."}, {"--config.seed="}),
+        ("eval --config.model.pos", {"--config.model.positional="}, {"--config.seed="}),
+        ("eval --config.model.positional=r", {"--config.model.positional=rotary"}, {"rotary"}),
+        ("eval --config.model.positional r", {"rotary"}, {"learned"}),
         (
-            "transformer-jax decode --attention",
-            {"--attention", "--attention_head="},
-            {"--workdir="},
+            "eval --config.data.lowercase=",
+            {"--config.data.lowercase=True", "--config.data.lowercase=False"},
+            set(),
         ),
-        ("transformer-jax decode --noal", {"--noalignment", "--noallow_pickle"}, set()),
-        ("transformer-jax export --format=", {"marian", "ctranslate2", "stablehlo"}, {"runs/"}),
-        ("transformer-jax export --format=c", {"ctranslate2"}, {"marian"}),
-        ("transformer-jax export --format c", {"ctranslate2"}, {"marian"}),
-        ("transformer-jax train --config=wmt14_en_d", {"wmt14_en_de_base"}, {"wmt14_en_fr_big"}),
-        ("transformer-jax train --config=m", {"multi30k", "mine.py"}, {"tiny"}),
-        ("transformer-jax train --co", {"--config=", "--config."}, {"--config.seed="}),
-        ("transformer-jax eval --config.model.pos", {"--config.model.positional="}, set()),
-        ("transformer-jax eval --config.model.positional=r", {"rotary"}, {"learned"}),
-        ("transformer-jax eval --config.data.lowercase=", {"True", "False"}, set()),
-        ("transformer-jax decode --input=m", {"mine.py", "my folder"}, {"multi30k"}),
-        ("transformer-jax decode --workdir=m", {"my folder"}, {"mine.py"}),
-        ("transformer-jax decode --config.data.test=mi", {"mine.py"}, set()),
-        ("transformer-jax plot ", {"attention", "curves"}, set()),
-        ("transformer-jax plot attention --part=", {"cross", "encoder", "decoder"}, set()),
-        ("transformer-jax runs m", {"my folder"}, {"mine.py"}),
-        ("transformer-jax completion z", {"zsh"}, {"bash"}),
+        ("runs --config.d", set(), {"--config.data.lowercase="}),
+        ("eval --checkpoint=a", {"--checkpoint=average:"}, {"--checkpoint=best"}),
+        ("decode --input=m", {completion.FILES}, set()),
+        ("train --workdir=m", {completion.FOLDERS}, {completion.FILES}),
+        ("decode --config.data.test=mi", {completion.FILES}, set()),
+        ("plot ", {"attention", "curves"}, set()),
+        ("plot attention ", set(), {"curves"}),
+        ("plot attention --part=", {"--part=cross", "--part=encoder", "--part=decoder"}, set()),
+        ("runs m", {completion.FOLDERS}, set()),
+        ("completion z", {"zsh"}, {"bash"}),
     ],
 )
-def test_completion_in_bash(line, expected, absent, bash_script, tmp_path):
+def test_completion_offers_what_may_follow(line, expected, absent):
+    lines = completion.candidates(line.split(" "))
+    candidates = {line.partition("\t")[0] for line in lines}
+    assert len(lines) == len(candidates)
+    assert expected <= candidates
+    assert not absent & candidates
+
+
+# What the shells do with the line `$1`. That of zsh needs a terminal.
+SHELLS = {
+    "bash": """
+eval "$SCRIPT"
+COMP_LINE="$1" COMP_POINT=${#1}
+"$(complete -p transformer-jax | sed 's/.*-F \\([^ ]*\\).*/\\1/')"
+printf '%s\\n' "${COMPREPLY[@]}"
+""",
+    "fish": 'echo "$SCRIPT" | source; complete -C $argv[2] | string replace -r "\\t.*" ""',
+    "zsh": """
+zmodload zsh/zpty
+zpty -b shell zsh -fi
+expect() { zpty -r -m shell text "*$1*" && print -r -- "$text"; }
+zpty -w shell 'PS1= PS2= TERM=dumb; unsetopt zle_bracketed_paste; autoload -U compinit; compinit -D'
+zpty -w shell 'zstyle ":completion:*" list-colors; setopt list_rows_first; eval "$SCRIPT"'
+zpty -w shell 'show() { BUFFER="echo [${(q)BUFFER}] end"; zle accept-line }; zle -N show'
+zpty -w shell 'bindkey "^X" show; bindkey "^I" complete-word; echo rea"dy"'
+expect ready > /dev/null
+zpty -w -n shell "$1"$'\\t'$'\\x18'
+expect '] end' | grep end
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("transformer-jax export --format=c", "ctranslate2"),
+        ("transformer-jax eval --checkpoint=av", "average:"),
+        ("transformer-jax train --config=mi", "mine.py"),
+        ("transformer-jax train --workdir=m", "my folder"),
+        ("transformer-jax runs m", "my folder"),
+    ],
+)
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_in_a_shell(shell, line, completed, tmp_path):
+    if not shutil.which(shell):
+        pytest.skip(f"{shell} is not installed")
     (tmp_path / "mine.py").touch()
     (tmp_path / "my folder").mkdir()
+    program = tmp_path / "bin" / "transformer-jax"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m transformer_jax "$@"\n')
+    program.chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(tmp_path),
+        "SCRIPT": completion.SCRIPTS[shell].strip(),
+    }
+    no_settings = {"bash": "--norc", "zsh": "-f", "fish": "--no-config"}[shell]
     done = subprocess.run(
-        ["bash", "--norc", "-c", COMPLETE, "bash", line],
+        [shell, no_settings, "-c", SHELLS[shell], shell, line],
         cwd=tmp_path,
-        env=os.environ | {"SCRIPT": bash_script},
+        env=environment,
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
-    completed = set(done.stdout.splitlines())
-    assert expected <= completed, done.stderr
-    assert not absent & completed
-    assert not done.stderr
-
-
-@pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
-def test_completion_for_zsh_is_a_script_of_zsh(tmp_path):
-    script = command("-m", "transformer_jax", "completion", "zsh").stdout
-    assert "'--format=[Format of the output]:value:(text jsonl)'" in script
-    subprocess.run(["zsh", "-fc", f"autoload -U compinit; compinit -D\n{script}"], check=True)
-
-
-@pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("transformer-jax ex", {"export"}),
-        ("transformer-jax export --format=ct", {"--format=ctranslate2"}),
-        (
-            "transformer-jax train --config.model.positional=rot",
-            {"--config.model.positional=rotary"},
-        ),
-        ("transformer-jax plot curv", {"curves"}),
-    ],
-)
-def test_completion_in_fish(line, expected, tmp_path):
-    script = command("-m", "transformer_jax", "completion", "fish").stdout
-    done = subprocess.run(
-        ["fish", "--no-config", "-c", f"{script}\ncomplete -C {shlex.quote(line)}"],
-        env=os.environ | {"HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert {completed.split("\t")[0] for completed in done.stdout.splitlines()} == expected
+    word = done.stdout.splitlines()[-1]
+    if shell == "zsh":  # the entire line, quoted
+        (quoted,) = re.findall(r"echo \[(.*)\] end", done.stdout)
+        (edited,) = shlex.split(quoted)
+        word = line.rpartition(" ")[2] + shlex.split(edited.removeprefix(line) + " '.'")[0]
+    assert word.rpartition("=")[2].rstrip("/") == completed

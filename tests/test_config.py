@@ -257,7 +257,7 @@ def test_recipe_imports_a_file_of_its_folder(tmp_path, monkeypatch):
         ("def get_config():\n  return {}", ["returns dict, not a transformer_jax.config.Config"]),
         ("def get_config():\n  return Config(", ["mine.py, line 2", "never closed"]),
         ("def get_config():\n  return x.y", ["mine.py, line 2: `return x.y` fails: NameError"]),
-        (None, ["There is no recipe", "mine.py; built in are", "transformer-jax init"]),
+        (None, ["There is no recipe", "mine.py. Built in are", "transformer-jax init"]),
     ],
 )
 def test_recipe_that_fails_is_one_sentence_with_its_line(recipe, words, tmp_path):

@@ -11,7 +11,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from absl import flags
 
+from transformer_jax.commands import command_help
 from transformer_jax.commands import data as command
 from transformer_jax.data import number_words, sources
 from transformer_jax.data.public import download, unpacking
@@ -350,11 +352,10 @@ def test_data_command_without_a_connection_names_files_and_then_uses_them(
     dataset = dataset_of(downloads, Split("train", (part,)))
     folder = tmp_path / "my data"
     monkeypatch.setitem(DATASETS, "multi30k", dataset)
-    with monkeypatch.context() as patch:
-        flags = type("Flags", (), {"dataset": "multi30k", "output": str(folder)})
-        patch.setattr(command, "FLAGS", flags)
+    with command_help.defined_flags("data"):
+        flags.FLAGS(["data", f"--output={folder}"])
         with pytest.raises(UserError) as error:
-            command.run()
+            command.run(["multi30k"])
         assert not folder.exists()
         text = str(error.value)
         assert f"put it into {folder / 'downloads'}, and give the same command again:\n" in text
@@ -363,31 +364,25 @@ def test_data_command_without_a_connection_names_files_and_then_uses_them(
         (folder / "downloads").mkdir(parents=True)
         for name in names:
             (folder / "downloads" / name).write_bytes(content)
-        command.run()
+        command.run(["multi30k"])
     assert read(folder / "train.en") == ["1", "2"]
     assert capsys.readouterr().out.endswith(f"next: run '{folder / 'train'}'\n")
 
 
-def test_data_command_takes_the_name_first_and_refuses_what_is_missing(monkeypatch):
-    flags = type("Flags", (), {"dataset": None, "output": None})
-    monkeypatch.setattr(command, "FLAGS", flags)
-    with pytest.raises(UserError, match=r"Name the data set.*:\n  multi30k +captions"):
-        command.run()
-    flags.dataset = "wmt14"
-    with pytest.raises(UserError, match="--output=DIR is missing"):
-        command.run()
-    flags.output = "gs://bucket/x"
-    with pytest.raises(UserError, match="made in a local folder"):
-        command.run()
+def test_data_command_refuses_a_folder_in_a_bucket():
+    with command_help.defined_flags("data"):
+        flags.FLAGS(["data", "--output=gs://bucket/x"])
+        with pytest.raises(UserError, match="made in a local folder"):
+            command.run(["wmt14"])
 
 
 def test_data_command_writes_the_embedded_corpus_without_a_network(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "my numbers"
     sizes = {"train": 1003, "validation": 2, "test": 3}
     monkeypatch.setattr(number_words, "SIZES", sizes)
-    flags = type("Flags", (), {"dataset": "number_words", "output": str(folder)})
-    monkeypatch.setattr(command, "FLAGS", flags)
-    command.run()
+    with command_help.defined_flags("data"):
+        flags.FLAGS(["data", f"--output={folder}"])
+        command.run(["number_words"])
     printed = capsys.readouterr().out
     for split, size in sizes.items():
         assert f"{folder / split}.{{en,de,fr,es,cs}}: {size:,} lines each\n" in printed

@@ -178,7 +178,7 @@ def test_logger_that_is_not_installed_is_an_error_before_anything_is_written(
 
 
 def test_loggers_of_other_names_are_refused(data, tmp_path):
-    with pytest.raises(UserError, match=r"has 'wandbb'; .*did you mean wandb\?"):
+    with pytest.raises(UserError, match=r"has 'wandbb', .*did you mean wandb\?"):
         train(logging_config(data, 4, ("wandbb",)), tmp_path / "run")
     with pytest.raises(UserError, match=r"several are written as \('wandb', 'mlflow'\)"):
         train(logging_config(data, 4, ("wandb,mlflow",)), tmp_path / "run")

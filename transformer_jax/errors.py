@@ -1,5 +1,8 @@
 """The exception for errors that users can fix: a wrong input, file, argument or setting."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """One sentence for the user: what happened, where, and what to do.
@@ -12,3 +15,9 @@ class UserError(Exception):
 
 class UserTypeError(UserError, TypeError):
     """A `UserError` about an object of the wrong type, which `except TypeError` catches too."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: `; did you mean X?`, or a full stop."""
+    close = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {close[0]}?" if close else "."

@@ -50,7 +50,10 @@ def _command(command: str, groups: dict[str, list[flags.Flag]]) -> Iterator[str]
     for purpose, line in text.examples:
         lines += ["", f"# {purpose}", command_help.shell_lines(line, 96, "")]
     yield "\n".join(["```sh", *lines, "```", ""])
-    yield _table(groups["Flags"])
+    if text.words and text.words.choices:
+        yield "\n".join(f"- `{name}`: {what}" for name, what in text.words.choices.items()) + "\n"
+    if "Flags" in groups:
+        yield _table(groups["Flags"])
     for title, shared in SHARED_TEXT.items():
         if title in groups:
             yield shared

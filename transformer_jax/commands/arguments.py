@@ -1,4 +1,4 @@
-"""Command lines before absl parses them."""
+"""Command lines before absl parses them, and flags whose values have names in `--help`."""
 
 import itertools
 import re
@@ -26,6 +26,42 @@ _SENTENCES = (
     (r"flag (--.*): .* is not a positive integer", r"\1 must be >= 1."),
     (r"flag (--.*): .* is not a non-negative integer", r"\1 must be >= 0."),
 )
+
+
+class TextParser(flags.ArgumentParser):
+    """Any text; `value_name` is what `--help` writes for it, such as LANG."""
+
+    def __init__(self, value_name: str):
+        super().__init__()
+        self.value_name = value_name
+
+
+class PathParser(TextParser):
+    """A path, in which a command expands `~`, and which a shell completes. It may end in more, as
+    in DIR@CHECKPOINT."""
+
+
+class PathsParser(flags.ListParser):
+    """Paths with commas between them."""
+
+    def __init__(self, value_name: str):
+        super().__init__()
+        self.value_name = value_name
+
+
+def define_text(name: str, default: str | None, value_name: str, meaning: str) -> None:
+    """Defines a flag whose value has a name in `--help`."""
+    flags.DEFINE(TextParser(value_name), name, default, meaning)
+
+
+def define_path(name: str, default: str | None, value_name: str, meaning: str) -> None:
+    """Defines a flag whose value is a path, named such as FILE in `--help`."""
+    flags.DEFINE(PathParser(value_name), name, default, meaning)
+
+
+def define_paths(name: str, default: list[str] | None, value_name: str, meaning: str) -> None:
+    """Defines a flag whose value is a list of paths, named such as DIR,DIR in `--help`."""
+    flags.DEFINE(PathsParser(value_name), name, default, meaning)
 
 
 def wants_help(argv: Sequence[str]) -> bool:
@@ -73,13 +109,6 @@ def without(argv: Sequence[str], name: str) -> list[str]:
         elif not argument.startswith((f"--{name}=", f"-{name}=")):
             kept.append(argument)
     return kept
-
-
-def first_word_as_flag(argv: Sequence[str], name: str) -> list[str]:
-    """`argv` with a word before all flags as `--name=word`: `plot curves`, `--picture=curves`."""
-    if len(argv) > 1 and not argv[1].startswith("-"):
-        return [argv[0], f"--{name}={argv[1]}", *argv[2:]]
-    return list(argv)
 
 
 def sentence(error: Exception) -> str:

@@ -5,18 +5,18 @@ from pathlib import Path
 from absl import flags
 
 from transformer_jax import paths
-from transformer_jax.commands import model_flags
+from transformer_jax.commands import arguments, model_flags
 from transformer_jax.commands.command_help import CommandHelp
 from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
-LESS_MEMORY = "use a machine with more memory"
 HELP = CommandHelp(
     usage="--workdir=DIR --output=FILE [flags]",
     about="Writes the parameters of one checkpoint, the config and the tokenizers as one file, "
     "with a digest and a model card. The optimizer's state is left out. "
     "Translator.load and all commands that take a model read the file, whatever its name is, and "
     "refuse it if any byte was changed.",
+    less_memory="use a machine with more memory",
     examples=(
         (
             "The best checkpoint of a run:",
@@ -39,7 +39,7 @@ HELP = CommandHelp(
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv`."""
     model_flags.define(argv)
-    flags.DEFINE_string("output", None, "File to write.", required=True)
+    arguments.define_path("output", None, "FILE", "File to write.")
     model_flags.define_licence()
     return argv
 

@@ -8,44 +8,15 @@ import dataclasses
 import importlib
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
+from transformer_jax.commands import arguments
 from transformer_jax.config import Config, Setting, all_settings
 
 WIDTH = 80
-# Flags of any command that hold a path or a list of paths -> what `--help` writes for a value.
-# A command expands `~` in them, and a shell completes them. DIR@CHECKPOINT begins with a path too.
-PATH_FLAGS = {
-    "workdir": "DIR",
-    "train": "PREFIX",
-    "validation": "PREFIX",
-    "test": "PREFIX",
-    "json": "FILE",
-    "replay": "FILE",
-    "output": "FILE",
-    "compare": "DIR|FILE",
-    "input": "FILE",
-    "reference": "FILE",
-    "prefixes": "FILE",
-    "phrases": "FILE",
-    "score": "FILE",
-    "ensemble": "DIR,DIR",
-    "sentences": "FILE",
-    "references": "FILE",
-    "scores": "FILE,FILE",
-}
-# The same for other flags, where the type does not say enough.
-VALUE_NAMES = PATH_FLAGS | {
-    "config": "RECIPE",
-    "checkpoint": "best|latest|STEP|average:N",
-    "source_lang": "LANG",
-    "target_lang": "LANG",
-    "coordinator_address": "HOST:PORT",
-    "licence": "NAME",
-}
 # Module that defines flags of several commands -> the heading of these flags.
 SEARCH, PROCESSES = "Search settings", "Several processes"
 GROUPS = {
@@ -55,12 +26,28 @@ GROUPS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class CommandHelp:
-    """What a command says about itself besides its flags.
+class Words:
+    """What the arguments of a command are that are no flags, as in `plot curves`.
 
     Attributes:
-      usage: the flags that are always given, such as `--workdir=DIR [flags]`.
+      name: of one, such as "picture".
+      choices: one of them has to be given -> what it is; empty: any number of folders.
+    """
+
+    name: str
+    choices: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandHelp:
+    """What a command says about itself besides its flags, and what the frame has to know of it.
+
+    Attributes:
+      usage: words and flags, such as `--workdir=DIR [flags]`. Those before `[` are required.
       about: what the command does, in a few sentences.
+      less_memory: what to change where the device is out of memory.
+      words: its arguments that are no flags, which `run` gets; None: it has none.
+      uses_jax: False for commands that only read files.
       examples: (purpose, command line) of each; a line starts with `transformer-jax COMMAND`.
       fields: the settings that are changed most often, such as `train.num_steps`.
       pages: (document, what it has) of where the rest is, such as `docs/training.md`.
@@ -68,9 +55,17 @@ class CommandHelp:
 
     usage: str
     about: str
+    less_memory: str
     examples: tuple[tuple[str, str], ...]
     fields: tuple[str, ...] = ()
     pages: tuple[tuple[str, str], ...] = ()
+    words: Words | None = None
+    uses_jax: bool = True
+
+    @property
+    def required(self) -> list[str]:
+        """Names of the flags that have to be given."""
+        return re.findall(r"--(\w+)=", self.usage.partition("[")[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,18 +91,13 @@ class Subject:
 
 def command_list(program: str, commands: dict[str, str]) -> str:
     """The commands with their summaries."""
-    width = max(map(len, commands)) + 2
-    rows = [
-        wrapped(summary, f"  {name:<{width}}", " " * (width + 2))
-        for name, summary in commands.items()
-    ]
     return "\n".join(
         [
             "transformer_jax: train, evaluate and use translators, with JAX.",
             "",
             f"usage: {program} COMMAND [flags]",
             "",
-            *rows,
+            *_rows(commands),
             "",
             f"{program} COMMAND --help",
             "      explains a command: examples, flags with defaults, settings",
@@ -123,14 +113,15 @@ def command_help(subject: Subject, text: CommandHelp) -> str:
     usage = wrapped(f"usage: {subject.program} {text.usage}", indent=" " * 4)
     parts = [wrapped(f"{subject.program}: {summary}"), wrapped(text.about), usage]
     parts.append("\n".join(["Examples", *_examples(subject, text)]))
-    required = re.findall(r"--(\w+)=", text.usage.partition("[")[0])
     of = f", with the defaults of {subject.config_name}" if subject.config_name else ""
-    sections = {}
+    sections: dict[str, list[str]] = {}
+    if text.words and text.words.choices:
+        sections[f"{text.words.name.capitalize()}s"] = list(_rows(text.words.choices))
     for title, members in flag_groups(subject.flags).items():
         heading = f"{title}{of}" if title == SEARCH else title
         members = sorted(members, key=lambda flag: f"--{flag.name}=" not in text.usage)
         sections[heading] = [
-            _flag(flag, subject, title == SEARCH, flag.name in required) for flag in members
+            _flag(flag, subject, title == SEARCH, flag.name in text.required) for flag in members
         ]
     processes = sections.pop(PROCESSES, [])
     if text.fields:
@@ -175,12 +166,17 @@ def value_name(flag: flags.Flag) -> str:
     """What `--help` writes for the value of a flag: its choices, or a word such as FILE."""
     if isinstance(flag, flags.EnumFlag):
         return "|".join(flag.parser.enum_values)
-    if flag.name == "output":
-        return "DIR" if flag.help.startswith("Folder") else "FILE"
-    if flag.name in VALUE_NAMES:
-        return VALUE_NAMES[flag.name]
+    if isinstance(flag.parser, arguments.TextParser | arguments.PathsParser):
+        return flag.parser.value_name
+    if flag.name == "config":  # defined by ml_collections
+        return "RECIPE"
     kind = flag.flag_type()
     return {"int": "N", "float": "X"}.get(kind, "A,B" if "list" in kind else "TEXT")
+
+
+def is_path(flag: flags.Flag) -> bool:
+    """Whether the value of a flag is a path, or several."""
+    return isinstance(flag.parser, arguments.PathParser | arguments.PathsParser)
 
 
 def meaning(flag: flags.Flag) -> str:
@@ -262,11 +258,15 @@ def shell_lines(command: str, width: int = WIDTH, indent: str = "    ") -> str:
 
 def _more(text: CommandHelp) -> Iterator[str]:
     settings = ("python -m transformer_jax.config", "every setting, as docs/settings.md")
-    rows = [*text.pages, *([settings] if text.fields else [])]
-    width = max(len(name) for name, _ in rows) + 2
-    for name, what in rows:
-        yield wrapped(what, f"  {name:<{width}}", " " * (width + 2))
+    yield from _rows(dict([*text.pages, *([settings] if text.fields else [])]))
     yield "  --helpfull lists the flags of libraries too."
+
+
+def _rows(meanings: Mapping[str, str]) -> Iterator[str]:
+    """A line for each name with its meaning, all meanings in one column."""
+    width = max(map(len, meanings)) + 2
+    for name, what in meanings.items():
+        yield wrapped(what, f"  {name:<{width}}", " " * (width + 2))
 
 
 def wrapped(text: str, first: str = "", indent: str = "", width: int = WIDTH) -> str:

@@ -1,7 +1,6 @@
 """The flags `--config` and `--config.SECTION.NAME`, by `ml_collections`."""
 
 import dataclasses
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -16,7 +15,7 @@ from absl import flags
 from transformer_jax import paths
 from transformer_jax.commands import arguments
 from transformer_jax.config import Config, from_json
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, did_you_mean
 
 RECIPE_TEXT = (
     "Recipe of a new run: a Python file with get_config(), or the name of a built-in one, {names}. "
@@ -87,9 +86,7 @@ def check_overrides(argv: Sequence[str]) -> None:
             fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
             types = {field.name: field.type for field in fields}
             if part not in types:
-                close = difflib.get_close_matches(part, types, 1)
-                hint = f"; did you mean {close[0]}?" if close else "."
-                raise UserError(f"There is no setting {name}{hint}")
+                raise UserError(f"There is no setting {name}{did_you_mean(part, types)}")
             cls = types[part]
         if dataclasses.is_dataclass(cls):
             raise UserError(f"{name} is a section; set one of its settings, {name}.NAME=VALUE.")
@@ -165,11 +162,9 @@ def _recipe_path(name: str) -> Path:
     built_in = built_in_recipes()
     if path.parent in (Path("."), Path("configs")) and path.stem in built_in:
         return built_in[path.stem]
-    close = difflib.get_close_matches(path.stem, built_in, 1)
-    hint = f"did you mean {close[0]}? Built" if close else "built"
     raise UserError(
-        f"There is no recipe {path}; {hint} in are {', '.join(built_in)}. `transformer-jax init` "
-        "writes one for your corpus."
+        f"There is no recipe {path}{did_you_mean(path.stem, built_in)} Built in are "
+        f"{', '.join(built_in)}. `transformer-jax init` writes one for your corpus."
     )
 
 

@@ -2,15 +2,16 @@
 
 from absl import flags
 
+from transformer_jax.commands import arguments
 from transformer_jax.commands.command_help import CommandHelp
 
 FLAGS = flags.FLAGS
-LESS_MEMORY = "convert on a machine with more memory"
 HELP = CommandHelp(
     usage="--workdir=DIR",
     about="Reads the weights of pytorch_model.bin, a pickle, in a process of its own, and writes "
     "them as model.safetensors into the same folder. All other commands then read the model. "
     "It needs torch, once.",
+    less_memory="convert on a machine with more memory",
     examples=(
         (
             "A folder of OPUS-MT:",
@@ -31,11 +32,11 @@ HELP = CommandHelp(
 
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv`."""
-    flags.DEFINE_string(
+    arguments.define_path(
         "workdir",
         None,
+        "DIR",
         "Folder of a Hugging Face model, or its name on the Hub.",
-        required=True,
     )
     return argv
 

@@ -1,25 +1,31 @@
 """The command `data`: fetches a public data set, verifies it, and makes text files of it."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
 
 from transformer_jax import paths
-from transformer_jax.commands.command_help import CommandHelp
+from transformer_jax.commands import arguments
+from transformer_jax.commands.command_help import CommandHelp, Words
 from transformer_jax.data.public.tables import DATASETS
 from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
-FIRST_WORD = "dataset"
-LESS_MEMORY = "close other programs"
-USES_JAX = False
 EMBEDDED = "number_words"  # made here; all others are downloaded
 HELP = CommandHelp(
     usage="NAME --output=DIR",
+    words=Words(
+        "data set",
+        {name: dataset.about for name, dataset in DATASETS.items()}
+        | {EMBEDDED: "numbers in words, made here without a download"},
+    ),
     about="Downloads a public data set, compares it with its checksums, and writes text files "
     "PREFIX.LANG that `train` reads. It prints the licence and the next command. Given again, it "
     "resumes; without a network it says what to download elsewhere.",
+    less_memory="close other programs",
+    uses_jax=False,
     examples=(
         ("29,000 captions of pictures:", "transformer-jax data multi30k --output=multi30k"),
         ("167,000 pairs of talks:", "transformer-jax data iwslt14 --output=iwslt14"),
@@ -32,33 +38,26 @@ HELP = CommandHelp(
 
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv`."""
-    flags.DEFINE_enum(
-        "dataset", None, [*DATASETS, EMBEDDED], "The data set, as the first word; or by this flag."
+    arguments.define_path(
+        "output", None, "DIR", "Folder for the texts; `downloads/` in it keeps the files."
     )
-    flags.DEFINE_string("output", None, "Folder for the texts; `downloads/` in it keeps the files.")
     return argv
 
 
-def run() -> None:
+def run(words: Sequence[str]) -> None:
     """Fetches the data set and prints the next command."""
-    if FLAGS.dataset is None:
-        known = {name: dataset.about for name, dataset in DATASETS.items()}
-        known[EMBEDDED] = "numbers in words, made here without a download"
-        lines = "".join(f"\n  {name:{max(map(len, known))}}  {known[name]}" for name in known)
-        raise UserError(f"Name the data set, as in `data multi30k --output=DIR`:{lines}")
-    if not FLAGS.output:
-        raise UserError("--output=DIR is missing: the folder for the texts.")
     if paths.is_remote(FLAGS.output):
         raise UserError(f"--output={FLAGS.output}: data sets are made in a local folder.")
-    if FLAGS.dataset == EMBEDDED:
+    (name,) = words
+    if name == EMBEDDED:
         _write_number_words(Path(FLAGS.output))
         return
     from transformer_jax.data.public.unpacking import make_texts
 
-    dataset, folder = DATASETS[FLAGS.dataset], Path(FLAGS.output)
-    print(f"{FLAGS.dataset}: {dataset.about} ({dataset.page})")
+    dataset, folder = DATASETS[name], Path(FLAGS.output)
+    print(f"{name}: {dataset.about} ({dataset.page})")
     print(f"licence: {dataset.licence}\nchecksums: {dataset.checksums}", flush=True)
-    make_texts(FLAGS.dataset, dataset, folder, lambda line: print(line, flush=True))
+    make_texts(name, dataset, folder, lambda line: print(line, flush=True))
     names = [name for split in dataset.splits for name in (split.name, split.held_out) if name]
     prefixes = {name: shlex.quote(str(folder / name)) for name in names}
     print(f"next: {dataset.command.format(**prefixes)}")

@@ -2,15 +2,15 @@
 
 from absl import flags
 
-from transformer_jax.commands import model_flags, process_flags, search_flags
+from transformer_jax.commands import arguments, model_flags, process_flags, search_flags
 from transformer_jax.commands.command_help import CommandHelp
 
-LESS_MEMORY = "lower --batch_tokens or --beam_size"
 HELP = CommandHelp(
     usage="--workdir=DIR [flags]",
     about="Translates a test set and prints BLEU and chrF by sacreBLEU, with their signatures, "
     "exact match, loss, perplexity and token accuracy. Every sentence counts, on untouched "
     "references.",
+    less_memory="lower --batch_tokens or --beam_size",
     examples=(
         (
             "The test set that the recipe names, with the best checkpoint:",
@@ -39,14 +39,17 @@ def define_flags(argv: list[str]) -> list[str]:
     model_flags.define(argv)
     model_flags.define_languages()
     flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "Data to score.")
-    flags.DEFINE_string("input", None, "File of sources, one a line, instead of --split.")
-    flags.DEFINE_string("reference", None, "File of their translations, for --input.")
-    flags.DEFINE_string("json", None, "Also write the scores to this file.")
-    flags.DEFINE_string("output", None, "Also write the translations to this file, one a line.")
+    arguments.define_path("input", None, "FILE", "File of sources, one a line, instead of --split.")
+    arguments.define_path("reference", None, "FILE", "File of their translations, for --input.")
+    arguments.define_path("json", None, "FILE", "Also write the scores to this file.")
+    arguments.define_path(
+        "output", None, "FILE", "Also write the translations to this file, one a line."
+    )
     flags.DEFINE_bool("conventions", False, "Show BLEU in every convention, with signatures.")
-    flags.DEFINE_string(
+    arguments.define_path(
         "compare",
         None,
+        "DIR|FILE",
         "A work directory, DIR or DIR@CHECKPOINT, or a file of translations: does it differ by "
         "more than chance?",
     )

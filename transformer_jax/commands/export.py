@@ -2,18 +2,18 @@
 
 from absl import flags
 
-from transformer_jax.commands import model_flags
+from transformer_jax.commands import arguments, model_flags
 from transformer_jax.commands.command_help import CommandHelp
 from transformer_jax.interop import FORMATS, QUANTIZATIONS
 
 FLAGS = flags.FLAGS
-LESS_MEMORY = "name fewer or shorter sentences with --sentences"
 HELP = CommandHelp(
     usage="--workdir=DIR --format=FORMAT --output=DIR [flags]",
     about="Writes a trained model as a Hugging Face Marian directory, a CTranslate2 model, or "
     "StableHLO functions that any program with JAX can call. The export is compared with the "
     "model on real sentences before it gets its name; one of 8 bits by BLEU. It has a README with "
     "a program that uses it, scores, and a model card.",
+    less_memory="name fewer or shorter sentences with --sentences",
     examples=(
         (
             "For transformers and other tools that read Marian models:",
@@ -37,22 +37,26 @@ HELP = CommandHelp(
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv`."""
     model_flags.define(argv)
-    flags.DEFINE_enum("format", None, FORMATS, "Format of the export.", required=True)
-    flags.DEFINE_string("output", None, "Folder to write.", required=True)
+    flags.DEFINE_enum("format", None, FORMATS, "Format of the export.")
+    arguments.define_path("output", None, "DIR", "Folder to write.")
     flags.DEFINE_enum(
         "quantization",
         "float32",
         QUANTIZATIONS,
         "Type of the weights in a ctranslate2 export.",
     )
-    flags.DEFINE_string(
+    arguments.define_path(
         "sentences",
         "",
+        "FILE",
         "Source text to check the export with; default: the run's validation set, else its test "
         "set.",
     )
-    flags.DEFINE_string(
-        "references", "", "The translation of each line in the file of --sentences, for BLEU."
+    arguments.define_path(
+        "references",
+        "",
+        "FILE",
+        "The translation of each line in the file of --sentences, for BLEU.",
     )
     flags.DEFINE_float(
         "max_bleu_loss",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from transformer_jax import paths
+from transformer_jax.commands import arguments
 from transformer_jax.commands.command_help import CommandHelp
 from transformer_jax.errors import UserError
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:  # these load NumPy or JAX, which flags do not need
     from transformer_jax.data.sources import Corpus
 
 FLAGS = flags.FLAGS
-LESS_MEMORY = "give --nomeasure, and lower config.data.batch_tokens in the recipe"
 HELP = CommandHelp(
     usage="--train=PREFIX --source_lang=LANG --target_lang=LANG --workdir=DIR [flags]",
     about="Reads a parallel corpus, PREFIX.LANG (.gz too) or one .tsv, and prints its pairs, "
@@ -29,6 +29,7 @@ HELP = CommandHelp(
     "for the corpus and the device, and writes them to DIR/recipe.py with a reason each. It takes "
     "a few training steps to estimate time and memory, and prints the next commands. Without "
     "--validation or --test it sets a fixed share of the corpus aside, in DIR/data.",
+    less_memory="give --nomeasure, and lower config.data.batch_tokens in the recipe",
     examples=(
         (
             "Files corpus.en and corpus.fr, nothing else:",
@@ -57,16 +58,25 @@ GIB = 2**30
 
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv`."""
-    flags.DEFINE_string(
-        "train", None, "Training text: path without the language suffix, or a .tsv file."
+    arguments.define_path(
+        "train", None, "PREFIX", "Training text: path without the language suffix, or a .tsv file."
     )
-    flags.DEFINE_string("source_lang", None, "Language of the source: the suffix after PREFIX.")
-    flags.DEFINE_string("target_lang", None, "Language of the target: the suffix after PREFIX.")
-    flags.DEFINE_string("workdir", None, "Folder of the run, which gets the recipe.")
-    flags.DEFINE_string(
-        "validation", "", "Validation set, files as of --train; empty: a share is set aside."
+    arguments.define_text(
+        "source_lang", None, "LANG", "Language of the source: the suffix after PREFIX."
     )
-    flags.DEFINE_string("test", "", "Test set, files as of --train; empty: a share is set aside.")
+    arguments.define_text(
+        "target_lang", None, "LANG", "Language of the target: the suffix after PREFIX."
+    )
+    arguments.define_path("workdir", None, "DIR", "Folder of the run, which gets the recipe.")
+    arguments.define_path(
+        "validation",
+        "",
+        "PREFIX",
+        "Validation set, files as of --train; empty: a share is set aside.",
+    )
+    arguments.define_path(
+        "test", "", "PREFIX", "Test set, files as of --train; empty: a share is set aside."
+    )
     flags.DEFINE_enum("device", "here", DEVICES, "Device that will train; here: of this machine.")
     flags.DEFINE_bool("measure", True, "Take a few training steps, to estimate time and memory.")
     return argv

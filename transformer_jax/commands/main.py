@@ -4,7 +4,6 @@ The root scripts and the installed `transformer-jax COMMAND` both call `run`.
 """
 
 import contextlib
-import difflib
 import functools
 import importlib
 import logging
@@ -20,16 +19,14 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from transformer_jax import __version__, paths
-from transformer_jax.commands import arguments, command_help, config_flags
+from transformer_jax.commands import arguments, command_help, completion, config_flags
 from transformer_jax.config import Config
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, did_you_mean
 from transformer_jax.runs import compilation_cache, host_memory
 
 FLAGS = flags.FLAGS
-# Each is a module of this package with `HELP`, `define_flags`, `run`, and `LESS_MEMORY`: what to
-# change where the device is out of memory. Importing it does not load JAX. With `FIRST_WORD`, a
-# word after the command is the value of that flag; with `TAKES_FOLDERS`, `run` gets the arguments
-# that are no flags. Commands that only read files set `USES_JAX` to False.
+# Each is a module of this package with `HELP`, `define_flags` and `run`. Importing it does not load
+# JAX.
 COMMANDS = {
     "init": "Look at your own corpus, and write a recipe that fits it.",
     "train": "Train a translator, or resume a run that was interrupted.",
@@ -60,17 +57,17 @@ def main() -> None:
         run(sys.argv[2], [f"{program} {sys.argv[2]}", "--help"])
     elif command in ("help", *arguments.HELP_FLAGS):
         print(command_help.command_list(program, COMMANDS))
+    elif command == "complete":  # called by the scripts that `completion` prints
+        print("\n".join(completion.candidates(sys.argv[2:])))
     elif command in COMMANDS:
         run(command, [f"{program} {command}", *sys.argv[2:]])
     elif not command:
         print(command_help.command_list(program, COMMANDS), file=sys.stderr)
         sys.exit(USAGE_STATUS)
     else:
-        close = difflib.get_close_matches(command, COMMANDS, 1)
-        hint = f"did you mean {close[0]}? There" if close else "there"
         print(
-            f"error: There is no command {command}; {hint} are {', '.join(COMMANDS)}. "
-            f"{program} --help explains them.",
+            f"error: There is no command {command}{did_you_mean(command, COMMANDS)} There are "
+            f"{', '.join(COMMANDS)}. {program} --help explains them.",
             file=sys.stderr,
         )
         sys.exit(USAGE_STATUS)
@@ -80,19 +77,18 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
     """Runs a command with its flags and ends the process; `argv[0]` is the program's name."""
     host_memory.keep_freed_memory()
     module = importlib.import_module(f"transformer_jax.commands.{command}")
+    text: command_help.CommandHelp = module.HELP
 
     def call(remaining: Sequence[str]) -> None:
-        with _errors_as_sentences(module.LESS_MEMORY):
-            takes_folders = getattr(module, "TAKES_FOLDERS", False)
-            if len(remaining) > 1 and not takes_folders:
-                raise UserError(
-                    f"Unexpected argument {remaining[1]!r}; settings are given as --flag=value."
-                )
+        with _errors_as_sentences(text.less_memory):
+            words = remaining[1:]
+            _check_words(words, text.words)
+            _check_required(text.required)
             _expand_paths()
-            if getattr(module, "USES_JAX", True):
+            if text.uses_jax:
                 compilation_cache.keep_programs()
                 _quiet_logs()
-            module.run(*([remaining[1:]] if takes_folders else []))
+            module.run(*([words] if text.words else []))
             if _is_one_of_several():
                 from transformer_jax import distributed
 
@@ -102,15 +98,13 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
 
     others = set(FLAGS)
     program = f"python {argv[0]}" if argv[0].endswith(".py") else argv[0]
-    with _errors_as_sentences(module.LESS_MEMORY):
+    with _errors_as_sentences(text.less_memory):
         argv = arguments.with_flag_files(argv)
-        if hasattr(module, "FIRST_WORD"):
-            argv = arguments.first_word_as_flag(argv, module.FIRST_WORD)
         config_flags.check_overrides(argv)
         remaining = module.define_flags(list(argv))
         if arguments.wants_help(argv):
             defined = [FLAGS[name] for name in FLAGS if name not in others]
-            print(_help(command, program, argv, defined, module.HELP), flush=True)
+            print(_help(command, program, argv, defined, text), flush=True)
             sys.exit(0)
     app.run(call, argv=remaining, flags_parser=functools.partial(_parse, program))
 
@@ -141,15 +135,42 @@ def _parse(program: str, argv: Sequence[str]) -> list[str]:
         sys.exit(USAGE_STATUS)
 
 
+def _check_words(words: Sequence[str], allowed: command_help.Words | None) -> None:
+    """Refuses arguments that are no flags, where the command has none or others."""
+    if allowed is not None and not allowed.choices:
+        return
+    most = 0 if allowed is None else 1
+    if len(words) > most:
+        raise UserError(f"Unexpected argument {words[most]!r}; settings are given as --flag=value.")
+    if allowed is not None and not set(words) & set(allowed.choices):
+        unknown = [
+            f"There is no {allowed.name} {w}{did_you_mean(w, allowed.choices)}" for w in words
+        ]
+        width = max(map(len, allowed.choices))
+        known = [f"\n  {name:<{width}}  {what}" for name, what in allowed.choices.items()]
+        raise UserError(" ".join([*unknown, f"Name the {allowed.name}:"]) + "".join(known))
+
+
+def _check_required(names: Sequence[str]) -> None:
+    """Refuses a command line without a flag that is required."""
+    for name in names:
+        if FLAGS[name].value in (None, "", []):
+            meaning = command_help.meaning(FLAGS[name])
+            raise UserError(
+                f"--{name}={command_help.value_name(FLAGS[name])} is missing: "
+                f"{meaning[0].lower()}{meaning[1:]}"
+            )
+
+
 def _expand_paths() -> None:
     """Expands `~` in every flag and setting that holds a path, once for the entire command.
 
     Raises:
       UserError: a path cannot be opened, because of its kind or a missing package.
     """
-    for name in command_help.PATH_FLAGS:
-        value = FLAGS[name].value if name in FLAGS else None
-        if not value or isinstance(value, bool):
+    for name in FLAGS:
+        value = FLAGS[name].value
+        if not value or not command_help.is_path(FLAGS[name]):
             continue
         given = value if isinstance(value, list) else [value]
         expanded = [paths.expand(path, f"--{name}") for path in given]

@@ -22,11 +22,11 @@ FLAGS = flags.FLAGS
 
 def define(argv: Sequence[str]) -> None:
     """Defines the model's flags, and `--config.a.b` for each setting of the one `argv` names."""
-    flags.DEFINE_string(
+    arguments.define_path(
         "workdir",
         None,
+        "DIR|FILE",
         "Folder of the run or of a Hugging Face model, a bundle, or a name on the Hub.",
-        required=True,
     )
     define_checkpoint()
     flags.DEFINE_bool("allow_pickle", False, "Read a Hugging Face pytorch_model.bin, with torch.")
@@ -60,33 +60,45 @@ def _config_for_help(workdir: str) -> Config | None:
 
 def define_checkpoint() -> None:
     """Defines `--checkpoint`."""
-    flags.DEFINE_string(
+    arguments.define_text(
         "checkpoint",
         "best",
+        "best|latest|STEP|average:N",
         "The best by the validation set, the newest, of a step, or the mean of the N newest.",
     )
 
 
 def define_languages() -> None:
     """Defines `--target_lang` and `--source_lang`."""
-    flags.DEFINE_string(
-        "target_lang", "", "Language to translate into, for multilingual models; else the config's."
+    arguments.define_text(
+        "target_lang",
+        "",
+        "LANG",
+        "Language to translate into, for multilingual models; else the config's.",
     )
-    flags.DEFINE_string(
-        "source_lang", "", "Language of the input, for models that read it; else the config's."
+    arguments.define_text(
+        "source_lang",
+        "",
+        "LANG",
+        "Language of the input, for models that read it; else the config's.",
     )
 
 
 def define_ensemble() -> None:
     """Defines `--ensemble`."""
-    flags.DEFINE_list(
-        "ensemble", [], "Further models, DIR or DIR@CHECKPOINT, to average probabilities with."
+    arguments.define_paths(
+        "ensemble",
+        [],
+        "DIR,DIR",
+        "Further models, DIR or DIR@CHECKPOINT, to average probabilities with.",
     )
 
 
 def define_licence() -> None:
     """Defines `--licence`."""
-    flags.DEFINE_string("licence", "", "Of the model, for its model card, such as cc-by-4.0.")
+    arguments.define_text(
+        "licence", "", "NAME", "Of the model, for its model card, such as cc-by-4.0."
+    )
 
 
 def load_with_facts() -> "tuple[Pretrained, ModelFacts]":

@@ -1,14 +1,15 @@
 """The command `plot`: pictures of work directories, and their `report.html`."""
 
 import io
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from absl import flags
 
 from transformer_jax import paths
-from transformer_jax.commands import model_flags
-from transformer_jax.commands.command_help import CommandHelp
+from transformer_jax.commands import arguments, model_flags
+from transformer_jax.commands.command_help import CommandHelp, Words
 from transformer_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,9 +18,15 @@ if TYPE_CHECKING:
     from transformer_jax.plotting import Figure
 
 FLAGS = flags.FLAGS
-FIRST_WORD = "picture"
-LESS_MEMORY = "give a shorter sentence"
-PICTURES = ("attention", "alignment", "curves", "schedule", "positions", "lengths", "report")
+PICTURES = {
+    "attention": "what the model looks at while it translates a sentence",
+    "alignment": "the words that belong together, by the attention",
+    "curves": "learning curves of one run or several",
+    "schedule": "the learning rate of every step",
+    "positions": "the sinusoids or learned vectors of positions",
+    "lengths": "lengths of the data, and the padding of its batches",
+    "report": "report.html, with all of them",
+}
 OF_A_SENTENCE = ("attention", "alignment")
 OF_SEVERAL_RUNS = ("curves", "schedule")
 # Flag -> the pictures that use it; the others refuse it.
@@ -41,8 +48,10 @@ USED_BY = {
 }
 HELP = CommandHelp(
     usage="PICTURE --workdir=DIR [flags]",
+    words=Words("picture", PICTURES),
     about="Draws a picture from a work directory, as .svg, .png or .pdf, or writes its "
     "report.html. Needs Matplotlib.",
+    less_memory="give a shorter sentence",
     examples=(
         (
             "What the model looks at while it translates a sentence:",
@@ -63,9 +72,12 @@ HELP = CommandHelp(
 
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv`."""
-    flags.DEFINE_enum("picture", None, PICTURES, "The picture, as the first word; or by this flag.")
-    flags.DEFINE_list("workdir", None, "Folder of the run; for curves and schedule, also several.")
-    flags.DEFINE_string("output", None, "File to write, .svg, .png or .pdf; else PICTURE.svg here.")
+    arguments.define_paths(
+        "workdir", None, "DIR,DIR", "Folder of the run; for curves and schedule, also several."
+    )
+    arguments.define_path(
+        "output", None, "FILE", "File to write, .svg, .png or .pdf; else PICTURE.svg here."
+    )
     model_flags.define_checkpoint()
     model_flags.define_languages()
     flags.DEFINE_string("source", None, "attention, alignment: a sentence.")
@@ -77,21 +89,22 @@ def define_flags(argv: list[str]) -> list[str]:
     flags.DEFINE_bool("words", True, "alignment: join tokens to words.")
     flags.DEFINE_list("metrics", None, "curves: names in metrics.jsonl, a panel each.")
     flags.DEFINE_enum("split", "train", ["train", "validation", "test"], "lengths: which data.")
-    flags.DEFINE_list("scores", [], "report: files that `eval --json` wrote.")
+    arguments.define_paths("scores", [], "FILE,FILE", "report: files that `eval --json` wrote.")
     return argv
 
 
-def run() -> None:
+def run(words: Sequence[str]) -> None:
     """Draws the picture and prints where it is."""
-    _check_flags()
-    if FLAGS.picture == "report":
+    (picture,) = words
+    _check_flags(picture)
+    if picture == "report":
         from transformer_jax.plotting.report import write_report
 
         print(f"wrote {write_report(FLAGS.workdir[0], FLAGS.scores)}")
         return
     from etils import epath
 
-    output = epath.Path(FLAGS.output or f"{FLAGS.picture}.svg")
+    output = epath.Path(FLAGS.output or f"{picture}.svg")
     if output.suffix not in (".svg", ".png", ".pdf"):
         raise UserError(f"--output={output} must end in .svg, .png or .pdf.")
     if not paths.is_remote(output) and not output.parent.is_dir():
@@ -106,31 +119,27 @@ def run() -> None:
         "positions": _positions,
         "lengths": _lengths,
     }
-    figure = draw[FLAGS.picture]()
+    figure = draw[picture]()
     if output.suffix == ".svg":
         output.write_text(plotting.to_svg(figure))
     else:
-        picture = io.BytesIO()
-        figure.savefig(picture, format=output.suffix[1:])
-        output.write_bytes(picture.getvalue())
+        data = io.BytesIO()
+        figure.savefig(data, format=output.suffix[1:])
+        output.write_bytes(data.getvalue())
     print(f"wrote {output}")
 
 
-def _check_flags() -> None:
-    """Refuses missing flags, and flags that the picture does not use."""
-    if FLAGS.picture is None:
-        raise UserError(f"Name what to draw: {', '.join(PICTURES)}.")
-    if not FLAGS.workdir:
-        raise UserError("--workdir=DIR is missing: the folder of the run.")
-    if len(FLAGS.workdir) > 1 and FLAGS.picture not in OF_SEVERAL_RUNS:
-        raise UserError(f"{FLAGS.picture} takes one --workdir, not {len(FLAGS.workdir)}.")
-    if FLAGS.picture in OF_A_SENTENCE and not FLAGS.source:
-        raise UserError(f"{FLAGS.picture} needs a sentence: --source='...'.")
+def _check_flags(picture: str) -> None:
+    """Refuses a missing sentence, and flags that the picture does not use."""
+    if len(FLAGS.workdir) > 1 and picture not in OF_SEVERAL_RUNS:
+        raise UserError(f"{picture} takes one --workdir, not {len(FLAGS.workdir)}.")
+    if picture in OF_A_SENTENCE and not FLAGS.source:
+        raise UserError(f"{picture} needs a sentence: --source='...'.")
     if FLAGS.part == "encoder" and FLAGS.target is not None:
         raise UserError("--target is for --part=cross and decoder; the encoder reads the source.")
     for name, pictures in USED_BY.items():
-        if FLAGS[name].present and FLAGS.picture not in pictures:
-            raise UserError(f"--{name} is for {' and '.join(pictures)}, not for {FLAGS.picture}.")
+        if FLAGS[name].present and picture not in pictures:
+            raise UserError(f"--{name} is for {' and '.join(pictures)}, not for {picture}.")
 
 
 def _attention() -> "Figure":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from transformer_jax import paths, units
-from transformer_jax.commands.command_help import CommandHelp
+from transformer_jax.commands.command_help import CommandHelp, Words
 from transformer_jax.errors import UserError
 from transformer_jax.runs import scores
 
@@ -24,14 +24,15 @@ if TYPE_CHECKING:  # help is shown without it
     from transformer_jax.runs.summary import RunSummary
 
 FLAGS = flags.FLAGS
-LESS_MEMORY = "name fewer folders"
-TAKES_FOLDERS, USES_JAX = True, False
 DEFAULT_FOLDER = "runs"
 SHORTEST_NAME = 10  # columns that a run's name gets in any table
 HELP = CommandHelp(
     usage="[DIR ...] [flags]",
+    words=Words("folder"),
     about="Prints a table of runs with their state, step and scores. Each DIR is a run or a folder "
     "of runs; without one it is the folder `runs`.",
+    less_memory="name fewer folders",
+    uses_jax=False,
     examples=(
         ("All runs of the folder `runs`, newest first:", "transformer-jax runs"),
         (

@@ -12,15 +12,15 @@ from transformer_jax.commands.command_help import CommandHelp
 from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
-LESS_MEMORY = (
-    "lower config.data.batch_tokens, raise config.train.accumulate_steps, or set "
-    "config.train.remat=True"
-)
 HELP = CommandHelp(
-    usage="--workdir=DIR [--config=RECIPE] [flags]",
+    usage="[--config=RECIPE] --workdir=DIR [flags]",
     about="Trains the model of a recipe in a work directory: config, tokenizer, checkpoints, "
     "metrics and samples. A new run needs --config. Given again, the command resumes. "
     "--config.SECTION.NAME=VALUE changes a setting.",
+    less_memory=(
+        "lower config.data.batch_tokens, raise config.train.accumulate_steps, or set "
+        "config.train.remat=True"
+    ),
     examples=(
         (
             "A first run, about a minute on a CPU:",
@@ -63,7 +63,7 @@ HELP = CommandHelp(
 
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv` with the recipe as the path of a file."""
-    flags.DEFINE_string("workdir", None, "Folder of the run, new or to resume.")
+    arguments.define_path("workdir", None, "DIR", "Folder of the run, new or to resume.")
     flags.DEFINE_integer("stop_after", None, "Save and stop after this step, to resume later.")
     flags.DEFINE_bool("dry_run", False, "Compile the step; report memory, FLOPs, communication.")
     flags.DEFINE_string(
@@ -71,10 +71,10 @@ def define_flags(argv: list[str]) -> list[str]:
         "",
         "Of a dry run: a TPU's such as v5e:2x4, cpu:N or gpu:N; empty: the local devices.",
     )
-    flags.DEFINE_string("json", None, "Also write the report of a dry run to this file.")
+    arguments.define_path("json", None, "FILE", "Also write the report of a dry run to this file.")
     flags.DEFINE_bool("verify_resume", False, "Check that a killed run resumes exactly.")
     flags.DEFINE_integer("verify_steps", 20, "Steps of each run of --verify_resume.", 4)
-    flags.DEFINE_string("replay", None, "Examine a skipped step: a file of bad_batches/.")
+    arguments.define_path("replay", None, "FILE", "Examine a skipped step: a file of bad_batches/.")
     flags.DEFINE_bool(
         "report", True, "Write report.html at the end, where Matplotlib is installed."
     )
@@ -133,7 +133,7 @@ def _dry_run() -> None:
         with writing(FLAGS.json) as out:
             out.write(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
     if report.fits is False:
-        raise UserError(f"The step does not fit {report.topology}: {LESS_MEMORY}.")
+        raise UserError(f"The step does not fit {report.topology}: {HELP.less_memory}.")
 
 
 def _this_command(left_out: Sequence[str]) -> list[str]:

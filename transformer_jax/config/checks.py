@@ -1,14 +1,13 @@
 """Checks of single settings and of combinations, before anything runs."""
 
 import dataclasses
-import difflib
 from collections.abc import Iterator
 from typing import Any
 
 from transformer_jax.config.fields import Config, DataConfig, DecodeConfig, ModelConfig
 from transformer_jax.config.json_format import typed
 from transformer_jax.config.setting import Setting, all_settings
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, did_you_mean
 
 NORMALIZATIONS = ("identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf")  # SentencePiece's
 LOGGERS = ("wandb", "mlflow")  # of `train.loggers`
@@ -46,10 +45,9 @@ def _check_types(section: Any, name: str) -> None:
 def _check_value(setting: Setting, value: Any) -> None:
     """Checks one setting against its choices and its range."""
     if setting.choices and value not in setting.choices:
-        close = difflib.get_close_matches(str(value), setting.choices, 1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
         raise UserError(
-            f"config.{setting.path}={value!r} must be one of {', '.join(setting.choices)}{hint}."
+            f"config.{setting.path}={value!r} must be one of {', '.join(setting.choices)}"
+            f"{did_you_mean(str(value), setting.choices)}"
         )
     if value is not None and not setting.in_range(value):
         raise UserError(f"config.{setting.path}={value} must be {setting.range_text()}.")
@@ -191,10 +189,9 @@ def _training_conflicts(config: Config) -> Iterator[str]:
         )
     for name in config.train.loggers:
         if name not in LOGGERS:
-            close = difflib.get_close_matches(name, LOGGERS, 1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            hint = f"; several are written as {LOGGERS!r}" if "," in name else hint
-            yield f"config.train.loggers has {name!r}; there are {', '.join(LOGGERS)}{hint}."
+            hint = did_you_mean(name, LOGGERS)
+            hint = f"; several are written as {LOGGERS!r}." if "," in name else hint
+            yield f"config.train.loggers has {name!r}, and there are {', '.join(LOGGERS)}{hint}"
     sizes = {name: getattr(config.parallel, name) for name in ("data", "fsdp", "tensor")}
     for name, size in sizes.items():
         if size == 0 or size < -1:

@@ -1,7 +1,6 @@
 """`config.json`: a config as text and back, and the meaning of older files."""
 
 import dataclasses
-import difflib
 import json
 import types
 import typing
@@ -10,7 +9,7 @@ from typing import Any
 
 from transformer_jax.config.fields import Config
 from transformer_jax.config.setting import all_settings
-from transformer_jax.errors import UserError, UserTypeError
+from transformer_jax.errors import UserError, UserTypeError, did_you_mean
 
 
 def to_json(config: Config) -> str:
@@ -38,8 +37,7 @@ def _build(cls: Any, tree: Any, where: str, former: dict[str, Any], prefix: str 
     kinds = {field.name: field.type for field in dataclasses.fields(cls)}
     for name in tree:
         if name not in kinds:
-            close = difflib.get_close_matches(name, kinds, 1)
-            hint = f"; did you mean {prefix}{close[0]}?" if close else ""
+            hint = did_you_mean(prefix + name, [prefix + kind for kind in kinds])
             raise UserError(f"{where}: there is no setting {prefix}{name}{hint}")
     values = {name: former[prefix + name] for name in kinds if prefix + name in former}
     for name, value in tree.items():

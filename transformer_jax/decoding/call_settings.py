@@ -1,7 +1,6 @@
 """Search settings and numbers that a caller of Python gives as arguments, checked."""
 
 import dataclasses
-import difflib
 import operator
 import re
 from collections.abc import Collection, Mapping
@@ -11,7 +10,7 @@ import numpy as np
 
 from transformer_jax.config import Config, DecodeConfig, validate
 from transformer_jax.decoding.requests import described
-from transformer_jax.errors import UserError, UserTypeError
+from transformer_jax.errors import UserError, UserTypeError, did_you_mean
 
 
 def decode_config(config: Config, settings: Mapping[str, Any]) -> DecodeConfig:
@@ -23,10 +22,9 @@ def decode_config(config: Config, settings: Mapping[str, Any]) -> DecodeConfig:
     names = [field.name for field in dataclasses.fields(DecodeConfig)]
     for name in settings:
         if name not in names:
-            close = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {close[0]}? There" if close else "there"
             raise UserTypeError(
-                f"There is no search setting {name}; {hint} are {', '.join(names)}."
+                f"There is no search setting {name}{did_you_mean(name, names)} "
+                f"There are {', '.join(names)}."
             )
     values = {k: v.item() if isinstance(v, np.generic) else v for k, v in settings.items()}
     decode = dataclasses.replace(config.decode, **values)
