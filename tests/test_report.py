@@ -248,6 +248,15 @@ def test_report_of_too_short_sentences_opens_with_exact_match():
     assert "0.0 BLEU" in Page("".join(report_headline.headline(bad, {}))).text
 
 
+def test_report_folds_many_commands_away():
+    records = [{"command": "train", "command_line": f"train {n}"} for n in range(5)]
+    shown, folded = "".join(report_headline.commands(records)).split("<details>")
+    find = r"<span>train</span> <span>(\d)</span>"
+    assert re.findall(find, shown) == ["0", "1", "4"]
+    assert re.findall(find, folded) == list("01234")
+    assert "<details>" not in "".join(report_headline.commands(records[:3]))
+
+
 def test_report_of_a_run_without_history_says_when_it_was_written(workdir, tmp_path, quick):
     run = tmp_path / "run"
     shutil.copytree(workdir, run)

@@ -7,11 +7,12 @@ import jax
 
 from transformer_jax import plotting, units
 from transformer_jax.api import Translator
-from transformer_jax.plotting.report_page import pairs, text
+from transformer_jax.plotting.report_page import details, pairs, text
 from transformer_jax.runs import history, machine, scores
 from transformer_jax.runs.scores import Scores
 from transformer_jax.runs.summary import RunSummary
 
+MAX_COMMANDS = 3  # above the curves: the first ones, and the last
 # Score -> how the headline writes it.
 _FORMATS = {
     "bleu": "{:.1f}",
@@ -105,15 +106,23 @@ def date(written: str) -> str:
 
 
 def commands(records: Sequence[history.Record]) -> Iterator[str]:
-    """The command lines that trained and scored the run, each once."""
-    lines = dict.fromkeys(record["command_line"] for record in records)
+    """The command lines that trained and scored the run, each once; of many, some are folded."""
+    lines = list(dict.fromkeys(record["command_line"] for record in records))
     if not any(record["command"] == "train" for record in records):
         yield (
             '<p class="note">An older version trained this run, and recorded neither machine nor '
             "command.</p>"
         )
     if lines:
-        # Lines are broken between arguments only, unless one is longer than a line.
-        words = [[f"<span>{text(word)}</span>" for word in line.split(" ")] for line in lines]
-        content = "".join(f"<code>{' '.join(line)}</code>" for line in words)
-        yield f'<h2 class="label">commands</h2><pre class="commands">{content}</pre>'
+        yield '<h2 class="label">commands</h2>'
+        is_short = len(lines) <= MAX_COMMANDS
+        yield _command_lines(lines if is_short else [*lines[: MAX_COMMANDS - 1], lines[-1]])
+        if not is_short:
+            yield from details(f"all {len(lines)} commands", [_command_lines(lines)])
+
+
+def _command_lines(lines: Sequence[str]) -> str:
+    """Lines that are broken between arguments only, unless one is longer than a line."""
+    words = [[f"<span>{text(word)}</span>" for word in line.split(" ")] for line in lines]
+    content = "".join(f"<code>{' '.join(line)}</code>" for line in words)
+    return f'<pre class="commands">{content}</pre>'
