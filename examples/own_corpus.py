@@ -2,23 +2,17 @@
 
     python examples/own_corpus.py --train=corpus --validation=dev --workdir=runs/mine
 
-reads `corpus.en` and `corpus.de`, one sentence a line, and `dev.en` and `dev.de`. It chooses the
-settings that `transformer-jax init` would write. After an interruption run it again: it resumes at
-the newest checkpoint.
+reads `corpus.en` and `corpus.de`, one sentence a line, and `dev.en` and `dev.de`. It writes the
+recipe that `transformer-jax init` writes, with the settings that fit the text. To resume after an
+interruption: `transformer-jax train --workdir=runs/mine`.
 """
 
 import argparse
 import dataclasses
 from pathlib import Path
 
-import jax
-
 from transformer_jax import Translator
-from transformer_jax.config import DataConfig
-from transformer_jax.config.sizing import Machine
-from transformer_jax.data.corpus_settings import choose_settings
-from transformer_jax.data.corpus_survey import describe_survey, survey_corpus
-from transformer_jax.data.sources import open_text
+from transformer_jax.own_corpus.recipe import write_recipe
 from transformer_jax.training.loop import train
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -30,17 +24,16 @@ parser.add_argument("--target_lang", default="de")
 parser.add_argument("--num_steps", type=int, help="default: by the size of the corpus")
 args = parser.parse_args()
 
-survey = survey_corpus(open_text(args.train, args.source_lang, args.target_lang, "train"))
-print(*describe_survey(survey), sep="\n")
-sources = Path(f"{args.validation}.{args.source_lang}").read_text(encoding="utf-8").splitlines()
-data = DataConfig(
-    train=args.train,
+config = write_recipe(
+    args.train,
+    args.source_lang,
+    args.target_lang,
+    args.workdir,
     validation=args.validation,
-    source_lang=args.source_lang,
-    target_lang=args.target_lang,
+    test=args.validation,
+    measure=False,
+    say=print,
 )
-machine: Machine = "cpu" if jax.default_backend() == "cpu" else "accelerator"
-config = choose_settings(survey, data, survey.num_usable, len(sources), machine).config
 if args.num_steps:
     config = dataclasses.replace(
         config,
@@ -50,5 +43,7 @@ if args.num_steps:
 train(config, args.workdir)
 
 translator = Translator.load(args.workdir, checkpoint="best")
-for source, translation in zip(sources[:3], translator.translate(sources[:3]), strict=True):
+file = Path(f"{args.validation}.{args.source_lang}")
+sources = file.read_text(encoding="utf-8").splitlines()[:3]
+for source, translation in zip(sources, translator.translate(sources), strict=True):
     print(f"{source}  ->  {translation.text}")

@@ -56,6 +56,7 @@ def test_examples_have_at_most_60_lines():
 
 @pytest.mark.slow
 def test_own_corpus_example_trains_and_translates(run_example, corpus, tmp_path):
+    write_pairs(tmp_path, "train", digit_pairs(700, longest=9))
     printed = run_example("own_corpus", *corpus, "--num_steps=4")
     sources = (tmp_path / "dev.en").read_text().splitlines()
     for source in sources[:3]:

@@ -1,5 +1,6 @@
 """`init`: the look at a corpus, the choice of settings, the share set aside, the recipe."""
 
+import contextlib
 import dataclasses
 import gzip
 import itertools
@@ -17,16 +18,25 @@ import numpy as np
 import pytest
 from absl import flags
 
-from tests.conftest import digit_pairs, write_pairs
+from tests.conftest import digit_pairs, tiny_config, write_pairs
 from transformer_jax.commands import command_help, init
-from transformer_jax.config import Config, DataConfig, sizing, validate
-from transformer_jax.config.recipe_file import recipe_text
-from transformer_jax.data import corpus_survey, set_aside, sources
+from transformer_jax.config import Config, DataConfig, validate
+from transformer_jax.data import sources
 from transformer_jax.data.writing_systems import script_shares
 from transformer_jax.errors import UserError
+from transformer_jax.evaluation import bleu_tokenizers
+from transformer_jax.own_corpus import recipe, run_estimate, set_aside, settings, sizing
+from transformer_jax.own_corpus import survey as survey_lib
+from transformer_jax.own_corpus.device import Device
+from transformer_jax.own_corpus.reasons import make_reasons
+from transformer_jax.own_corpus.recipe import write_recipe
+from transformer_jax.own_corpus.recipe_file import recipe_text
 from transformer_jax.training.optimizer import make_schedule
 
 ROOT = Path(__file__).parent.parent
+
+
+CPU = Device("cpu", "two cores", True, 2)
 
 
 def open_pairs(folder, pairs, name="corpus"):
@@ -46,7 +56,7 @@ def odd_pairs():
 
 def test_survey_counts_as_brute_force_does(tmp_path):
     pairs = odd_pairs()
-    survey = corpus_survey.survey_corpus(open_pairs(tmp_path, pairs))
+    survey = survey_lib.survey_corpus(open_pairs(tmp_path, pairs))
     stripped = [(source.strip(), target.strip()) for source, target in pairs]
     filled = [pair for pair in stripped if all(pair)]
     assert survey.num_pairs == len(pairs) == 661
@@ -66,7 +76,7 @@ def test_survey_counts_as_brute_force_does(tmp_path):
 
 def test_survey_of_a_large_corpus_samples_evenly_and_always_the_same(tmp_path):
     corpus = open_pairs(tmp_path, [(f"number {n}", f"Nummer {n}") for n in range(5000)])
-    surveys = [corpus_survey.survey_corpus(corpus, sample_size=1000) for _ in range(2)]
+    surveys = [survey_lib.survey_corpus(corpus, sample_size=1000) for _ in range(2)]
     assert surveys[0].sample == surveys[1].sample
     assert surveys[0].num_pairs == 5000
     assert surveys[0].is_sampled
@@ -77,17 +87,27 @@ def test_survey_of_a_large_corpus_samples_evenly_and_always_the_same(tmp_path):
     assert abs(np.mean(numbers) - 2499.5) < 4 * 41
 
 
+def test_survey_warns_of_many_copies_and_finds_wanted_sources(tmp_path):
+    pairs = digit_pairs(600, longest=12)
+    corpus = open_pairs(tmp_path, pairs + pairs[:100])
+    wanted = {survey_lib.text_digest(text) for text in (pairs[5][0], "not there")}
+    survey = survey_lib.survey_corpus(corpus, wanted)
+    assert survey.seen == {survey_lib.text_digest(pairs[5][0])}
+    assert survey.num_filled == 700
+    assert "WARNING: many pairs are copies" in "".join(survey_lib.describe_survey(survey))
+
+
 def test_survey_warns_of_lines_that_are_no_translations(tmp_path):
     pairs = digit_pairs(600, longest=12)
     shifted = list(zip([s for s, _ in pairs], [t for _, t in pairs[1:] + pairs[:1]], strict=True))
-    good = corpus_survey.survey_corpus(open_pairs(tmp_path, pairs))
-    bad = corpus_survey.survey_corpus(open_pairs(tmp_path, shifted, "shifted"))
+    good = survey_lib.survey_corpus(open_pairs(tmp_path, pairs))
+    bad = survey_lib.survey_corpus(open_pairs(tmp_path, shifted, "shifted"))
     assert good.correlation > 0.9
     assert not good.looks_misaligned
     assert abs(bad.correlation) < 0.2
     assert bad.looks_misaligned
-    assert "WARNING" in "".join(corpus_survey.describe_survey(bad))
-    assert "WARNING" not in "".join(corpus_survey.describe_survey(good))
+    assert "WARNING" in "".join(survey_lib.describe_survey(bad))
+    assert "WARNING" not in "".join(survey_lib.describe_survey(good))
 
 
 @pytest.mark.parametrize(
@@ -114,10 +134,10 @@ def read_pairs(prefix):
 
 def test_init_sets_aside_the_same_share_in_any_order_without_leaks(tmp_path):
     pairs = [*odd_pairs(), ("zero one", "andere Übersetzung"), ("zero one", "null eins")]
-    sizes = {"validation": 30, "test": 20}
-    written = set_aside.set_aside(open_pairs(tmp_path, pairs), sizes, tmp_path / "a")
+    shares = {"validation": 0.08, "test": 0.05}
+    written = set_aside.write_parts(open_pairs(tmp_path, pairs), shares, tmp_path / "a")
     random.Random(2).shuffle(pairs)
-    set_aside.set_aside(open_pairs(tmp_path, pairs, "again"), sizes, tmp_path / "b")
+    set_aside.write_parts(open_pairs(tmp_path, pairs, "again"), shares, tmp_path / "b")
     parts = {part: read_pairs(tmp_path / "a" / part) for part in ("train", "validation", "test")}
     assert {part: len(lines) for part, lines in parts.items()} == written.num_pairs
     for part, lines in parts.items():
@@ -125,17 +145,20 @@ def test_init_sets_aside_the_same_share_in_any_order_without_leaks(tmp_path):
         assert {source.strip() for source, _ in again} == {source.strip() for source, _ in lines}
     # No source of one part is in another, and each is set aside once.
     texts = {part: [source.strip() for source, _ in lines] for part, lines in parts.items()}
-    chosen = {*texts["validation"], *texts["test"]}
-    assert len(texts["validation"]) == 30
-    assert len(texts["test"]) == 20
-    assert len(chosen) == 50
-    assert not chosen & {*texts["train"]}
+    chosen = [*texts["validation"], *texts["test"]]
+    assert len(chosen) == len({*chosen})
+    assert not {*chosen} & {*texts["train"]}
+    num_sources = len({source.strip() for source, _ in pairs})
+    for part, share in shares.items():  # within four standard deviations
+        expected = share * num_sources
+        assert abs(len(texts[part]) - expected) < 4 * math.sqrt(expected)
     # Every pair of the corpus is in a part, or was left out for its source.
     kept = Counter(itertools.chain(*parts.values()))
     dropped = Counter(pairs) - kept
     assert not kept - Counter(pairs)
     assert dropped.total() == written.num_dropped > 0
-    assert {source.strip() for source, _ in dropped} <= chosen
+    shared = {source for source in chosen if sum(source == s.strip() for s, _ in pairs) > 1}
+    assert shared & {source.strip() for source, _ in dropped}
     # What is set aside can measure a translator.
     for source, target in parts["validation"] + parts["test"]:
         assert source.strip() != target.strip()
@@ -144,8 +167,27 @@ def test_init_sets_aside_the_same_share_in_any_order_without_leaks(tmp_path):
 
 
 def test_share_that_is_set_aside_has_its_limits():
-    sizes = {500: 100, 2000: 100, 3000: 150, 29_000: 1450, 10**7: 2000}
-    assert {count: set_aside.share_size(count) for count in sizes} == sizes
+    for num_pairs, size in {500: 100, 2000: 100, 3000: 150, 29_000: 1450, 10**7: 2000}.items():
+        shares = set_aside.choose_shares(num_pairs, ["validation", "test"])
+        assert {part: share * num_pairs for part, share in shares.items()} == pytest.approx(
+            {"validation": size, "test": size}
+        )
+    assert set_aside.choose_shares(3000, []) == {}
+
+
+def test_setting_aside_leaves_nothing_if_it_fails(tmp_path, monkeypatch):
+    corpus = open_pairs(tmp_path, digit_pairs(600, longest=9))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match="too few different sources"):
+        set_aside.write_parts(corpus, {"test": 0.001}, tmp_path / "data")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(set_aside.os, "rename", full)
+    with pytest.raises(OSError, match="No space"):
+        set_aside.write_parts(corpus, {"test": 0.1}, tmp_path / "data")
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 # --- The choice of settings ---------------------------------------------------------------------
@@ -175,16 +217,47 @@ def test_sizes_are_a_row_of_the_table(num_pairs, machine, expected):
 def test_sizes_grow_with_the_corpus(machine):
     rows = sizing.SIZES[machine]
     assert [row.up_to for row in rows] == sorted(row.up_to for row in rows)
-    for name in ("vocab_size", "num_layers", "d_model", "batch_tokens", "num_steps"):
+    for name in ("vocab_size", "num_layers", "d_model", "batch_tokens", "steps", "made_for"):
         values = [getattr(row, name) for row in rows]
         assert values == sorted(values), name
     rates = [row.dropout_rate for row in rows]
     assert rates == sorted(rates, reverse=True)
 
 
+def test_the_largest_model_needs_several_accelerators():
+    sizes = [sizing.choose_sizes(10**8, "accelerator", count) for count in (1, 4, math.inf)]
+    assert [row.d_model for row in sizes] == [512, 1024, 1024]
+
+
+# The first two are the runs of docs/results.md. The others were counted by hand: published runs,
+# then corpora that are short, long, or too large for the machine.
+@pytest.mark.parametrize(
+    ("num_pairs", "length", "machine", "num_units", "num_steps"),
+    [
+        (3000, 19.13, "cpu", 2, 6000),
+        (29_000, 16.86, "cpu", 2, 8000),
+        (160_000, 25, "accelerator", 1, 50_000),  # fairseq: 50,000 updates
+        (4_500_000, 29, "accelerator", 8, 100_000),  # the paper's base model
+        (36_000_000, 30, "accelerator", 8, 300_000),  # the paper's big model
+        (500, 10, "cpu", 2, 2000),  # the fewest of the row
+        (10_000, 60, "cpu", 2, 20_000),  # 68 epochs; 6,000 steps would be 20
+        (250_000, 25, "cpu", 8, 50_000),
+        (250_000, 25, "cpu", 2, 12_000),  # a quarter of the most
+        (250_000, 25, "cpu", 64, 50_000),
+    ],
+)
+def test_steps_follow_the_tokens_of_the_corpus_and_the_machine(
+    num_pairs, length, machine, num_units, num_steps
+):
+    sizes = sizing.choose_sizes(num_pairs, machine, num_units)
+    assert sizing.choose_num_steps(sizes, num_pairs * length, num_units) == num_steps
+
+
 def test_the_table_in_the_documents_is_the_one_that_is_used():
     text = (ROOT / "docs" / "train_your_own.md").read_text()
-    lines = [line for line in text.splitlines() if re.match(r"\| ([\d,]+|more) \| [\d,]+ \|", line)]
+    lines = [
+        line for line in text.splitlines() if re.match(r"\| ([\d,]+|more) \| [\d,]+ \| \d \+", line)
+    ]
     rows = [*sizing.SIZES["cpu"], *sizing.SIZES["accelerator"][2:]]
     assert len(lines) == len(rows)
     for line, row in zip(lines, rows, strict=True):
@@ -194,22 +267,47 @@ def test_the_table_in_the_documents_is_the_one_that_is_used():
         assert cells[0] == ("more" if math.isinf(row.up_to) else f"{row.up_to:.0f}")
         assert cells[2] == f"{row.num_layers} + {row.num_layers}"
         assert cells[6] == row.norm_position
-        assert cells[10] == f"{row.schedule} {row.peak_rate:g}"
-        numbers = (row.label_smoothing, row.batch_tokens, row.warmup_steps, row.num_steps)
-        assert [*map(float, (*cells[8:10], *cells[11:13]))] == [*map(float, numbers)]
-        assert [*map(float, cells[13:15])] == [row.ema_decay, row.patience]
+        assert cells[9] == f"{row.schedule} {row.peak_rate:g}"
+        assert cells[11] == f"{row.steps[0]} to {row.steps[1]}"
+        numbers = (row.batch_tokens, row.warmup_steps, row.ema_decay, row.patience)
+        assert [*map(float, (cells[8], cells[10], *cells[12:14]))] == [*map(float, numbers)]
+        assert cells[14].split()[0] == str(row.made_for)
+    # The passes over the corpus.
+    for tokens, epochs in sizing.EPOCHS:
+        assert f"| {tokens:,.0f} | {epochs:g} |" in text
+
+
+def choose_tokenizer(source, target, same_script):
+    """For 3,000 pairs, from the counts of characters."""
+    sizes = sizing.choose_sizes(3000, "cpu")
+    return sizing.choose_tokenizer(sizes, 3000, Counter(source), Counter(target), same_script)
 
 
 def test_tokenizer_depends_on_characters_and_writing_systems():
-    sizes = sizing.choose_sizes(3000, "cpu")
-    data, reasons = sizing.choose_tokenizer(sizes, sizing.TextFacts(3000, True, 90))
+    alphabet = dict.fromkeys(map(chr, range(97, 97 + 90)), 100)
+    data, reasons = choose_tokenizer(alphabet, alphabet, True)
     assert (data.vocab_size, data.shared_vocab, data.character_coverage) == (3000, True, 1.0)
     assert "3,000 pairs" in reasons["data.vocab_size"]
-    # 260 tokens for bytes and special ones, and two for each of 0.7 * 4,000 characters.
-    data, reasons = sizing.choose_tokenizer(sizes, sizing.TextFacts(3000, False, 4000))
-    assert (data.vocab_size, data.shared_vocab, data.character_coverage) == (5900, False, 0.9995)
-    assert "2,800 characters" in reasons["data.vocab_size"]
+    # 300 stray symbols in a million characters, and 0.9999 of them cover all but 100.
+    stray = alphabet | {"a": 990_800} | dict.fromkeys(map(chr, range(9000, 9300)), 1)
+    data, _ = choose_tokenizer(stray, alphabet, True)
+    assert (data.vocab_size, data.character_coverage) == (3000, 0.9999)
+    assert 200 <= sizing.num_covered(Counter(stray), 0.9999) - 90 <= 205
+    # 2,800 characters cover 0.9995; 260 tokens are for bytes and special ones, two for each.
+    chinese = dict.fromkeys(map(chr, range(20_000, 22_800)), 1000) | dict.fromkeys(
+        map(chr, range(30_000, 31_400)), 1
+    )
+    data, reasons = choose_tokenizer(alphabet, chinese, False)
+    assert (data.vocab_size, data.target_vocab_size) == (3000, 5900)
+    assert (data.shared_vocab, data.character_coverage) == (False, 0.9995)
+    assert "characters that get tokens" in reasons["data.target_vocab_size"]
+    assert "3,000 pairs" in reasons["data.vocab_size"]
     assert "writing systems" in reasons["data.shared_vocab"]
+    validate(
+        dataclasses.replace(
+            Config(), data=data, model=dataclasses.replace(Config().model, tie_embeddings="decoder")
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,22 +315,20 @@ def test_tokenizer_depends_on_characters_and_writing_systems():
     [(20, 30, 64), (64, 64, 64), (65, 70, 80), (65, 99, 112), (65, 101, 80), (400, 900, 256)],
 )
 def test_max_len_holds_nearly_all_pairs(most, longest, max_len):
-    sizes = sizing.choose_sizes(3000, "cpu")
-    tokens = sizing.TokenFacts(20, most, longest, 60_000)
-    config, reasons = sizing.make_config(sizes, DataConfig(), tokens, 100, "cpu")
-    assert config.data.max_len == max_len
-    assert config.model.max_len >= 2 * max_len
-    assert f"at most {most} tokens" in reasons["data.max_len"]
+    assert sizing.choose_max_len(most, longest) == max_len
 
 
 @pytest.mark.parametrize("row", [row for rows in sizing.SIZES.values() for row in rows])
 def test_every_row_gives_a_config_that_can_work(row):
-    tokens = sizing.TokenFacts(20, 300, 500, 1e6)
-    config, _ = sizing.make_config(row, DataConfig(tokenizer="bpe"), tokens, 2000, "cpu")
+    tokens = sizing.TokenFacts(20, 300, 500, 256, 0.01, 0.0, 1e6)
+    config = settings.make_config(row, DataConfig(tokenizer="bpe"), tokens, 2000, CPU)
     validate(config)
-    schedule = make_schedule(config.optimizer, row.d_model, row.num_steps)
+    schedule = make_schedule(config.optimizer, row.d_model, config.train.num_steps)
     rates = [float(schedule(row.warmup_steps + step)) for step in (-2, -1, 0)]
     assert max(rates) == pytest.approx(row.peak_rate, rel=0.01)
+    reasons = make_reasons(row, config, tokens, "cpu")
+    assert "at most 300 tokens" in reasons["data.max_len"]
+    assert "1.0%" in reasons["data.max_len"]
 
 
 # --- The recipe ---------------------------------------------------------------------------------
@@ -298,8 +394,8 @@ def run_init(*arguments):
         (("--train={}/few", *LANGUAGES), "has 50 different pairs"),
         (("--train={}/good", "--source_lang=en", "--target_lang=en"), "are both 'en'"),
         (("--train={}/good", "--test={}/nothing", *LANGUAGES), "no file {}/nothing.en"),
-        (("--train={}/good", *LANGUAGES, "--workdir={}/used"), "recipe.py exists"),
-        (("--train={}/good", *LANGUAGES, "--workdir={}/data_only"), "train.en exists"),
+        (("--train={}/good", *LANGUAGES, "--workdir={}/used"), "rm -r {}/used/recipe.py"),
+        (("--train={}/good", *LANGUAGES, "--workdir={}/data_only"), "rm -r {}/data_only/data"),
     ],
 )
 def test_init_refuses_what_it_cannot_use(tmp_path, arguments, message):
@@ -337,7 +433,7 @@ def test_init_writes_a_recipe_for_given_sets_and_another_device(tmp_path, capsys
     leaked = sum(source in dict(pairs) for source, _ in read_pairs(dev))
     assert f"has the sources of {leaked} of them too" in output
     assert leaked >= 3
-    assert "not measured here" in output
+    assert "not measured; train --dry_run" in output
     config = validate(load_recipe(tmp_path / "run" / "recipe.py"))
     assert config.data.train == f"{tmp_path}/all.tsv.gz"
     assert config.data.validation == config.data.test == dev
@@ -348,21 +444,119 @@ def test_init_writes_a_recipe_for_given_sets_and_another_device(tmp_path, capsys
 
 
 @pytest.mark.parametrize(
-    ("test", "files", "command"),
+    ("test", "file", "command"),
     [
-        ("a", ["a.en"], ("", "a.en")),
-        ("a", ["a.en.gz"], ("", "a.en.gz")),
-        ("a b.tsv", ["a b.tsv"], ("cat 'a b.tsv' | cut -f 1 | ", "")),
-        ("a.tsv.gz", ["a.tsv.gz"], ("gzip -dc a.tsv.gz | cut -f 1 | ", "")),
+        ("a", "a.en", "  {0} --input=a.en --output={1}"),
+        ("a.en", "a.en", "  {0} --input=a.en --output={1}"),
+        ("a.de.gz", "a.en.gz", "  {0} --input=a.en.gz --output={1}"),
+        ("a b.tsv", "a b.tsv", "  cat 'a b.tsv' | cut -f 1 | {0} --output={1}"),
+        ("a.tsv.gz", "a.tsv.gz", "  gzip -dc a.tsv.gz | cut -f 1 | {0} --output={1}"),
     ],
 )
-def test_init_prints_how_to_read_the_test_set(tmp_path, monkeypatch, test, files, command):
+def test_init_prints_how_to_read_the_test_set(tmp_path, monkeypatch, test, file, command):
     monkeypatch.chdir(tmp_path)
-    for name in files:
-        Path(name).touch()
-    with command_help.defined_flags("init"):
-        flags.FLAGS(["init", "--source_lang=en"])
-        assert init._how_to_read(test) == command
+    text = gzip.compress(b"x\ty\n") if file.endswith(".gz") else b"x\ty\n"
+    for name in {file, file.replace(".en", ".de")}:
+        Path(name).write_bytes(text)
+    corpus = sources.open_text(test, "en", "de", "test")
+    data = DataConfig(source_lang="en", target_lang="de")
+    commands = recipe._next_commands(Path("run"), {"test": corpus}, data)
+    assert commands[2] == command.format("transformer-jax decode --workdir=run", "run/test.de")
+
+
+def unlike_words(count, seed=0):
+    """Pairs of a small English vocabulary and of 1,500 Chinese characters."""
+    draw = random.Random(seed)
+    words = ["".join(draw.choices("abcdefgh", k=5)) for _ in range(250)]
+    return [
+        (
+            " ".join(draw.choices(words, k=6)),
+            "".join(map(chr, draw.choices(range(0x4E00, 0x4E00 + 1500), k=12))),
+        )
+        for _ in range(count)
+    ]
+
+
+def test_init_gives_each_language_a_vocabulary_that_its_text_allows(tmp_path):
+    """250 words allow fewer tokens than 1,500 characters need."""
+    prefix = write_pairs(tmp_path, "corpus", unlike_words(3000))
+    config = write_recipe(prefix, "en", "de", tmp_path / "run", measure=False)
+    assert 400 < config.data.vocab_size < 2000
+    assert config.data.target_vocab_size >= 260 + 1500
+    assert load_recipe(tmp_path / "run" / "recipe.py") == config
+
+
+def test_init_reports_long_pairs_and_several_corpora(tmp_path):
+    long = [(" ".join("abcdefgh" * 60), " ".join("hgfedcba" * 60))] * 20
+    first = write_pairs(tmp_path, "first", digit_pairs(600, longest=9))
+    second = write_pairs(tmp_path, "second", digit_pairs(300, seed=3, longest=9) + long)
+    lines = []
+    config = write_recipe(
+        f"{first},{second}",
+        "en",
+        "de",
+        tmp_path / "run",
+        validation=first,
+        test=second,
+        measure=False,
+        say=lines.append,
+    )
+    assert config.data.train == f"{first},{second}"
+    assert "920 pairs:" in lines[1]
+    (warning,) = [line for line in lines if "WARNING: 2.2% of the pairs are left out" in line]
+    assert "more than 256 tokens" in warning
+    assert "left out: 2.2%" in (tmp_path / "run" / "recipe.py").read_text()
+
+
+def test_init_chooses_how_bleu_counts_where_a_dictionary_is_missing(tmp_path, monkeypatch):
+    def missing(name):
+        if name == "ja-mecab":
+            raise UserError("not installed")
+
+    monkeypatch.setattr(bleu_tokenizers, "make_bleu", missing)
+    prefix = write_pairs(tmp_path, "corpus", digit_pairs(600, longest=9))
+    for suffix in ("en", "de"):
+        (tmp_path / f"corpus.{suffix}").rename(tmp_path / f"corpus.{suffix.replace('de', 'ja')}")
+    lines = []
+    config = write_recipe(prefix, "en", "ja", tmp_path / "run", measure=False, say=lines.append)
+    assert config.data.bleu_tokenizer == "char"
+    assert "sacrebleu[ja]" in (tmp_path / "run" / "recipe.py").read_text()
+    assert any("WARNING" in line and "ja-mecab" in line for line in lines)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_init_keeps_the_recipe_when_the_measurement_ends(tmp_path, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(recipe, "estimate_run", fail)
+    prefix = write_pairs(tmp_path, "corpus", digit_pairs(600, longest=9))
+    lines = []
+    with contextlib.suppress(RuntimeError):
+        write_recipe(prefix, "en", "de", tmp_path / "run", say=lines.append)
+    assert f"wrote {tmp_path}/run/recipe.py" in lines
+    config = validate(load_recipe(tmp_path / "run" / "recipe.py"))
+    assert config.data.train == str(tmp_path / "run" / "data" / "train")
+    assert ("next:" in lines) == (error is KeyboardInterrupt)
+
+
+@pytest.mark.slow
+def test_run_estimate_divides_a_step_until_it_fits(tmp_path):
+    config = tiny_config(tmp_path)
+    config = dataclasses.replace(
+        config, data=dataclasses.replace(config.data, batch_tokens=4096, max_len=32)
+    )
+    pairs = digit_pairs(300)
+    free = run_estimate.estimate_run(config, pairs, 100, 8)
+    assert free.config == config
+    tight = run_estimate.estimate_run(config, pairs, 100, 8, memory=round(0.7 * free.step_bytes))
+    assert tight.config.train.accumulate_steps in (2, 4, 8)
+    assert tight.step_bytes <= 0.9 * 0.7 * free.step_bytes
+    assert "in 2 parts" in run_estimate.describe_estimate(tight, None)[0] or (
+        tight.config.train.accumulate_steps > 2
+    )
+    rest = dataclasses.replace(tight.config.train, accumulate_steps=1)
+    assert dataclasses.replace(tight.config, train=rest) == config
 
 
 @pytest.mark.slow
@@ -385,5 +579,5 @@ def test_init_prints_commands_that_train_evaluate_and_translate(tmp_path):
         if arguments[0] == "eval":
             assert "BLEU" in done.stdout
     references = (workdir / "data" / "test.de").read_text().splitlines()
-    assert len(references) == 100
-    assert len((workdir / "test.de").read_text().splitlines()) == 100
+    assert 100 < len(references) < 200
+    assert len((workdir / "test.de").read_text().splitlines()) == len(references)

@@ -1,5 +1,7 @@
 """The tokenizer of sacreBLEU that splits a language into words for BLEU."""
 
+from typing import Literal
+
 from sacrebleu.metrics.bleu import BLEU
 
 from transformer_jax.errors import UserError
@@ -59,6 +61,20 @@ def choose(target_lang: str, tokenized: bool = False, setting: str = "auto") -> 
         return by_language
     by_script = _BY_SCRIPT.get(script, DEFAULT)  # others, such as `Latn`, have spaces
     return by_script if DEFAULT in (by_script, by_language) else by_language
+
+
+def choose_installed(target_lang: str) -> tuple[Literal["auto", "char"], str]:
+    """The setting `data.bleu_tokenizer` that works here, and why it is not `auto`, or nothing."""
+    name = choose(target_lang)
+    try:
+        make_bleu(name)
+    except UserError:
+        install = f"pip install 'sacrebleu[{_EXTRAS[name]}]'"
+        return "char", (
+            f"BLEU counts characters: {name}, which splits this language into words, is not "
+            f"installed ({install}). Published scores usually count words."
+        )
+    return "auto", ""
 
 
 def moses_language(target_lang: str) -> str:

@@ -1,6 +1,6 @@
 """Looks at a parallel corpus before a run: counts, lengths, writing systems, what looks wrong.
 
-In: a `Corpus`. Out: a `CorpusSurvey`. Lines are read once. Counts are of all pairs; lengths,
+In: a `Corpus`. Out: a `CorpusSurvey`. The corpus is read once. Counts are of all pairs; lengths,
 writing systems and doubtful pairs are of a sample, which is the entire corpus if it is small.
 """
 
@@ -9,9 +9,10 @@ import collections
 import dataclasses
 import hashlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
+import tqdm
 
 from transformer_jax.data.sources import Corpus
 from transformer_jax.data.writing_systems import script_shares, separates_words
@@ -35,10 +36,7 @@ class Lengths:
     @classmethod
     def of(cls, values: Sequence[int] | np.ndarray) -> "Lengths":
         """The statistics of at least one length."""
-        ranked = np.sort(np.asarray(values))
-        last = len(ranked) - 1
-        median, most, longest = (int(ranked[round(last * share)]) for share in (0.5, 0.99, 1.0))
-        return cls(median, most, longest)
+        return cls(*map(int, np.quantile(values, (0.5, 0.99, 1.0), method="nearest")))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +73,7 @@ class CorpusSurvey:
       num_identical: pairs with the same text on both sides.
       num_duplicates: pairs that are equal to an earlier one.
       sample: (source, target), in the order of the corpus.
+      seen: those of the wanted digests that are of a source of the corpus.
       num_doubtful: sampled pairs whose lengths hardly fit translations.
       correlation: of the lengths of both sides in the sample; 0 if one side has one length only.
       source, target: the sides of the sample.
@@ -85,20 +84,26 @@ class CorpusSurvey:
     num_identical: int
     num_duplicates: int
     sample: list[tuple[str, str]]
+    seen: set[int]
     num_doubtful: int
     correlation: float
     source: SideSurvey
     target: SideSurvey
 
     @property
+    def num_filled(self) -> int:
+        """Pairs with text on both sides; training uses all of them, copies too."""
+        return self.num_pairs - self.num_empty
+
+    @property
     def num_usable(self) -> int:
         """Different pairs with text on both sides."""
-        return self.num_pairs - self.num_empty - self.num_duplicates
+        return self.num_filled - self.num_duplicates
 
     @property
     def is_sampled(self) -> bool:
         """Whether the sample leaves pairs out."""
-        return len(self.sample) < self.num_pairs - self.num_empty
+        return len(self.sample) < self.num_filled
 
     @property
     def looks_misaligned(self) -> bool:
@@ -107,11 +112,14 @@ class CorpusSurvey:
         return varied and self.correlation < ALIGNED_CORRELATION
 
 
-def survey_corpus(corpus: Corpus, sample_size: int = SAMPLE_SIZE) -> CorpusSurvey:
+def survey_corpus(
+    corpus: Corpus, wanted: Collection[int] = (), sample_size: int = SAMPLE_SIZE
+) -> CorpusSurvey:
     """Reads the corpus once and describes it. Memory: eight bytes for each pair, and the sample.
 
     Args:
       corpus: from `sources.open_text`.
+      wanted: digests of sources to look for in the corpus.
       sample_size: most pairs to sample, always the same ones.
 
     Raises:
@@ -120,9 +128,12 @@ def survey_corpus(corpus: Corpus, sample_size: int = SAMPLE_SIZE) -> CorpusSurve
     draw = random.Random(0)
     sample: list[tuple[int, str, str]] = []
     digests = array.array("Q")
+    seen: set[int] = set()
     num_pairs = num_empty = num_identical = 0
-    for num_pairs, (source, target) in enumerate(corpus.read(), start=1):
+    for num_pairs, (source, target) in enumerate(read_with_progress(corpus), start=1):
         source, target = source.strip(), target.strip()
+        if wanted and (digest := text_digest(source)) in wanted:
+            seen.add(digest)
         if not source or not target:
             num_empty += 1
             continue
@@ -140,13 +151,27 @@ def survey_corpus(corpus: Corpus, sample_size: int = SAMPLE_SIZE) -> CorpusSurve
         num_pairs=num_pairs,
         num_empty=num_empty,
         num_identical=num_identical,
-        num_duplicates=len(digests) - len(np.unique(np.frombuffer(digests, np.uint64))),
+        num_duplicates=_num_duplicates(digests),
         sample=pairs,
+        seen=seen,
         num_doubtful=int(doubtful(lengths).sum()),
         correlation=_correlation(lengths),
         source=_survey_side(corpus.source_lang, sources),
         target=_survey_side(corpus.target_lang, targets),
     )
+
+
+def read_with_progress(corpus: Corpus) -> Iterator[tuple[str, str]]:
+    """The pairs of a corpus; shows their number in a terminal if reading takes long."""
+    title = f"reading {corpus.name}"
+    return iter(tqdm.tqdm(corpus.read(), title, unit=" pairs", leave=False, delay=2, disable=None))
+
+
+def _num_duplicates(digests: "array.array[int]") -> int:
+    """How many digests are equal to another one; sorts them in place."""
+    ranked = np.frombuffer(digests, np.uint64)
+    ranked.sort()
+    return int((ranked[1:] == ranked[:-1]).sum())
 
 
 def text_digest(text: str) -> int:
@@ -193,6 +218,11 @@ def describe_survey(survey: CorpusSurvey) -> Iterator[str]:
         yield (
             "WARNING: the lengths hardly correlate. Check that each line is the translation of the "
             "line with the same number."
+        )
+    if survey.num_duplicates > 0.1 * survey.num_pairs:
+        yield (
+            "WARNING: many pairs are copies, and a run trains on each of them. Remove copies that "
+            "the text has by accident."
         )
     if survey.num_identical > 0.05 * survey.num_pairs:
         yield "WARNING: models learn to copy from pairs with the same text on both sides."
