@@ -159,7 +159,7 @@ def test_help_shows_the_defaults_of_the_model(tmp_path):
     assert "(default: 3)" in shown["config.parallel.data"]
     text, shown = help_of("decode", f"--workdir={tmp_path / 'none'}")
     assert "(default: 4; >= 1)" in shown["beam_size"]
-    assert "with the defaults of" not in text
+    assert f"Search settings, not with the defaults of {tmp_path / 'none'}, which is not" in text
     (tmp_path / "flags.txt").write_text("--config=quickstart")
     for given in ("--config=quickstart", f"--flagfile={tmp_path / 'flags.txt'}"):
         _, shown = help_of("train", given)
@@ -357,6 +357,9 @@ TRAIN = "train --config=tiny --"
         ("train --config=tiny runs/x", "Unexpected argument 'runs/x'; settings are given as --"),
         ("fly", "There is no command fly. There are init, train, "),
         ("evla", "There is no command evla; did you mean eval? There are init, "),
+        ("decode --workdir=x --config=y", "--config=y: a trained model has its own config; remo"),
+        (f"train --config=tiny --workdir={ROOT}/train.py", f"{ROOT}/train.py is a file; name"),
+        (f"train --workdir={ROOT}/train.py", f"{ROOT}/train.py is a file; name the folder of a"),
         ("decode", "--workdir=DIR|FILE is missing: folder of the run or of a Hugging Face model"),
         ("data", "Name the data set:\n  multi30k      captions of photo"),
         ("data wmt41 --output=x", "There is no data set wmt41; did you mean wmt14? Name the data"),

@@ -272,6 +272,16 @@ def test_recipe_that_fails_is_one_sentence_with_its_line(recipe, words, tmp_path
         assert word in str(error.value)
 
 
+def test_recipe_that_fails_under_a_link_names_its_own_line(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "mine.py").write_text("import json\n\njson.loads('{')")
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "other.py").symlink_to("real/mine.py")
+    for recipe in (tmp_path / "link" / "mine.py", tmp_path / "other.py"):
+        with pytest.raises(UserError, match=r"line 3: `json\.loads\('\{'\)` fails: JSONDecode"):
+            config_flags.read_recipe(str(recipe))
+
+
 def define_for_training(*argv):
     """The config that `train` would have with a command line."""
     values = flags.FlagValues()

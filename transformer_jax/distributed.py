@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NoReturn, TypeVar, cast
 
 import jax
@@ -37,7 +36,7 @@ _LAUNCHERS = (
 )
 
 _LAST_ANSWER_SECONDS = 2  # see `exit_process`
-_WAITING, _IS_NEW = ".waiting", "is_new"  # folder of the roll call, and a file in it
+ROLL_CALL = ".waiting"  # folder of the processes that wait for others, in the work directory
 
 _undestroyed_servers: list[object] = []  # see `disconnect`
 
@@ -144,7 +143,7 @@ class _RollCall:
         timeout_seconds: int,
     ):
         self._num_processes, self._timeout_seconds = num_processes, timeout_seconds
-        self._folder = epath.Path(workdir) / _WAITING
+        self._folder = epath.Path(workdir) / ROLL_CALL
         self._file = None if process_id is None else self._folder / str(process_id)
         self._alarm = threading.Timer(timeout_seconds, self._give_up)
         self._alarm.daemon = True
@@ -154,10 +153,7 @@ class _RollCall:
         # A folder that cannot be written is no reason to stop.
         with contextlib.suppress(OSError), paths.store_errors():
             if self._file is not None:
-                is_new = not paths.is_remote(self._folder) and not self._folder.parent.exists()
                 self._folder.mkdir(parents=True, exist_ok=True)
-                if is_new:
-                    (self._folder / _IS_NEW).write_text("")
                 self._file.write_text(str(self._started))
         self._alarm.start()
 
@@ -169,12 +165,9 @@ class _RollCall:
         # The runtime would end the process itself, with a stack of its own frames.
         print(f"error: {self._missing()}", file=sys.stderr, flush=True)
         self._remove_file()
-        if not paths.is_remote(self._folder):
-            with contextlib.suppress(OSError):
-                if os.listdir(self._folder) == [_IS_NEW]:  # this is the last process that waits
-                    (self._folder / _IS_NEW).unlink()
-                    self._folder.rmdir()
-                    self._folder.parent.rmdir()
+        with contextlib.suppress(OSError):  # not empty, or remote
+            os.rmdir(self._folder)
+            os.rmdir(self._folder.parent)
         os._exit(2)
 
     def _remove_file(self) -> None:
@@ -202,15 +195,6 @@ class _RollCall:
                 return float((self._folder / str(number)).read_text()) >= since
         except (OSError, ValueError):
             return False
-
-
-def forget_new_folder(workdir: os.PathLike[str]) -> bool:
-    """Whether the roll call has made a local work directory; removes the mark that says so."""
-    mark = Path(workdir) / _WAITING / _IS_NEW
-    is_alone = mark.exists() and os.listdir(workdir) == [_WAITING]
-    if is_primary():
-        mark.unlink(missing_ok=True)
-    return is_alone
 
 
 def process_count() -> int:

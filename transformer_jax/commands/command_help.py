@@ -78,7 +78,8 @@ class Subject:
       summary: one line.
       flags: of the command, in the order of their definition.
       config: the config whose values are the defaults of settings.
-      config_name: what the config is of, such as `runs/quickstart`; empty: of no model or recipe.
+      name: of the model or recipe that the command line names, such as `runs/quickstart`; or empty.
+      is_read: whether the config is that of `name`.
     """
 
     command: str
@@ -86,7 +87,8 @@ class Subject:
     summary: str
     flags: Sequence[flags.Flag]
     config: Config
-    config_name: str
+    name: str
+    is_read: bool
 
 
 def command_list(program: str, commands: dict[str, str]) -> str:
@@ -113,7 +115,9 @@ def command_help(subject: Subject, text: CommandHelp) -> str:
     usage = wrapped(f"usage: {subject.program} {text.usage}", indent=" " * 4)
     parts = [wrapped(f"{subject.program}: {summary}"), wrapped(text.about), usage]
     parts.append("\n".join(["Examples", *_examples(subject, text)]))
-    of = f", with the defaults of {subject.config_name}" if subject.config_name else ""
+    of = f", with the defaults of {subject.name}" if subject.name else ""
+    if subject.name and not subject.is_read:
+        of = f", not with the defaults of {subject.name}, which is not read for help"
     sections: dict[str, list[str]] = {}
     if text.words and text.words.choices:
         sections[f"{text.words.name.capitalize()}s"] = list(_rows(text.words.choices))

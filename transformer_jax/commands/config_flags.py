@@ -150,7 +150,7 @@ def _failure(error: Exception, folder: str) -> str:
         return f"{error.filename}, line {error.lineno}: {error.msg}: `{(error.text or '').strip()}`"
     frames = traceback.extract_tb(error.__traceback__)
     (*_, frame) = [
-        frame for frame in frames if Path(frame.filename).parent == Path(folder)
+        frame for frame in frames if Path(frame.filename).resolve().parent == Path(folder)
     ] or frames
     return f"{frame.filename}, line {frame.lineno}: `{frame.line}` fails: {reason}."
 
@@ -178,5 +178,6 @@ def _stored_config(workdir: str | None) -> Config | None:
 
     workdir = paths.expand(workdir, "--workdir")
     paths.require(workdir, "--workdir")
+    workdir_lib.refuse_other_tools(workdir)
     has_config = (epath.Path(workdir) / "config.json").exists()
     return workdir_lib.read_config(workdir) if has_config else None

@@ -117,11 +117,11 @@ def _help(
     text: command_help.CommandHelp,
 ) -> str:
     """What `COMMAND --help` prints; defaults are of the recipe or model that `argv` names."""
-    config, name = Config(), ""
-    if "config" in FLAGS and isinstance(FLAGS["config"].default, Config):
-        config = FLAGS["config"].default
-        name = arguments.value_of(argv, "config") or arguments.value_of(argv, "workdir") or ""
-    subject = command_help.Subject(command, program, COMMANDS[command], defined, config, name)
+    config = FLAGS["config"].default if "config" in FLAGS else None
+    name = arguments.value_of(argv, "config") or arguments.value_of(argv, "workdir") or ""
+    subject = command_help.Subject(
+        command, program, COMMANDS[command], defined, config or Config(), name, config is not None
+    )
     return command_help.command_help(subject, text)
 
 

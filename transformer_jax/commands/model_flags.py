@@ -30,6 +30,12 @@ def define(argv: Sequence[str]) -> None:
     )
     define_checkpoint()
     flags.DEFINE_bool("allow_pickle", False, "Read a Hugging Face pytorch_model.bin, with torch.")
+    recipe = arguments.value_of(argv, "config")
+    if recipe is not None:
+        raise UserError(
+            f"--config={recipe}: a trained model has its own config; remove the flag. "
+            "--config.SECTION.NAME=VALUE changes a setting."
+        )
     workdir = arguments.value_of(argv, "workdir")
     if workdir:
         workdir = paths.expand(workdir, "--workdir")
@@ -46,11 +52,11 @@ def _read_config(workdir: str) -> Config:
 
 
 def _config_for_help(workdir: str) -> Config | None:
-    """The config whose values help shows as defaults; None: of no folder here."""
+    """The config whose values help shows as defaults; None: there is none, or it is on the Hub."""
     from transformer_jax.runs import workdir as workdir_lib
 
-    if not os.path.exists(workdir):  # a name on the Hub would be downloaded
-        return None
+    if not paths.is_remote(workdir) and not os.path.exists(workdir):
+        return None  # a name on the Hub would be downloaded
     with contextlib.suppress(UserError):
         return workdir_lib.read_config(workdir)  # without JAX
     with contextlib.suppress(UserError):

@@ -107,9 +107,12 @@ def run() -> None:
 
         replay(FLAGS.config, FLAGS.workdir, FLAGS.replay)
         return
-    process_flags.connect()
     from etils import epath
 
+    from transformer_jax.runs import workdir as workdir_lib
+
+    workdir_lib.refuse_other_tools(FLAGS.workdir)  # before processes wait for each other in it
+    process_flags.connect()
     from transformer_jax.training import loop
 
     finished = loop.train(FLAGS.config, epath.Path(FLAGS.workdir), FLAGS.stop_after)

@@ -10,8 +10,8 @@ from transformer_jax import distributed, paths
 # What a run writes before its first step. Nothing else is removed: damaged checkpoints may have
 # been moved aside, and users may have put files there.
 WRITTEN = {
+    distributed.ROLL_CALL,
     ".lock",
-    ".waiting",
     "config.json",
     "data.json",
     "history",
@@ -25,8 +25,8 @@ WRITTEN = {
 class NewFiles:
     """A context that removes a run's new files in a work directory if it ends by an error.
 
-    Files and folders that were there before stay as they are. Make it before anything is written,
-    and enter it when the work directory is locked. Objects in a bucket are left alone.
+    What was there before stays as it is. Make it before anything is written, and enter it when the
+    work directory is locked. Objects in a bucket are left alone.
 
     Args:
       workdir: of the run, new or not.
@@ -42,7 +42,7 @@ class NewFiles:
             folders = (self._folder, *self._folder.parents)
             self._new_folders = [folder for folder in folders if not folder.exists()]
             self._before = set(os.listdir(self._folder)) if self._folder.is_dir() else set()
-            if distributed.forget_new_folder(self._folder):
+            if self._before == {distributed.ROLL_CALL}:  # which has made the folder
                 self._new_folders, self._before = [self._folder], set()
 
     def keep(self) -> None:

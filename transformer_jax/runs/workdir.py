@@ -61,7 +61,9 @@ def _describe(path: epath.Path) -> str:
 
 
 def refuse_other_tools(workdir: epath.PathLike) -> None:
-    """Raises a `UserError` if a folder is a model of another tool."""
+    """Raises a `UserError` if a path is a file, or a folder with a model of another tool."""
+    if epath.Path(workdir).is_file():
+        raise UserError(f"{workdir} is a file; name the folder of a run, new or to resume.")
     other = directory_kinds.describe_other_tools(workdir)
     if other:
         raise UserError(f"{workdir} {other}.")
