@@ -54,7 +54,7 @@ def test_file_of_another_kind_is_named(name, tmp_path):
 @pytest.mark.parametrize("inside", ["..", "checkpoints", "checkpoints/60", "tokenizer"])
 def test_folder_in_or_around_a_run_names_the_run(inside, tiny_run):
     words = {
-        "..": "has work directories in it (run); name one of them",
+        "..": "has models in it (run); name one of them",
         "checkpoints": f"has the checkpoints of a run; name {tiny_run[1]}",
         "checkpoints/60": "is a checkpoint of a run; name the work directory, two folders above",
         "tokenizer": "is the tokenizer of a run",
@@ -79,6 +79,6 @@ def test_commands_of_runs_name_a_published_model(tokenizers, tmp_path):
 
 def test_damaged_config_of_a_run_is_reported_as_such(tmp_path):
     (tmp_path / "config.json").write_text('{"train": ')
-    assert directory_kinds.describe(tmp_path) is None
+    assert directory_kinds.describe_other_tools(tmp_path) is None
     with pytest.raises(UserError, match="is not JSON"):
         workdir_lib.read_config(tmp_path)

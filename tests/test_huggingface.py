@@ -196,15 +196,6 @@ def test_import_names_what_is_damaged_or_not_supported(name, marian, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_import_reads_a_pickle_only_if_allowed(marian, tmp_path):
-    shutil.copytree(marian, tmp_path / "m")
-    (tmp_path / "m/model.safetensors").unlink()
-    (tmp_path / "m/pytorch_model.bin").write_bytes(b"anything")
-    words = rf"is a pickle.*transformer-jax convert --workdir={tmp_path}/m$"
-    with pytest.raises(UserError, match=words):
-        Translator.load(tmp_path / "m")
-
-
 def test_import_reads_weights_in_several_files(marian, tmp_path):
     shutil.copytree(marian, tmp_path / "m")
     tensors = safetensors.numpy.load_file(tmp_path / "m/model.safetensors")

@@ -422,8 +422,8 @@ def test_runs_command_says_what_is_no_run(tmp_path):
     done = transformer_jax("runs", tmp_path / "nowhere", tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "nowhere: there is no such folder" in done.stderr
-    assert "is no run, and no folder of runs" in done.stderr
+    assert "nowhere is no work directory: there is no such folder" in done.stderr
+    assert "is no work directory: it has no config.json" in done.stderr
     assert done.stdout == ""
 
 

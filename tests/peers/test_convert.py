@@ -114,6 +114,26 @@ def test_convert_runs_no_program_and_leaves_no_file(spm_models, tmp_path, monkey
     assert set(folder.iterdir()) == before
 
 
+def test_convert_keeps_the_permissions_of_the_pickle_and_the_values_of_views(spm_models, tmp_path):
+    folder = tmp_path / "m"
+    model = make_pickled(folder, spm_models)
+    state = model.state_dict()
+    # Views of one storage, one of them transposed, as a checkpoint of a sharded model may have.
+    name = "model.encoder.layers.0.fc1.weight"
+    storage = torch.stack([state[name].T, state[name].T])
+    state[name] = storage[1].T
+    assert not state[name].is_contiguous()
+    pickle = folder / "pytorch_model.bin"
+    torch.save(state, pickle)
+    for mode in (0o644, 0o600):
+        pickle.chmod(mode)
+        pickles.convert_directory(folder, lambda text: None)
+        assert (folder / "model.safetensors").stat().st_mode & 0o777 == mode
+        translator = Translator.load(folder)
+        assert_equal(model, translator.config.model, translator.params)
+        (folder / "model.safetensors").unlink()
+
+
 def test_convert_loads_torch_only_in_its_own_process(spm_models, tmp_path):
     make_pickled(tmp_path / "m", spm_models)
     code = (
@@ -152,7 +172,7 @@ def test_convert_takes_a_name_on_the_hub(spm_models, tmp_path, monkeypatch):
     (folder / "refs/main").write_text("c0ffee")
     for path in (tmp_path / "m").iterdir():
         (snapshot / path.name).symlink_to(path)
-    with pytest.raises(UserError, match=f"transformer-jax convert --workdir={snapshot}$"):
+    with pytest.raises(UserError, match=f"transformer-jax convert {snapshot}$"):
         Translator.load("Some/opus")
     pickles.convert_directory("Some/opus", lambda text: None)
     translator = Translator.load("Some/opus")

@@ -1,25 +1,27 @@
 """The command `convert`: a published model's pytorch_model.bin to safetensors, once."""
 
-from absl import flags
+from collections.abc import Sequence
 
-from transformer_jax.commands import arguments
-from transformer_jax.commands.command_help import CommandHelp
+from transformer_jax import paths
+from transformer_jax.commands.command_help import CommandHelp, Words
+from transformer_jax.errors import UserError
 
-FLAGS = flags.FLAGS
 HELP = CommandHelp(
-    usage="--workdir=DIR",
+    usage="DIR [DIR ...]",
+    words=Words("folder"),
     about="Reads the weights of pytorch_model.bin, a pickle, in a process of its own, and writes "
     "them as model.safetensors into the same folder. All other commands then read the model. "
     "It needs torch, once.",
     less_memory="convert on a machine with more memory",
+    uses_jax=False,
     examples=(
         (
             "A folder of OPUS-MT:",
-            "transformer-jax convert --workdir=opus-mt-en-de",
+            "transformer-jax convert opus-mt-en-de",
         ),
         (
             "A model in the cache of the Hugging Face Hub, by its name:",
-            "transformer-jax convert --workdir=Helsinki-NLP/opus-mt-en-de",
+            "transformer-jax convert Helsinki-NLP/opus-mt-en-de",
         ),
         (
             "Then it translates:",
@@ -31,18 +33,15 @@ HELP = CommandHelp(
 
 
 def define_flags(argv: list[str]) -> list[str]:
-    """Flags of the command; returns `argv`."""
-    arguments.define_path(
-        "workdir",
-        None,
-        "DIR",
-        "Folder of a Hugging Face model, or its name on the Hub.",
-    )
+    """The command has no flags; returns `argv`."""
     return argv
 
 
-def run() -> None:
-    """Writes the safetensors next to the pickles."""
+def run(folders: Sequence[str]) -> None:
+    """Writes the safetensors next to the pickles of each folder."""
     from transformer_jax.interop.huggingface import pickles
 
-    pickles.convert_directory(FLAGS.workdir)
+    if not folders:
+        raise UserError("Name the folder of a model, or its name on the Hub: convert DIR.")
+    for folder in folders:
+        pickles.convert_directory(paths.expand(folder, "DIR"))

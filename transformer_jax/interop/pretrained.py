@@ -35,7 +35,7 @@ def read_config(path: epath.PathLike) -> Config:
     path = hub.locate(path)
     if directory_kinds.is_bundle(path):
         return bundle.read_config(path)
-    if reading.is_directory(path):
+    if directory_kinds.is_hugging_face(path):
         return reading.read_config(path)
     return workdir_lib.read_config(path)
 
@@ -65,7 +65,7 @@ def load(
         stored = bundle.read(path)
         adapted = _adapted(stored.config, config)
         return Pretrained(adapted, stored.tokenizers, stored.params, stored.facts.step)
-    if reading.is_directory(path):
+    if directory_kinds.is_hugging_face(path):
         _refuse_checkpoint(path, checkpoint, "a Hugging Face directory")
         imported, tokenizers, params = reading.read_directory(path, allow_pickle)
         return Pretrained(_adapted(imported, config), tokenizers, params, 0)

@@ -9,8 +9,8 @@ from etils import epath
 from transformer_jax.config import Config
 from transformer_jax.data import sources
 from transformer_jax.errors import UserError
-from transformer_jax.interop.huggingface import hub, reading
-from transformer_jax.runs import history
+from transformer_jax.interop.huggingface import hub
+from transformer_jax.runs import directory_kinds, history
 
 MAX_SENTENCES = 500
 Pair = tuple[str, str]  # source and reference
@@ -63,7 +63,7 @@ def find(
         raise UserError(
             f"`references={references}` translates the lines of a file; name it by `sentences`."
         )
-    if not reading.is_directory(hub.locate(path)):
+    if not directory_kinds.is_hugging_face(hub.locate(path)):
         for name, pairs in _of_run(path, config):
             pairs = [pair for pair in pairs if pair[0]][:MAX_SENTENCES]
             if pairs:

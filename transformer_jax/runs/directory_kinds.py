@@ -75,13 +75,32 @@ def is_bundle(path: epath.PathLike) -> bool:
         return file.read(HEADER_START + len(BUNDLE_BEGIN))[HEADER_START:] == BUNDLE_BEGIN
 
 
+def is_hugging_face(path: epath.PathLike) -> bool:
+    """Whether a folder has a config.json of Hugging Face's."""
+    return "model_type" in (_read_config(path) or {})
+
+
+def is_run(path: epath.PathLike) -> bool:
+    """Whether a folder has the `config.json` of a run, damaged or not.
+
+    Published models have a file of that name too; in that of a run are the sections of `Config`.
+    """
+    config = _read_config(path)
+    if config is None:
+        return any((epath.Path(path) / name).exists() for name in ("data.json", "checkpoints"))
+    return isinstance(config.get("train"), dict)
+
+
 def describe_other_tools(path: epath.PathLike) -> str | None:
     """What a folder of another tool is; None: it is not recognised.
 
     Returns:
       The rest of a sentence that begins with the path, without a full stop.
     """
-    if "model_type" in _read_config(path):
+    config = _read_config(path)
+    if config is None:
+        return None  # the damage is reported
+    if "model_type" in config:
         return "is a Hugging Face model, and no work directory"
     for names, what in KINDS:
         if all((epath.Path(path) / name).exists() for name in names):
@@ -89,8 +108,8 @@ def describe_other_tools(path: epath.PathLike) -> str | None:
     return None
 
 
-def describe(path: epath.PathLike) -> str | None:
-    """What a path is that is no work directory; None: it is not recognised.
+def describe(path: epath.PathLike) -> str:
+    """What a path is that is no work directory.
 
     Returns:
       The rest of a sentence that begins with the path, without a full stop.
@@ -101,13 +120,27 @@ def describe(path: epath.PathLike) -> str | None:
     if path.is_file():
         known = (what for suffixes, what in FILES.items() if path.suffix in suffixes)
         return next(known, "is a file; name the folder of a model, or a bundle")
-    return describe_other_tools(path)
+    if not path.exists():
+        return "is no work directory: there is no such folder"
+    other = describe_other_tools(path)
+    if other:
+        return other
+    if path.name == "checkpoints" and is_run(path.parent):
+        return f"has the checkpoints of a run; name {path.parent}"
+    kinds = (is_run, is_hugging_face, is_bundle)
+    children = sorted(path.iterdir(), key=str)
+    models = [child.name for child in children if any(is_kind(child) for is_kind in kinds)]
+    if models:
+        return f"has models in it ({', '.join(models[:3])}); name one of them"
+    return "is no work directory: it has no config.json"
 
 
-def _read_config(path: epath.PathLike) -> dict[str, Any]:
-    """The folder's config.json; empty if there is none."""
+def _read_config(path: epath.PathLike) -> dict[str, Any] | None:
+    """The folder's config.json; empty if there is none, None if it is damaged."""
     try:
         config = json.loads((epath.Path(path) / "config.json").read_text())
-    except (OSError, ValueError):
+    except OSError:
         return {}
+    except ValueError:
+        return None
     return config if isinstance(config, dict) else {}

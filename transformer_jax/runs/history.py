@@ -20,7 +20,7 @@ from etils import epath
 from transformer_jax import paths
 from transformer_jax.config import Config, all_settings
 from transformer_jax.errors import UserError
-from transformer_jax.runs import machine, workdir
+from transformer_jax.runs import directory_kinds, machine, workdir
 
 if TYPE_CHECKING:  # lists of runs are shown without it
     import jax
@@ -89,7 +89,7 @@ def add_evaluation(
     Returns:
       Whether they are recorded and are one of `own_evaluations`.
     """
-    if not workdir.is_run(folder):
+    if not directory_kinds.is_run(folder):
         return False
     trained = workdir.read_config(folder)
     record = _new_record("eval", devices, num_processes)

@@ -73,20 +73,13 @@ def find_runs(folder: epath.PathLike) -> tuple[list[epath.Path], list[epath.Path
     """
     path = epath.Path(folder)
     paths.require(folder, "DIR")
-    if workdir.is_run(path):
+    if directory_kinds.is_run(path):
         return [path], []
-    kind = directory_kinds.describe(path)
-    if kind:
-        raise UserError(f"{folder} {kind}.")
-    if not path.is_dir():
-        raise UserError(f"{folder}: there is no such folder.")
-    children = [child for child in sorted(path.iterdir(), key=str) if child.is_dir()]
-    runs = [child for child in children if workdir.is_run(child)]
+    listed = sorted(path.iterdir(), key=str) if path.is_dir() else []
+    children = [child for child in listed if child.is_dir()]
+    runs = [child for child in children if directory_kinds.is_run(child)]
     if not runs:
-        raise UserError(
-            f"{folder} is no run, and no folder of runs: neither it nor a folder in it has the "
-            "config.json that training writes."
-        )
+        raise UserError(f"{folder} {directory_kinds.describe(path)}.")
     return runs, [child for child in children if child not in runs]
 
 

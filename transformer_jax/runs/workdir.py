@@ -38,26 +38,14 @@ def read_config(workdir: epath.PathLike) -> Config:
     paths.require(workdir, "work directory")
     path = epath.Path(workdir) / "config.json"
     if not path.exists():
-        raise UserError(f"{workdir} {_describe(epath.Path(workdir))}.")
-    text = path.read_text()
+        raise UserError(f"{workdir} {directory_kinds.describe(workdir)}.")
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is damaged: it is not UTF-8. Copy it again.") from error
     if '"train"' not in text:  # other tools have a config.json too
         refuse_other_tools(workdir)
     return paths.expand_config(from_json(text, str(path)))
-
-
-def _describe(path: epath.Path) -> str:
-    """What a path without a config.json is: the rest of a sentence that begins with it."""
-    kind = directory_kinds.describe(path)
-    if kind:
-        return kind
-    if not path.exists():
-        return "is no work directory: there is no such folder"
-    if path.name == "checkpoints" and is_run(path.parent):
-        return f"has the checkpoints of a run; name {path.parent}"
-    runs = [folder.name for folder in sorted(path.iterdir(), key=str) if is_run(folder)]
-    if runs:
-        return f"has work directories in it ({', '.join(runs[:3])}); name one of them"
-    return "is no work directory: it has no config.json"
 
 
 def refuse_other_tools(workdir: epath.PathLike) -> None:
@@ -67,21 +55,6 @@ def refuse_other_tools(workdir: epath.PathLike) -> None:
     other = directory_kinds.describe_other_tools(workdir)
     if other:
         raise UserError(f"{workdir} {other}.")
-
-
-def is_run(folder: epath.PathLike) -> bool:
-    """Whether `folder` has the `config.json` of a run, damaged or not.
-
-    Published models have a file of that name too; in that of a run are the sections of `Config`.
-    """
-    path = epath.Path(folder) / "config.json"
-    if not path.exists():
-        return False
-    try:
-        tree = json.loads(path.read_text())
-    except ValueError:
-        return (epath.Path(folder) / "data.json").exists() or has_checkpoints(folder)
-    return isinstance(tree, dict) and isinstance(tree.get("train"), dict)
 
 
 def read_tokenizers(workdir: epath.PathLike) -> TokenizerPair:

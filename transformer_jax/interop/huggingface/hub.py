@@ -1,6 +1,5 @@
 """Models by their name on the Hugging Face Hub, from the local cache or downloaded."""
 
-import json
 import os
 import re
 import sys
@@ -8,6 +7,7 @@ import sys
 from etils import epath
 
 from transformer_jax.errors import UserError
+from transformer_jax.interop.huggingface import weight_files
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SMALL_FILES = ("*.json", "*.model", "*.spm")
@@ -62,22 +62,11 @@ def _is_complete(folder: epath.Path) -> bool:
 
 def _has_weights(folder: epath.Path) -> bool:
     """Whether all files of one kind of weights are present."""
-    for pattern in _WEIGHTS:
-        indices = list(folder.glob(f"{pattern}.index.json"))
-        parts = {part for index in indices for part in _parts(index)}
-        if parts and all((folder / part).exists() for part in parts):
-            return True
-        # Without an index, a file without a number holds all weights.
-        if any("-of-" not in path.name for path in folder.glob(pattern)):
-            return True
-    return False
-
-
-def _parts(index: epath.Path) -> set[str]:
     try:
-        return set(json.loads(index.read_text())["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return set()
+        weight_files.find(folder)
+    except UserError:
+        return False
+    return True
 
 
 def _download(name: str) -> epath.Path:

@@ -2,8 +2,8 @@
 
     python -P pickle_process.py PICKLE SAFETENSORS [PICKLE SAFETENSORS …]
 
-It exits with status 1 and prints one line that says why a pickle cannot be converted. Status 3:
-torch is missing or too old. Status 4: the pickle holds more than tensors. `pickles.py` starts it.
+It prints the name of each pickle before it reads it. If one fails, the last line says why, and the
+status is one of those below. `pickles.py` starts it.
 """
 
 import contextlib
@@ -12,9 +12,10 @@ import pickle
 import shutil
 import sys
 import zipfile
+from collections.abc import Iterator
 from typing import Any
 
-NO_TORCH, UNSAFE = 3, 4
+DAMAGED, NO_TORCH, UNSAFE, UNREADABLE, UNWRITABLE, NO_MEMORY = 1, 3, 4, 5, 6, 7
 SAFE_TORCH = (2, 6)  # older ones can be made to run code in spite of weights_only (CVE-2025-32434)
 _NEW_NETWORK, _NEW_USER = 0x40000000, 0x10000000  # of Linux's <sched.h>
 # Of tensors that share their memory, the first of these is kept, as transformers does.
@@ -30,21 +31,32 @@ def main(paths: list[str]) -> None:
     leave_network()
     try:
         import torch
+
+        if tuple(int(part) for part in torch.__version__.split(".")[:2]) < SAFE_TORCH:
+            sys.exit(NO_TORCH)
         from safetensors.torch import save_file
     except ImportError:
         sys.exit(NO_TORCH)
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < SAFE_TORCH:
-        sys.exit(NO_TORCH)
     for source, target in zip(paths[::2], paths[1::2], strict=True):
-        try:
+        print(source)
+        with _exits({pickle.UnpicklingError: UNSAFE, OSError: UNREADABLE}, DAMAGED):
             tensors = _distinct(_load(source))
+        with _exits({}, UNWRITABLE):
             save_file(tensors, target, metadata={"format": "pt"})
             shutil.copymode(source, target)  # its readers can read the new file too
-        except pickle.UnpicklingError:  # torch's own text advises to load it without protection
-            sys.exit(UNSAFE)
-        except Exception as error:  # torch raises many types of errors for a damaged file
-            print((str(error).splitlines() or [""])[0] or type(error).__name__)
-            sys.exit(1)
+
+
+@contextlib.contextmanager
+def _exits(statuses: dict[type[Exception], int], other: int) -> Iterator[None]:
+    """Ends the process with the status of an error, after printing its first line."""
+    try:
+        yield
+    except Exception as error:  # torch raises many types of errors for a damaged file
+        text = str(error)
+        print((text.splitlines() or [""])[0] or type(error).__name__)
+        if isinstance(error, MemoryError) or "t allocate memory" in text:
+            sys.exit(NO_MEMORY)
+        sys.exit(next((n for kind, n in statuses.items() if isinstance(error, kind)), other))
 
 
 def leave_network() -> None:

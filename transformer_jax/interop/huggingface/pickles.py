@@ -5,21 +5,37 @@ that ends afterwards and has no network where the system permits that.
 """
 
 import os
+import signal
 import subprocess
 import sys
-import uuid
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import safetensors
 from etils import epath
 
+from transformer_jax import paths
 from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import hub, pickle_process, weight_files
 from transformer_jax.interop.huggingface.settings import write_json
+from transformer_jax.runs import directory_kinds
 
 # Variables that the process needs to find Python's packages; it sees no others.
 _ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
+
+# Status of the process -> what is said.
+_FAILURES = {
+    pickle_process.DAMAGED: "{path} is damaged, or no model ({reason}); copy it again.",
+    pickle_process.NO_TORCH: "{path} is a pickle, which only torch 2.6 or newer reads safely; "
+    "install it where you convert: pip install 'torch>=2.6'.",
+    pickle_process.UNSAFE: "{path} is damaged, or no model: a pickle that holds more than tensors "
+    "may run programs. It was not loaded; do not load it with other tools either.",
+    pickle_process.UNREADABLE: "{path} cannot be read: {reason}.",
+    pickle_process.UNWRITABLE: "{path} was read, but its tensors cannot be written: {reason}.",
+    pickle_process.NO_MEMORY: "{path} needs more memory than this machine has free; convert it on "
+    "a larger one.",
+}
 
 
 def convert_directory(path: epath.PathLike, say: Callable[[str], None] = print) -> None:
@@ -32,34 +48,41 @@ def convert_directory(path: epath.PathLike, say: Callable[[str], None] = print) 
       say: gets the name of each file that was written.
 
     Raises:
-      UserError: there is no pickle, it is damaged, or torch is missing.
+      UserError: the path is no Hugging Face model; there is no pickle, it is damaged, or torch is
+        missing.
     """
     folder = hub.locate(path)
-    if "://" in str(folder):
+    if paths.is_remote(folder):
         raise UserError(f"{folder} must be a local folder; copy the model first.")
+    if directory_kinds.is_run(folder):
+        raise UserError(f"{folder} is a work directory, which all commands read as it is.")
+    if not directory_kinds.is_hugging_face(folder):
+        raise UserError(f"{folder} {directory_kinds.describe(folder)}.")
     kind, pickles = weight_files.find(folder)
     if kind != weight_files.PICKLE:
         say(f"{folder} has {kind}: there is nothing to convert")
         return
-    suffix = uuid.uuid4().hex
-    written = {part: folder / f".{_new_name(part)}.{suffix}" for part in pickles}
     try:
-        convert_files({str(folder / part): str(to) for part, to in written.items()})
-        names = {_new_name(part): _names(to) for part, to in written.items()}
-        for part, temporary in written.items():
-            temporary.replace(folder / _new_name(part))
-        if pickles != [weight_files.PICKLE]:  # last: it makes the parts a model
-            weight_map = {name: part for part, inside in names.items() for name in inside}
-            size = sum((folder / part).stat().length for part in names)
-            index = folder / f"{weight_files.SAFETENSORS}.index.json"
-            write_json(index, {"metadata": {"total_size": size}, "weight_map": weight_map})
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".convert") as temporary:
+            _convert(folder, pickles, epath.Path(temporary))
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror or error}.") from error
-    finally:
-        for temporary in written.values():
-            temporary.unlink(missing_ok=True)
     for part in pickles:
         say(f"wrote {folder / _new_name(part)}; {part} is no longer needed")
+
+
+def _convert(folder: epath.Path, pickles: list[str], temporary: epath.Path) -> None:
+    """Converts into `temporary`, then moves the new files and their index into `folder`."""
+    written = {part: temporary / _new_name(part) for part in pickles}
+    convert_files({str(folder / part): str(to) for part, to in written.items()})
+    names = {to.name: _names(to) for to in written.values()}
+    for to in written.values():
+        to.replace(folder / to.name)
+    if pickles != [weight_files.PICKLE]:  # last: it makes the parts a model
+        weight_map = {name: part for part, inside in names.items() for name in inside}
+        size = sum((folder / part).stat().length for part in names)
+        index = folder / f"{weight_files.SAFETENSORS}.index.json"
+        write_json(index, {"metadata": {"total_size": size}, "weight_map": weight_map})
 
 
 def convert_files(targets: dict[str, str]) -> None:
@@ -82,25 +105,12 @@ def convert_files(targets: dict[str, str]) -> None:
     )
     if done.returncode == 0:
         return
-    first = next(iter(targets))
-    if done.returncode == pickle_process.NO_TORCH:
-        raise UserError(
-            f"{first} is a pickle, which only torch 2.6 or newer reads safely; install it where "
-            "you convert: pip install 'transformer-jax[interop]'."
-        )
-    if done.returncode == pickle_process.UNSAFE:
-        raise UserError(
-            f"{first} is damaged, or no model: a pickle that holds more than tensors may run "
-            "programs. It was not loaded; do not load it with other tools either."
-        )
-    if done.returncode < 0:
-        raise UserError(
-            f"The conversion of {first} was ended by signal {-done.returncode}, perhaps for lack "
-            "of memory; nothing was written."
-        )
-    lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
-    reason = lines[-1] if lines else f"the process ended with status {done.returncode}"
-    raise UserError(f"{first} is damaged, or no model ({reason}); copy it again.")
+    lines = done.stdout.split("\n")[:-1]
+    path = next((line for line in reversed(lines) if line in targets), next(iter(targets)))
+    reason = (lines[-1:] or done.stderr.splitlines()[-1:] or [f"status {done.returncode}"])[0]
+    status = pickle_process.NO_MEMORY if done.returncode == -signal.SIGKILL else done.returncode
+    sentence = _FAILURES.get(status, _FAILURES[pickle_process.DAMAGED])
+    raise UserError(sentence.format(path=path, reason=reason))
 
 
 def _new_name(part: str) -> str:

@@ -19,12 +19,6 @@ from transformer_jax.interop.huggingface.tokenizers import Tokenization, read_to
 MAX_TRAINING_LEN = 256  # data.max_len of fine-tuning, if the model can read more
 
 
-def is_directory(path: epath.PathLike) -> bool:
-    """Whether a folder has a config.json of Hugging Face's."""
-    config = epath.Path(path) / "config.json"
-    return config.exists() and "model_type" in settings_lib.read_json(config)
-
-
 def read_config(path: epath.PathLike) -> Config:
     """Config of a directory, with its search settings and languages; reads no weights.
 

@@ -12,6 +12,7 @@ import numpy as np
 import safetensors
 from etils import epath
 
+from transformer_jax import paths
 from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import pickles, weight_files
 
@@ -49,9 +50,11 @@ def open_tensors(folder: epath.Path, allow_pickle: bool) -> Iterator[Tensors]:
     kind, parts = weight_files.find(folder)
     is_pickle = kind == weight_files.PICKLE
     if is_pickle and not allow_pickle:
+        remote = paths.is_remote(folder)
         raise UserError(
             f"{folder / parts[0]} is a pickle, which can run any program when it is read. "
-            f"Convert it once, safely: transformer-jax convert --workdir={shlex.quote(str(folder))}"
+            f"{'Copy the folder to a disk and convert' if remote else 'Convert'} it once, safely: "
+            f"transformer-jax convert {'FOLDER' if remote else shlex.quote(str(folder))}"
         )
     readers: dict[str, Callable[[], np.ndarray]] = {}
     with contextlib.ExitStack() as stack:
@@ -73,7 +76,7 @@ def _converted(local: dict[str, str], stack: contextlib.ExitStack) -> dict[str, 
 
 def local_file(path: epath.Path, stack: contextlib.ExitStack) -> str:
     """A local path of the file; a remote file is copied, and removed when `stack` closes."""
-    if "://" not in str(path):
+    if not paths.is_remote(path):
         return str(path)
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     copy = epath.Path(folder) / path.name

@@ -43,12 +43,14 @@ def _parts(index: epath.Path) -> list[str]:
     """Names of the files that an index lists.
 
     Raises:
-      UserError: a name is not that of a file in the folder of the index.
+      UserError: it lists none, or a name is not that of a file in the folder of the index.
     """
-    parts = set(read_json(index)["weight_map"].values())
-    for part in parts:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{index} has no `weight_map`, which names the file of each tensor.")
+    for part in weight_map.values():
         if not isinstance(part, str) or part in ("", "..") or Path(part).name != part:
             raise UserError(
                 f"{index} names the file {part!r}; the parts of a model must be in its folder."
             )
-    return sorted(parts)
+    return sorted(set(weight_map.values()))
