@@ -15,7 +15,16 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from transformer_jax.commands import command_help, completion, config_flags, main, text_output
+import transformer_jax
+from tests.conftest import copy_run
+from transformer_jax.commands import (
+    command_help,
+    completion,
+    config_flags,
+    eval_run,
+    main,
+    text_output,
+)
 from transformer_jax.errors import UserError
 from transformer_jax.interop import FORMATS
 from transformer_jax.runs import host_memory
@@ -166,6 +175,13 @@ def test_help_shows_the_defaults_of_the_model(tmp_path):
         assert "(default: 300; >= 1)" in shown["config.train.num_steps"]
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["train", "--version"]])
+def test_version_is_printed(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["transformer-jax", *arguments])
+    main.main()
+    assert capsys.readouterr().out == f"transformer-jax {transformer_jax.__version__}\n"
+
+
 def test_help_lists_the_commands_without_one():
     for arguments, status in ((["--help"], 0), ([], 2)):
         done = command("-m", "transformer_jax", *arguments)
@@ -227,6 +243,50 @@ def scored_files(data, workdir, tmp_path):
     assert scores.pop("reference") == str(data / "val.de")
     assert scores.pop("split") == str(data / "val.en")
     return json.dumps(scores | {"split": "test"}, indent=2) + "\n"
+
+
+@pytest.mark.slow
+def test_eval_keeps_its_scores_where_the_comparison_fails(tiny_run, tmp_path, monkeypatch, capsys):
+    data, trained = tiny_run
+    workdir = copy_run(trained, tmp_path / "run")
+    (tmp_path / "others.txt").write_text("eins\n" * 100)
+
+    def fail(*_):
+        raise UserError("no memory")
+
+    monkeypatch.setattr(eval_run.corpus_metrics, "compare", fail)
+    arguments = (f"--workdir={workdir}", f"--json={tmp_path / 'scores.json'}", "--split=train")
+    arguments += ("--beam_size=1", f"--config.data.train={tmp_path / 'some'}")
+    for language in ("en", "de"):
+        lines = (data / f"train.{language}").read_text().splitlines(keepends=True)[:100]
+        (tmp_path / f"some.{language}").write_text("".join(lines))
+    others = f"--compare={tmp_path / 'others.txt'}"
+    assert run_here(monkeypatch, "eval", *arguments, others) == 2
+    printed = capsys.readouterr()
+    assert "exact match" in printed.out
+    assert "error: no memory" in printed.err
+    assert json.loads((tmp_path / "scores.json").read_text())["num_sentences"] == 100
+
+
+def test_eval_loads_the_other_model_with_its_flags_and_checks_its_languages(
+    tiny_run, monkeypatch, capsys
+):
+    def load(path, *_, allow_pickle=False, **__):
+        assert (path, allow_pickle) == ("other", True)
+        raise UserError("is read")
+
+    monkeypatch.setattr(eval_run.Translator, "load", load)
+    with command_help.defined_flags("eval"):
+        flags.FLAGS(["eval", "--compare=other", "--allow_pickle"])
+        pairs = [("a", "b")] * 100
+        eval_set = eval_run.EvalSet("test", "", pairs, {})
+        with pytest.raises(UserError, match="is read"):
+            eval_run._other_system(eval_set)
+    monkeypatch.undo()
+    with command_help.defined_flags("eval"):
+        flags.FLAGS(["eval", f"--compare={tiny_run[1]}", "--target_lang=fr"])
+        with pytest.raises(UserError, match=r"`compare=.*`: `target_lang=fr`: this model transl"):
+            eval_run._other_system(eval_set)
 
 
 @pytest.mark.slow
@@ -336,6 +396,19 @@ def test_errors_of_commands_name_flags_where_the_package_names_arguments(monkeyp
     )
 
 
+def run_here(monkeypatch, *arguments):
+    """The status of `transformer-jax ARGUMENTS`, run in this process."""
+    monkeypatch.setattr(sys, "argv", ["transformer-jax", *arguments])
+    before = set(flags.FLAGS)
+    try:
+        with pytest.raises(SystemExit) as end:
+            main.main()
+    finally:
+        for name in set(flags.FLAGS) - before:
+            delattr(flags.FLAGS, name)
+    return end.value.code
+
+
 TRAIN = "train --config=tiny --"
 
 
@@ -369,15 +442,7 @@ TRAIN = "train --config=tiny --"
     ],
 )
 def test_wrong_command_lines_are_one_sentence(line, message, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["transformer-jax", *line.split(" ")])
-    before = set(flags.FLAGS)
-    try:
-        with pytest.raises(SystemExit) as end:
-            main.main()
-    finally:
-        for name in set(flags.FLAGS) - before:
-            delattr(flags.FLAGS, name)
-    assert end.value.code == 2
+    assert run_here(monkeypatch, *line.split(" ")) == 2
     said = capsys.readouterr().err
     assert re.fullmatch(r"error: .+\n(  \w+ +\S.+\n)*", said)
     assert said.startswith(f"error: {message}")

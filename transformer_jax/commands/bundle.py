@@ -4,7 +4,7 @@ from pathlib import Path
 
 from absl import flags
 
-from transformer_jax import paths
+from transformer_jax import paths, units
 from transformer_jax.commands import arguments, model_flags
 from transformer_jax.commands.command_help import CommandHelp
 from transformer_jax.errors import UserError
@@ -58,5 +58,5 @@ def run() -> None:
     program = usage_examples.bundle(path.name, sentence)
     card = model_card.compose(facts, model, "bundle", program)
     digest = bundle.write(path, model.config, model.tokenizers, model.params, facts, card)
-    size = path.stat().st_size / 1e6
-    print(f"wrote {path}: {size:,.1f} MB, checkpoint of step {model.step}, SHA-256 {digest}")
+    size = units.size(path.stat().st_size)
+    print(f"wrote {path}: {size}, checkpoint of step {model.step}, SHA-256 {digest}")

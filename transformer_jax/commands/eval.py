@@ -50,8 +50,8 @@ def define_flags(argv: list[str]) -> list[str]:
         "compare",
         None,
         "DIR|FILE",
-        "A work directory, DIR or DIR@CHECKPOINT, or a file of translations: does it differ by "
-        "more than chance?",
+        "Another model, DIR or DIR@CHECKPOINT, a bundle, a published model, or a file of "
+        "translations: does it differ by more than chance?",
     )
     model_flags.define_ensemble()
     search_flags.define()

@@ -80,27 +80,18 @@ def run() -> None:
         FLAGS.source_lang,
     )
     hypotheses = [output.text for output in outputs]
-    other_hypotheses = None if other is None else _hypotheses(other, eval_set.pairs)
-    if not distributed.is_primary():
-        return
-    result = _result(scores, translator.checkpoint_step, eval_set)
-    _print_scores(result, data, eval_set)
-    references = [reference for _, reference in eval_set.pairs]
-    if FLAGS.conventions:
-        rows = corpus_metrics.conventions(
-            hypotheses, references, data.target_lang, data.pretokenized, tokenizer
-        )
-        _print_conventions(rows)
-        result["conventions"] = [dataclasses.asdict(row) for row in rows]
-    if other_hypotheses is not None:
-        metrics = corpus_metrics.compare(hypotheses, other_hypotheses, references, tokenizer)
-        _print_comparison(metrics)
-        result["compare"] = {
-            "with": FLAGS.compare,
-            "metrics": [dataclasses.asdict(metric) for metric in metrics],
-        }
-    _write(result, hypotheses)
-    _record(result, dataclasses.replace(translator.config, decode=decode, data=data))
+    result: dict[str, Any] = {}
+    if distributed.is_primary():
+        result = _result(scores, translator.checkpoint_step, eval_set)
+        _print_scores(result, data, eval_set)
+        if FLAGS.conventions:
+            result["conventions"] = _conventions(hypotheses, eval_set, data, tokenizer)
+        _write(result, hypotheses)
+        _record(result, dataclasses.replace(translator.config, decode=decode, data=data))
+    if other is not None:  # afterwards: its errors lose no scores
+        comparison = _compare(hypotheses, other, eval_set, tokenizer)
+        if distributed.is_primary():
+            _write(result | {"compare": comparison}, hypotheses)
 
 
 def _check_flags() -> None:
@@ -216,7 +207,25 @@ def _other_system(eval_set: EvalSet) -> list[str] | Translator:
     folder, _, checkpoint = FLAGS.compare.rpartition("@")
     if not folder or path.exists():
         folder, checkpoint = FLAGS.compare, "best"
-    return Translator.load(folder, checkpoint)
+    other = Translator.load(folder, checkpoint, allow_pickle=FLAGS.allow_pickle)
+    try:
+        other.engine.language_tags(FLAGS.target_lang, FLAGS.source_lang)
+    except UserError as error:
+        raise UserError(f"`compare={FLAGS.compare}`: {error}") from error
+    return other
+
+
+def _compare(
+    hypotheses: Sequence[str], other: list[str] | Translator, eval_set: EvalSet, tokenizer: str
+) -> dict[str, Any]:
+    """What `--json` writes of the comparison with another system, on process 0; prints it."""
+    other_hypotheses = _hypotheses(other, eval_set.pairs)
+    if not distributed.is_primary():
+        return {}
+    references = [reference for _, reference in eval_set.pairs]
+    metrics = corpus_metrics.compare(hypotheses, other_hypotheses, references, tokenizer)
+    _print_comparison(metrics)
+    return {"with": FLAGS.compare, "metrics": [dataclasses.asdict(metric) for metric in metrics]}
 
 
 def _hypotheses(system: list[str] | Translator, pairs: list[tuple[str, str]]) -> list[str]:
@@ -258,11 +267,19 @@ def _print_scores(result: dict[str, Any], data: DataConfig, eval_set: EvalSet) -
     print(f"token accuracy  {result['token_accuracy']:.2f}%")
 
 
-def _print_conventions(rows: Sequence[corpus_metrics.ConventionScore]) -> None:
+def _conventions(
+    hypotheses: Sequence[str], eval_set: EvalSet, data: DataConfig, tokenizer: str
+) -> list[dict[str, Any]]:
+    """What `--json` writes of BLEU by convention; prints it."""
+    references = [reference for _, reference in eval_set.pairs]
+    rows = corpus_metrics.conventions(
+        hypotheses, references, data.target_lang, data.pretokenized, tokenizer
+    )
     print("BLEU of the same translations by convention")
     for row in rows:
         score = "-" if row.bleu is None else f"{row.bleu:.2f}"
         print(f"  {row.name:<26}{score:>6}  {row.signature}")
+    return [dataclasses.asdict(row) for row in rows]
 
 
 def _print_comparison(metrics: Sequence[corpus_metrics.Comparison]) -> None:

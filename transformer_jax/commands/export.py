@@ -50,7 +50,7 @@ def define_flags(argv: list[str]) -> list[str]:
         "",
         "FILE",
         "Source text to check the export with; default: the run's validation set, else its test "
-        "set.",
+        "set, else its samples.jsonl.",
     )
     arguments.define_path(
         "references",

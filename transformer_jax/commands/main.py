@@ -51,7 +51,7 @@ def main() -> None:
     is_module = Path(sys.argv[0]).name == "__main__.py"
     program = "python -m transformer_jax" if is_module else "transformer-jax"
     command = sys.argv[1] if len(sys.argv) > 1 else ""
-    if command == "--version":
+    if "--version" in sys.argv[1:3] and command in ("--version", *COMMANDS):
         print(f"transformer-jax {__version__}")
     elif command == "help" and sys.argv[2:3] and sys.argv[2] in COMMANDS:
         run(sys.argv[2], [f"{program} {sys.argv[2]}", "--help"])

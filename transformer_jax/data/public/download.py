@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from transformer_jax import __version__
+from transformer_jax import __version__, units
 from transformer_jax.data.public.dataset import Download
 from transformer_jax.errors import UserError
 
@@ -55,7 +55,7 @@ def fetch(download: Download, folder: Path, say: Say) -> Path:
     problems = []
     part = path.with_name(f"{path.name}.part")
     for url in download.urls:
-        say(f"downloading {url} ({download.num_bytes / 1e6:,.1f} MB)")
+        say(f"downloading {url} ({units.size(download.num_bytes)})")
         problem = _download(url, part, download.num_bytes) or _find_problem(part, download)
         if not problem:
             os.replace(part, path)
