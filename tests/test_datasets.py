@@ -108,7 +108,7 @@ def test_download_verifies_and_keeps_the_file(server, tmp_path):
     assert path.read_bytes() == b"content" * 1000
     assert [p.name for p in path.parent.iterdir()] == ["a.gz"]
     assert len(server.requests) == len(lines) == 1
-    assert f"{server.url}a.gz (0.0 MB)" in lines[0]
+    assert f"{server.url}a.gz (7 kB)" in lines[0]
 
 
 def test_download_with_a_wrong_digest_is_refused_and_not_kept(server, tmp_path):

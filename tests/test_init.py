@@ -186,7 +186,7 @@ def test_setting_aside_leaves_nothing_if_it_fails(tmp_path, monkeypatch):
 
     monkeypatch.setattr(set_aside.os, "rename", full)
     with pytest.raises(OSError, match="No space"):
-        set_aside.write_parts(corpus, {"test": 0.1}, tmp_path / "data")
+        set_aside.write_parts(corpus, {"test": 0.1}, tmp_path / "new" / "run" / "data")
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -242,7 +242,9 @@ def test_the_largest_model_needs_several_accelerators():
         (500, 10, "cpu", 2, 2000),  # the fewest of the row
         (10_000, 60, "cpu", 2, 20_000),  # 68 epochs; 6,000 steps would be 20
         (250_000, 25, "cpu", 8, 50_000),
-        (250_000, 25, "cpu", 2, 12_000),  # a quarter of the most
+        (250_000, 25, "cpu", 2, 20_000),  # enough for a few epochs
+        (60_000, 10, "cpu", 1, 12_000),  # the fewest of the row
+        (4_500_000, 29, "cpu", 2, 100_000),  # the most of the row: 6 epochs
         (250_000, 25, "cpu", 64, 50_000),
     ],
 )
@@ -482,7 +484,7 @@ def test_init_gives_each_language_a_vocabulary_that_its_text_allows(tmp_path):
     prefix = write_pairs(tmp_path, "corpus", unlike_words(3000))
     config = write_recipe(prefix, "en", "de", tmp_path / "run", measure=False)
     assert 400 < config.data.vocab_size < 2000
-    assert config.data.target_vocab_size >= 260 + 1500
+    assert config.data.target_vocab_size == 3300  # 260 and twice 1,500, in hundreds
     assert load_recipe(tmp_path / "run" / "recipe.py") == config
 
 

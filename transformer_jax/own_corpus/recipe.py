@@ -64,7 +64,7 @@ def write_recipe(
     """
     folder, given = Path(workdir), {"validation": validation, "test": test}
     missing = [part for part in PARTS if not given[part]]
-    _check_free(folder, missing)
+    _refuse_existing(folder, missing)
     languages = source_lang, target_lang
     corpus = _open(train, languages)
     sets = {p: sources.open_text(given[p], *languages, f"`{p}`") for p in PARTS if given[p]}
@@ -113,7 +113,7 @@ def _say_all(say: Say, lines: Sequence[str]) -> None:
         say(line)
 
 
-def _check_free(folder: Path, missing: Sequence[str]) -> None:
+def _refuse_existing(folder: Path, missing: Sequence[str]) -> None:
     """Refuses a folder that has what would be written.
 
     Raises:
@@ -125,8 +125,8 @@ def _check_free(folder: Path, missing: Sequence[str]) -> None:
     existing = [str(path) for path in targets if path.exists()]
     if existing:
         raise UserError(
-            f"Nothing is replaced, and there is {' and '.join(existing)}. Use another `workdir`; "
-            f"to start again: rm -r {shlex.join(existing)}"
+            f"{' and '.join(existing)} of an earlier init would be replaced. Use another "
+            f"`workdir`, or remove what is there: rm -r {shlex.join(existing)}"
         )
 
 

@@ -91,6 +91,7 @@ def write_parts(corpus: Corpus, shares: Mapping[str, float], folder: Path) -> Se
       UserError: the corpus has too few different sources.
     """
     counts = dict.fromkeys((TRAIN, *shares, ""), 0)
+    new_parents = [parent for parent in folder.parents if not parent.exists()]
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     temporary.mkdir(parents=True)
     try:
@@ -117,5 +118,8 @@ def write_parts(corpus: Corpus, shares: Mapping[str, float], folder: Path) -> Se
         os.rename(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for parent in new_parents:
+                parent.rmdir()
         raise
     return SetAside(counts, num_dropped)

@@ -19,7 +19,7 @@ Reasons = dict[str, str]  # path of a setting -> why it has its value
 
 SMALL = 50_000  # pairs; up to here the sizes are the same on every machine
 MIN_PAIRS = 500  # of fewer, a model learns nothing that is of use
-FEW_EPOCHS = 10  # fewer are worth a remark
+FEW_EPOCHS = 10  # of fewer, users are warned
 BYTE_TOKENS, SPECIAL_TOKENS = 256, 4  # of byte_fallback, and pad, bos, eos, unk
 # (different characters, share of the text whose characters get tokens). Alphabets of two languages
 # have fewer than 200: more are stray symbols. Chinese and Japanese have thousands.
@@ -40,7 +40,8 @@ class Sizes:
       num_layers: of the encoder, and of the decoder.
       peak_rate: largest learning rate of the schedule.
       steps: fewest and most steps.
-      made_for: CPU cores, or accelerators. With fewer of them there are fewer steps.
+      made_for: CPU cores, or accelerators. With fewer of them there are fewer steps, but enough
+        for a few epochs.
     """
 
     up_to: float
@@ -167,7 +168,8 @@ def choose_num_steps(sizes: Sizes, tokens_per_epoch: float, num_units: float = m
     tokens, epochs = np.log(np.array(EPOCHS).T)
     wanted = math.exp(np.interp(math.log(tokens_per_epoch), tokens, epochs)) * tokens_per_epoch
     fewest, most = sizes.steps
-    most = round(most * min(num_units / sizes.made_for, 1))
+    a_few = 1.2 * FEW_EPOCHS * tokens_per_epoch / sizes.batch_tokens
+    most = min(most, max(most * num_units / sizes.made_for, a_few))
     return max(round_number(min(wanted / sizes.batch_tokens, most)), fewest)
 
 
