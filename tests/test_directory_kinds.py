@@ -82,3 +82,6 @@ def test_damaged_config_of_a_run_is_reported_as_such(tmp_path):
     assert directory_kinds.describe_other_tools(tmp_path) is None
     with pytest.raises(UserError, match="is not JSON"):
         workdir_lib.read_config(tmp_path)
+    (tmp_path / "config.json").write_bytes(b'\xff\xfe{"train": {}}')
+    with pytest.raises(UserError, match=r"config\.json is damaged: it is not UTF-8"):
+        Translator.load(tmp_path)

@@ -1,6 +1,7 @@
 """Hugging Face directories, without Hugging Face: damage, refusals, round trips, fine-tuning."""
 
 import dataclasses
+import importlib
 import itertools
 import json
 import shutil
@@ -353,6 +354,19 @@ def test_export_refuses_wrong_arguments(translator, tmp_path):
         with pytest.raises(UserError, match=words):
             export.export_model(model, *arguments)
     assert (tmp_path / "full/file").exists()
+
+
+def test_export_needs_the_tokenizer_of_bleu_before_it_begins(translator, tmp_path, monkeypatch):
+    importlib.import_module("sacrebleu.tokenizers.tokenizer_ja_mecab")
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
+    monkeypatch.setattr(export, "_Exporter", None)  # nothing is computed
+    data = dataclasses.replace(translator.config.data, target_lang="ja")
+    config = dataclasses.replace(translator.config, data=data)
+    model = pretrained.Pretrained(config, translator.tokenizers, translator.params, 0)
+    text = SampleText(("one two",), ("eins zwei",))
+    with pytest.raises(UserError, match=r"not installed: pip install 'sacrebleu\[ja\]'"):
+        export.export_model(model, "ctranslate2", tmp_path / "out", text, "int8")
+    assert not list(tmp_path.iterdir())
 
 
 def test_sample_text_is_the_validation_set_the_test_set_or_samples(tiny_run, tmp_path, translator):

@@ -114,6 +114,22 @@ def test_model_card_of_a_bundle_has_its_scores_and_licence(tiny_run, tmp_path):
     assert "pip install 'transformer-jax @ git+URL'" in text
 
 
+def test_model_card_has_the_name_that_the_user_gave(tokenizers, tiny_run, tmp_path, monkeypatch):
+    snapshot = tmp_path / "hub/models--Some--opus-mt/snapshots/c0ffee"
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs/main").write_text("c0ffee")
+    for name in ("config.json", "model.safetensors"):
+        (snapshot / name).write_text("{}")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    facts = model_card.collect_facts("Some/opus-mt", small_model(tokenizers))
+    assert (facts.name, facts.origin) == ("opus-mt", "the Hugging Face model opus-mt")
+    monkeypatch.chdir(tiny_run[1])
+    trained = pretrained.load(".")
+    for path in (".", "../run/", tiny_run[1]):
+        assert model_card.collect_facts(path, trained).name == "run"
+
+
 def test_model_card_of_an_imported_model_claims_no_training(tokenizers):
     model = small_model(tokenizers)
     text = card(model, ModelFacts("opus", "the Hugging Face model opus"), notes=["another epsilon"])

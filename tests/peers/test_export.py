@@ -411,6 +411,10 @@ def test_export_of_imported_models_with_language_tags(make, spm_models, tmp_path
     text = SampleText(tuple(s for s in builders.SENTENCES["en"] if len(s) < 40)[:10])
     for format_name in ("marian", "ctranslate2"):
         export.export_model(model, format_name, tmp_path / format_name, text)
+        is_json = (tmp_path / format_name / "tokenizer.json").exists()
+        readme = (tmp_path / format_name / "README.md").read_text()
+        packages = {"marian": "torch transformers", "ctranslate2": "ctranslate2"}[format_name]
+        assert f"pip install {packages} {'tokenizers' if is_json else 'sentencepiece'}\n" in readme
         want = t.translate(text.sentences[:1])[0].text
         # The untrained model writes language tags; neither tool leaves out those of M2M-100.
         assert re.sub(r"__\w+__", "", run_program(tmp_path / format_name)).split() == want.split()

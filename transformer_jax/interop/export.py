@@ -68,6 +68,7 @@ def export_model(
     _check_arguments(format_name, output, quantization)
     if quantization != "float32":
         _check_judgeable(text, quantization, max_bleu_loss)
+        model_metrics.bleu_tokenizer(model.config.data)  # an error now, not at the end
     missing = [folder for folder in (output.parent, *output.parent.parents) if not folder.exists()]
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.parent / f".{output.name}.{uuid.uuid4().hex}"

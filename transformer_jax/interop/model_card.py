@@ -68,18 +68,15 @@ def _scores(workdir: epath.Path, model: Pretrained, checkpoint: str) -> Iterator
     is_average = checkpoint.startswith("average")
     metrics = workdir / "metrics.jsonl"
     lines = history.read_lines(metrics) if metrics.exists() and not is_average else []
-    evaluated = [line for line in summary.validation_scores(lines) if line["step"] == model.step]
-    for line in evaluated[-1:]:
+    of_step = [line for line in summary.validation_scores(lines) if line["step"] == model.step]
+    for line in of_step[-1:]:
         yield from _score("validation set", line)
     newest: dict[str, Score] = {}
     for record in history.own_evaluations(history.read_history(workdir)):
-        scores, evaluated_checkpoint = record["scores"], record.get("checkpoint", "")
-        same = (
-            evaluated_checkpoint == checkpoint
-            if is_average
-            else (not evaluated_checkpoint.startswith("average"))
-        )
-        if same and scores.get("checkpoint_step") == model.step:
+        scores, evaluated = record["scores"], record.get("checkpoint", "")
+        # The mean of several has the step of the newest, but is another model.
+        is_same = evaluated == checkpoint or not (is_average or evaluated.startswith("average"))
+        if is_same and scores.get("checkpoint_step") == model.step:
             data = posixpath.basename(str(record.get("data", ""))) or scores.get("split", "")
             newest |= {score.data: score for score in _score(data, scores)}
     yield from newest.values()

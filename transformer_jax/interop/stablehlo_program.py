@@ -84,9 +84,10 @@ class Translator:
 def main() -> None:
     """Translates standard input with the export in this folder, or in that of the argument."""
     folder = sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent
-    lines = sys.stdin.read().splitlines()
-    if not lines:
+    text = sys.stdin.read()
+    if not text:
         sys.exit("Standard input has no line to translate.")
+    lines = text.removesuffix("\n").split("\n")  # `splitlines` also splits inside of lines
     print(*Translator(folder).translate(lines), sep="\n")
 
 
