@@ -103,8 +103,8 @@ CLAIMS = (
     Claim(README, "711,680 parameters", lambda walk: "model: 711,680 parameters" in walk.printed),
     Claim(
         TRAIN,
-        "5% of the pairs",
-        lambda walk: num_lines(walk.folder / "runs/mine/data/test.en") == 0.05 * 3000,
+        "about 5% of the sources",
+        lambda walk: abs(num_lines(walk.folder / "runs/mine/data/test.en") - 0.05 * 3000) < 40,
     ),
     Claim(
         TRANSLATE,
