@@ -5,6 +5,7 @@ import dataclasses
 import gzip
 import itertools
 import math
+import os
 import random
 import re
 import runpy
@@ -184,7 +185,7 @@ def test_setting_aside_leaves_nothing_if_it_fails(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(set_aside.os, "rename", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space"):
         set_aside.write_parts(corpus, {"test": 0.1}, tmp_path / "new" / "run" / "data")
     assert sorted(tmp_path.rglob("*")) == before

@@ -1,5 +1,6 @@
 """Paths as users write them are expanded once, for every part of a command."""
 
+import contextlib
 import dataclasses
 import importlib.util
 
@@ -121,3 +122,32 @@ def test_require_refuses_paths_that_cannot_be_opened(monkeypatch):
     with pytest.raises(UserError, match=r"pip install 'gcsfs>="):
         paths.require("gs://bucket/run", "--workdir")
     paths.require("runs/mine")
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_new_path_is_there_when_it_is_complete_and_errors_leave_nothing(tmp_path, is_folder):
+    def write(path, text):
+        if is_folder:
+            path.mkdir()
+        (path / "file" if is_folder else path).write_text(text)
+
+    target = tmp_path / "target"
+    for path in (target, tmp_path / "new" / "folder" / "target"):
+        with contextlib.suppress(KeyboardInterrupt), paths.new_path(path) as temporary:
+            write(temporary, "half")
+            raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+    with paths.new_path(target) as temporary:
+        write(temporary, "first")
+        assert not target.exists()
+        assert list(tmp_path.glob(paths.TEMPORARY)) == [temporary]
+    assert list(tmp_path.iterdir()) == [target]
+    # A file replaces the former one. A folder with something in it is not replaced.
+    expected = pytest.raises(OSError) if is_folder else contextlib.nullcontext()
+    with expected, paths.new_path(target) as temporary:
+        write(temporary, "second")
+    with paths.new_path(target, is_cache=True) as temporary:
+        write(temporary, "third")
+    content = (target / "file" if is_folder else target).read_text()
+    assert content == ("first" if is_folder else "third")
+    assert list(tmp_path.iterdir()) == [target]

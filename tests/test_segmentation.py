@@ -13,6 +13,7 @@ import pytest
 import sentencepiece
 
 from tests.conftest import digit_pairs, tiny_config, write_pairs
+from transformer_jax import paths
 from transformer_jax.data import epoch_data, loader, sources, token_cache
 from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
 from transformer_jax.data.tokenizer import Tokenizer
@@ -211,7 +212,7 @@ def test_token_cache_is_written_again_if_another_run_removes_it(run, monkeypatch
     token_cache.remove(corpora, tokenizers, config.data, 3)
     token_cache.remove(corpora, tokenizers, config.data, 3)  # by another run already
     assert not removed[0].exists()
-    assert not list(removed[0].parent.glob("incomplete.*"))
+    assert not list(removed[0].parent.glob(paths.TEMPORARY))
 
 
 def test_token_cache_removes_folders_of_killed_processes(run, tmp_path):

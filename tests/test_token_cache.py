@@ -99,14 +99,14 @@ def test_token_cache_is_synced_before_it_gets_its_name(
     config, corpora, corpus = small_corpus
     config = dataclasses.replace(config, cache_dir=str(tmp_path / "other"))
     events = []
-    sync, rename = cache_manifest._sync, os.rename
+    sync, rename = cache_manifest._sync, os.replace
     monkeypatch.setattr(cache_manifest, "_sync", lambda p: (events.append(p.name), sync(p)))
-    monkeypatch.setattr(os, "rename", lambda a, b: (events.append("rename"), rename(a, b)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (events.append("rename"), rename(a, b)))
     token_cache.tokenize_corpora(corpora, tokenizers, config)
     files = {path.name for path in (tmp_path / "other" / "tokens" / corpus.fingerprint).iterdir()}
     i = events.index("rename")
     assert files <= set(events[:i])
-    assert events[i - 1].startswith("incomplete.")  # the folder, after its files
+    assert events[i - 1].startswith(".incomplete.")  # the folder, after its files
     assert events[i + 1 :] == ["tokens"]
 
 

@@ -10,18 +10,18 @@ import errno
 import importlib.util
 import logging
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from transformer_jax.config import Config, Setting, all_settings
 from transformer_jax.errors import UserError
 
-if TYPE_CHECKING:  # commands show their help without it
-    from etils import epath
-
 PathLike = str | os.PathLike[str]
 
+TEMPORARY = "*incomplete.*"  # pattern of names; those of version 0.1 had no dot before it
 REMOTE = "gs://"  # the only object store that is supported and tested
 # Packages whose exceptions mean that the store cannot be reached or refuses a request.
 _CLIENT_PACKAGES = ("gcsfs", "fsspec", "google", "aiohttp", "requests")
@@ -161,7 +161,7 @@ def write(path: PathLike, data: bytes, must_be_new: bool = False) -> None:
         store.pipe_file(name, data, mode="create" if must_be_new else "overwrite")
 
 
-def write_atomically(path: "epath.Path", text: str) -> None:
+def write_atomically(path: PathLike, text: str) -> None:
     """Writes a file so that readers see the old text or all of the new text.
 
     Args:
@@ -171,12 +171,47 @@ def write_atomically(path: "epath.Path", text: str) -> None:
     if is_remote(path):  # each write to an object store is atomic
         write(path, text.encode())
         return
-    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
-    with temporary.open("w") as file:
+    with new_path(path, makes_parents=False) as temporary, temporary.open("w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(path)
+
+
+@contextlib.contextmanager
+def new_path(path: PathLike, is_cache: bool = False, makes_parents: bool = True) -> Iterator[Path]:
+    """Yields a temporary local path, and gives what is written there the name `path` at the end.
+
+    An error removes it and the folders that were made for it, and leaves what `path` was before.
+
+    Args:
+      path: a file, which may exist; or a folder, which is new or empty.
+      is_cache: whether another process may write the same folder; the first one is kept.
+      makes_parents: whether to make the folder that it is in.
+    """
+    temporary = temporary_next_to(path)
+    new_parents = [parent for parent in temporary.parents if not parent.exists()]
+    if makes_parents:
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield temporary
+        try:
+            os.replace(temporary, path)
+        except OSError:
+            if not (is_cache and os.path.exists(path)):
+                raise
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # something is in it
+            for parent in new_parents:
+                parent.rmdir()
+
+
+def temporary_next_to(path: PathLike) -> Path:
+    """A new hidden name in the folder of a local path; `TEMPORARY` matches it."""
+    return Path(path).with_name(f".incomplete.{uuid.uuid4().hex}")
 
 
 def _open_store(path: PathLike) -> tuple[Any, str]:

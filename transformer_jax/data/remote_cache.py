@@ -6,9 +6,7 @@ Arrays of a tokenised corpus are memory-mapped, so each machine needs a local co
 
 import json
 import logging
-import os
 import shutil
-import uuid
 from pathlib import Path
 
 from etils import epath
@@ -28,25 +26,16 @@ def fetch(cache_dir: str, folder: Path) -> None:
     remote = _remote_folder(cache_dir, folder)
     if folder.exists() or not (remote / MANIFEST).exists():
         return
-    temporary = folder.with_name(f"incomplete.{uuid.uuid4().hex}")
-    temporary.mkdir(parents=True)
     try:
-        try:
+        with paths.new_path(folder, is_cache=True) as temporary:
+            temporary.mkdir()
             with paths.store_errors():
                 for name in (*_names((remote / MANIFEST).read_text()), MANIFEST):
                     _copy(remote / name, epath.Path(temporary / name))
             cache_manifest.check(temporary)
-        except (FileNotFoundError, ValueError, cache_manifest.DamageError) as error:
-            logging.warning("the token cache %s is damaged (%s); writing it again", remote, error)
-            (remote / MANIFEST).unlink(missing_ok=True)
-            return
-        try:
-            os.rename(temporary, folder)
-        except OSError:
-            if not folder.exists():
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    except (FileNotFoundError, ValueError, cache_manifest.DamageError) as error:
+        logging.warning("the token cache %s is damaged (%s); writing it again", remote, error)
+        (remote / MANIFEST).unlink(missing_ok=True)
 
 
 def publish(cache_dir: str, folder: Path) -> None:

@@ -13,7 +13,6 @@ import logging
 import os
 import shutil
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -178,19 +177,11 @@ def _read(folder: Path) -> TokenizedCorpus:
 def _create(folder: Path, inputs: _Inputs) -> None:
     """Writes to a temporary folder and renames it, so that no process reads an incomplete cache."""
     _remove_abandoned(folder.parent)
-    temporary = _temporary(folder)
-    temporary.mkdir(parents=True)
-    try:
+    with paths.new_path(folder, is_cache=True) as temporary:
+        temporary.mkdir()
         _write(temporary, inputs)
         cache_manifest.write(temporary)
-        try:
-            os.rename(temporary, folder)
-        except OSError:
-            if not folder.exists():
-                raise
-        cache_manifest.sync_folder_of(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    cache_manifest.sync_folder_of(folder)
 
 
 @contextlib.contextmanager
@@ -208,7 +199,7 @@ def _write_errors(root: Path) -> Iterator[None]:
 
 
 def _remove_folder(folder: Path) -> None:
-    temporary = _temporary(folder)
+    temporary = paths.temporary_next_to(folder)
     try:
         os.rename(folder, temporary)  # at once, so that no process reads a part of it
     except FileNotFoundError:
@@ -216,13 +207,9 @@ def _remove_folder(folder: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _temporary(folder: Path) -> Path:
-    return folder.with_name(f"incomplete.{uuid.uuid4().hex}")
-
-
 def _remove_abandoned(root: Path) -> None:
     """Removes temporary folders of processes that were killed."""
-    for path in root.glob("incomplete.*"):
+    for path in root.glob(paths.TEMPORARY):
         try:
             written = max(p.stat().st_mtime for p in (path, *path.iterdir()))
         except OSError:

@@ -1,16 +1,14 @@
 """Exports of a model. Each is compared with our own model before it gets its final name."""
 
-import contextlib
 import dataclasses
 import functools
-import os
 import shutil
-import uuid
 from collections.abc import Callable
 
 import jax
 from etils import epath
 
+from transformer_jax import paths
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import model_metrics
 from transformer_jax.interop import (
@@ -69,10 +67,8 @@ def export_model(
     if quantization != "float32":
         _check_judgeable(text, quantization, max_bleu_loss)
         model_metrics.bleu_tokenizer(model.config.data)  # an error now, not at the end
-    missing = [folder for folder in (output.parent, *output.parent.parents) if not folder.exists()]
-    output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.parent / f".{output.name}.{uuid.uuid4().hex}"
-    try:
+    with paths.new_path(output) as new_folder:
+        temporary = epath.Path(new_folder)
         exporter = _Exporter(model, format_name, text, say)
         peer = exporter.write(temporary, "float32")
         if isinstance(peer, ctranslate2.CTranslate2Peer) and quantization != "float32":
@@ -83,14 +79,6 @@ def export_model(
         model_card.write_readme(
             temporary, facts, model, format_name, text, exporter.notes, exporter.results
         )
-        if output.exists():
-            output.rmdir()
-        temporary.rename(output)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        for folder in missing:
-            with contextlib.suppress(OSError):  # it is not empty: all went well
-                os.rmdir(folder)
     say(f"wrote {output}")
 
 

@@ -7,12 +7,10 @@ validation or test sentence is trained on.
 
 import contextlib
 import dataclasses
-import os
-import shutil
-import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from transformer_jax import paths
 from transformer_jax.data.sources import Corpus
 from transformer_jax.errors import UserError
 from transformer_jax.own_corpus.survey import read_with_progress, text_digest
@@ -91,10 +89,8 @@ def write_parts(corpus: Corpus, shares: Mapping[str, float], folder: Path) -> Se
       UserError: the corpus has too few different sources.
     """
     counts = dict.fromkeys((TRAIN, *shares, ""), 0)
-    new_parents = [parent for parent in folder.parents if not parent.exists()]
-    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    temporary.mkdir(parents=True)
-    try:
+    with paths.new_path(folder) as temporary:
+        temporary.mkdir()
         with contextlib.ExitStack() as stack:
             files = {
                 part: [
@@ -115,11 +111,4 @@ def write_parts(corpus: Corpus, shares: Mapping[str, float], folder: Path) -> Se
                 f"{corpus.name} has too few different sources to set a share aside; name other "
                 "files as `validation` and `test`."
             )
-        os.rename(temporary, folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            for parent in new_parents:
-                parent.rmdir()
-        raise
     return SetAside(counts, num_dropped)

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
+from transformer_jax import paths
 from transformer_jax.data.public.dataset import Dataset, Download, Part, Split
 from transformer_jax.data.public.download import DownloadError, Say, digest, fetch
 from transformer_jax.data.sources import decode_lines
@@ -69,8 +70,7 @@ def make_texts(name: str, dataset: Dataset, folder: Path, say: Say) -> None:
             languages = ",".join(text.path.suffix[1:] for text in texts)
             prefix = texts[0].path.with_suffix("")
             say(f"{prefix}.{{{languages}}}: {texts[0].num_lines:,} lines each")
-    (folder / f".{SUMS}").write_text("".join(rows))
-    os.replace(folder / f".{SUMS}", folder / SUMS)
+    paths.write_atomically(folder / SUMS, "".join(rows))
 
 
 def _are_written(folder: Path) -> bool:
