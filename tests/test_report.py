@@ -447,7 +447,6 @@ def test_plot_draws_each_picture(workdir, tmp_path, arguments):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], ["what to draw", "attention", "report"]),
         (["attention", "--workdir=x"], ["--source"]),
         (["curves", "--workdir=nowhere"], ["nowhere", "there is no such folder"]),
         (["attention", "--workdir=a,b", "--source=x"], ["one --workdir"]),
@@ -463,6 +462,14 @@ def test_plot_answers_mistakes_with_one_sentence(arguments, words):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_plot_without_a_picture_lists_them():
+    done = transformer_jax("plot")
+    assert done.returncode == 2
+    assert "Name the picture" in done.stderr
+    assert "attention" in done.stderr
+    assert "report" in done.stderr
 
 
 @pytest.mark.slow

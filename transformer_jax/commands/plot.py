@@ -23,9 +23,9 @@ PICTURES = {
     "alignment": "the words that belong together, by the attention",
     "curves": "learning curves of one run or several",
     "schedule": "the learning rate of every step",
-    "positions": "the sinusoids or learned vectors of positions",
+    "positions": "the table of sinusoids, and how alike positions are",
     "lengths": "lengths of the data, and the padding of its batches",
-    "report": "report.html, with all of them",
+    "report": "a page of scores, curves, samples and attention: report.html",
 }
 OF_A_SENTENCE = ("attention", "alignment")
 OF_SEVERAL_RUNS = ("curves", "schedule")
