@@ -5,7 +5,7 @@ from pathlib import Path
 from absl import flags
 
 from transformer_jax import paths, units
-from transformer_jax.commands import arguments, model_flags
+from transformer_jax.commands import command_line, model_flags
 from transformer_jax.commands.command_help import CommandHelp
 from transformer_jax.errors import UserError
 
@@ -39,7 +39,7 @@ HELP = CommandHelp(
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv`."""
     model_flags.define(argv)
-    arguments.define_path("output", None, "FILE", "File to write.")
+    command_line.define_path("output", None, "FILE", "File to write.")
     model_flags.define_licence()
     return argv
 

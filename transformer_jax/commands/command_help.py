@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import flags
 
-from transformer_jax.commands import arguments
+from transformer_jax.commands import command_line
 from transformer_jax.config import Config, Setting, all_settings
 
 WIDTH = 80
@@ -69,7 +69,7 @@ class CommandHelp:
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class HelpRequest:
     """The command that is described, with the defaults that are shown.
 
     Attributes:
@@ -109,28 +109,28 @@ def command_list(program: str, commands: dict[str, str]) -> str:
     )
 
 
-def command_help(subject: Subject, text: CommandHelp) -> str:
+def command_help(request: HelpRequest, text: CommandHelp) -> str:
     """What `COMMAND --help` prints, at most `WIDTH` columns wide where words allow it."""
-    summary = subject.summary[0].lower() + subject.summary[1:]
-    usage = wrapped(f"usage: {subject.program} {text.usage}", indent=" " * 4)
-    parts = [wrapped(f"{subject.program}: {summary}"), wrapped(text.about), usage]
-    parts.append("\n".join(["Examples", *_examples(subject, text)]))
-    of = f", with the defaults of {subject.name}" if subject.name else ""
-    if subject.name and not subject.is_read:
-        of = f", not with the defaults of {subject.name}, which is not read for help"
+    summary = request.summary[0].lower() + request.summary[1:]
+    usage = wrapped(f"usage: {request.program} {text.usage}", indent=" " * 4)
+    parts = [wrapped(f"{request.program}: {summary}"), wrapped(text.about), usage]
+    parts.append("\n".join(["Examples", *_examples(request, text)]))
+    of = f", with the defaults of {request.name}" if request.name else ""
+    if request.name and not request.is_read:
+        of = f", not with the defaults of {request.name}, which is not read for help"
     sections: dict[str, list[str]] = {}
     if text.words and text.words.choices:
         sections[f"{text.words.name.capitalize()}s"] = list(_rows(text.words.choices))
-    for title, members in flag_groups(subject.flags).items():
+    for title, members in flag_groups(request.flags).items():
         heading = f"{title}{of}" if title == SEARCH else title
         members = sorted(members, key=lambda flag: f"--{flag.name}=" not in text.usage)
         sections[heading] = [
-            _flag(flag, subject, title == SEARCH, flag.name in text.required) for flag in members
+            _flag(flag, request, title == SEARCH, flag.name in text.required) for flag in members
         ]
     processes = sections.pop(PROCESSES, [])
     if text.fields:
         sections[f"Settings that are changed most often{of}"] = [
-            _setting(setting, subject.config) for setting in _settings(text.fields)
+            _setting(setting, request.config) for setting in _settings(text.fields)
         ]
     if processes:
         sections[PROCESSES] = processes
@@ -170,7 +170,7 @@ def value_name(flag: flags.Flag) -> str:
     """What `--help` writes for the value of a flag: its choices, or a word such as FILE."""
     if isinstance(flag, flags.EnumFlag):
         return "|".join(flag.parser.enum_values)
-    if isinstance(flag.parser, arguments.TextParser | arguments.PathsParser):
+    if isinstance(flag.parser, command_line.TextParser | command_line.PathsParser):
         return flag.parser.value_name
     if flag.name == "config":  # defined by ml_collections
         return "RECIPE"
@@ -180,7 +180,7 @@ def value_name(flag: flags.Flag) -> str:
 
 def is_path(flag: flags.Flag) -> bool:
     """Whether the value of a flag is a path, or several."""
-    return isinstance(flag.parser, arguments.PathParser | arguments.PathsParser)
+    return isinstance(flag.parser, command_line.PathParser | command_line.PathsParser)
 
 
 def meaning(flag: flags.Flag) -> str:
@@ -199,12 +199,12 @@ def default_text(value: Any) -> str:
     return str(value) if isinstance(value, str | int | float) else ""
 
 
-def _flag(flag: flags.Flag, subject: Subject, is_search: bool, is_required: bool) -> str:
+def _flag(flag: flags.Flag, request: HelpRequest, is_search: bool, is_required: bool) -> str:
     """A flag with its values, default and range, and its meaning below."""
     default, bounds = flag.default, ""
     if is_search:
         (setting,) = _settings([f"decode.{flag.name}"])
-        default, bounds = setting.value(subject.config), setting.range_text()
+        default, bounds = setting.value(request.config), setting.range_text()
     elif getattr(flag.parser, "lower_bound", None) is not None:
         bounds = f">= {flag.parser.lower_bound}"
     name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}={value_name(flag)}"
@@ -238,12 +238,12 @@ def _settings(paths: Sequence[str]) -> list[Setting]:
     return [by_path[path] for path in paths]
 
 
-def _examples(subject: Subject, text: CommandHelp) -> Iterator[str]:
+def _examples(request: HelpRequest, text: CommandHelp) -> Iterator[str]:
     """Each example: its purpose, then the command, at most `WIDTH` columns wide."""
-    others = subject.program.removesuffix(f" {subject.command}")
+    others = request.program.removesuffix(f" {request.command}")
     for purpose, line in text.examples:
-        line = line.replace(f"transformer-jax {subject.command} ", f"{subject.program} ")
-        if others != subject.program:  # not a root script, which is one command only
+        line = line.replace(f"transformer-jax {request.command} ", f"{request.program} ")
+        if others != request.program:  # not a root script, which is one command only
             line = line.replace("transformer-jax ", f"{others} ")
         yield wrapped(purpose, "  ", "  ")
         yield shell_lines(line)

@@ -13,7 +13,7 @@ from typing import Any
 from absl import flags
 
 from transformer_jax import paths
-from transformer_jax.commands import arguments
+from transformer_jax.commands import command_line
 from transformer_jax.config import Config, from_json
 from transformer_jax.errors import UserError, did_you_mean
 
@@ -38,13 +38,13 @@ def define_for_training(
     Raises:
       UserError: there is no such recipe, or no recipe and no run.
     """
-    recipe, workdir = arguments.value_of(argv, "config"), arguments.value_of(argv, "workdir")
-    rest = arguments.without(argv, "config")
+    recipe, workdir = command_line.value_of(argv, "config"), command_line.value_of(argv, "workdir")
+    rest = command_line.without(argv, "config")
     if recipe is not None:
         config = read_recipe(recipe)
     elif (stored := _stored_config(workdir)) is not None:
         config = stored
-    elif arguments.wants_help(argv):
+    elif command_line.wants_help(argv):
         config = Config()
     else:
         where = f"{workdir} has no run to resume. " if workdir else ""

@@ -7,7 +7,7 @@ from pathlib import Path
 from absl import flags
 
 from transformer_jax import paths
-from transformer_jax.commands import arguments
+from transformer_jax.commands import command_line
 from transformer_jax.commands.command_help import CommandHelp, Words
 from transformer_jax.data.public.tables import DATASETS
 from transformer_jax.errors import UserError
@@ -38,7 +38,7 @@ HELP = CommandHelp(
 
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv`."""
-    arguments.define_path(
+    command_line.define_path(
         "output", None, "DIR", "Folder for the texts; `downloads/` in it keeps the files."
     )
     return argv

@@ -2,7 +2,7 @@
 
 from absl import flags
 
-from transformer_jax.commands import arguments, model_flags, process_flags, search_flags
+from transformer_jax.commands import command_line, model_flags, process_flags, search_flags
 from transformer_jax.commands.command_help import CommandHelp
 from transformer_jax.decoding import ON_ERROR, WINDOW
 
@@ -39,20 +39,28 @@ def define_flags(argv: list[str]) -> list[str]:
     model_flags.define(argv)
     model_flags.define_languages()
     search_flags.define()
-    arguments.define_path("input", "-", "FILE", "Text, one sentence a line; - is standard input.")
-    arguments.define_path("output", "-", "FILE", "Where the translations go; - is standard output.")
+    command_line.define_path(
+        "input", "-", "FILE", "Text, one sentence a line; - is standard input."
+    )
+    command_line.define_path(
+        "output", "-", "FILE", "Where the translations go; - is standard output."
+    )
     flags.DEFINE_enum("format", "text", ["text", "jsonl"], "Format of the output.")
     flags.DEFINE_integer(
         "n_best", 1, "Hypotheses or samples; above 1 a line of text is `line ||| text ||| score`."
     )
-    arguments.define_path("prefixes", "", "FILE", "File: the beginning of each line's translation.")
-    arguments.define_path(
+    command_line.define_path(
+        "prefixes", "", "FILE", "File: the beginning of each line's translation."
+    )
+    command_line.define_path(
         "phrases",
         "",
         "FILE",
         "File: phrases that each line's translation contains, separated by tabs.",
     )
-    arguments.define_path("score", "", "FILE", "File: translations of the input, to score instead.")
+    command_line.define_path(
+        "score", "", "FILE", "File: translations of the input, to score instead."
+    )
     flags.DEFINE_bool("per_token", False, "With --score: the log-probability of every token too.")
     flags.DEFINE_bool("alignment", False, "Add word alignments, `0-0 1-2`, source first.")
     flags.DEFINE_bool("attention", False, "Add attention to the source, with --format=jsonl.")

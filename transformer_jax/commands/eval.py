@@ -2,7 +2,7 @@
 
 from absl import flags
 
-from transformer_jax.commands import arguments, model_flags, process_flags, search_flags
+from transformer_jax.commands import command_line, model_flags, process_flags, search_flags
 from transformer_jax.commands.command_help import CommandHelp
 
 HELP = CommandHelp(
@@ -39,14 +39,16 @@ def define_flags(argv: list[str]) -> list[str]:
     model_flags.define(argv)
     model_flags.define_languages()
     flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "Data to score.")
-    arguments.define_path("input", None, "FILE", "File of sources, one a line, instead of --split.")
-    arguments.define_path("reference", None, "FILE", "File of their translations, for --input.")
-    arguments.define_path("json", None, "FILE", "Also write the scores to this file.")
-    arguments.define_path(
+    command_line.define_path(
+        "input", None, "FILE", "File of sources, one a line, instead of --split."
+    )
+    command_line.define_path("reference", None, "FILE", "File of their translations, for --input.")
+    command_line.define_path("json", None, "FILE", "Also write the scores to this file.")
+    command_line.define_path(
         "output", None, "FILE", "Also write the translations to this file, one a line."
     )
     flags.DEFINE_bool("conventions", False, "Show BLEU in every convention, with signatures.")
-    arguments.define_path(
+    command_line.define_path(
         "compare",
         None,
         "DIR|FILE",

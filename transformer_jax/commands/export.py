@@ -2,7 +2,7 @@
 
 from absl import flags
 
-from transformer_jax.commands import arguments, model_flags
+from transformer_jax.commands import command_line, model_flags
 from transformer_jax.commands.command_help import CommandHelp
 from transformer_jax.interop import FORMATS, QUANTIZATIONS
 
@@ -38,21 +38,21 @@ def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv`."""
     model_flags.define(argv)
     flags.DEFINE_enum("format", None, FORMATS, "Format of the export.")
-    arguments.define_path("output", None, "DIR", "Folder to write.")
+    command_line.define_path("output", None, "DIR", "Folder to write.")
     flags.DEFINE_enum(
         "quantization",
         "float32",
         QUANTIZATIONS,
         "Type of the weights in a ctranslate2 export.",
     )
-    arguments.define_path(
+    command_line.define_path(
         "sentences",
         "",
         "FILE",
         "Source text to check the export with; default: the run's validation set, else its test "
         "set, else its samples.jsonl.",
     )
-    arguments.define_path(
+    command_line.define_path(
         "references",
         "",
         "FILE",

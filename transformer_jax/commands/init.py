@@ -4,7 +4,7 @@ import functools
 
 from absl import flags
 
-from transformer_jax.commands import arguments
+from transformer_jax.commands import command_line
 from transformer_jax.commands.command_help import CommandHelp
 from transformer_jax.errors import UserError
 
@@ -41,17 +41,19 @@ HELP = CommandHelp(
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv`."""
     text = "path without the language suffix, or a .tsv file"
-    arguments.define_paths("train", None, "PREFIX", f"Training text: {text}; several with commas.")
-    arguments.define_text(
+    command_line.define_paths(
+        "train", None, "PREFIX", f"Training text: {text}; several with commas."
+    )
+    command_line.define_text(
         "source_lang", None, "LANG", "Language of the source: the suffix after PREFIX."
     )
-    arguments.define_text(
+    command_line.define_text(
         "target_lang", None, "LANG", "Language of the target: the suffix after PREFIX."
     )
-    arguments.define_path("workdir", None, "DIR", "Folder of the run, which gets the recipe.")
+    command_line.define_path("workdir", None, "DIR", "Folder of the run, which gets the recipe.")
     for part in ("validation", "test"):
         help_text = f"{part.capitalize()} set: {text}; empty: a share is set aside."
-        arguments.define_path(part, "", "PREFIX", help_text)
+        command_line.define_path(part, "", "PREFIX", help_text)
     flags.DEFINE_enum(
         "device",
         "here",

@@ -19,7 +19,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from transformer_jax import __version__, paths
-from transformer_jax.commands import arguments, command_help, completion, config_flags
+from transformer_jax.commands import command_help, command_line, completion, config_flags
 from transformer_jax.config import Config
 from transformer_jax.errors import UserError, did_you_mean
 from transformer_jax.runs import compilation_cache, host_memory
@@ -55,7 +55,7 @@ def main() -> None:
         print(f"transformer-jax {__version__}")
     elif command == "help" and sys.argv[2:3] and sys.argv[2] in COMMANDS:
         run(sys.argv[2], [f"{program} {sys.argv[2]}", "--help"])
-    elif command in ("help", *arguments.HELP_FLAGS):
+    elif command in ("help", *command_line.HELP_FLAGS):
         print(command_help.command_list(program, COMMANDS))
     elif command == "complete":  # called by the scripts that `completion` prints
         print("\n".join(completion.candidates(sys.argv[2:])))
@@ -99,10 +99,10 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
     others = set(FLAGS)
     program = f"python {argv[0]}" if argv[0].endswith(".py") else argv[0]
     with _errors_as_sentences(text.less_memory):
-        argv = arguments.with_flag_files(argv)
+        argv = command_line.with_flag_files(argv)
         config_flags.check_overrides(argv)
         remaining = module.define_flags(list(argv))
-        if arguments.wants_help(argv):
+        if command_line.wants_help(argv):
             defined = [FLAGS[name] for name in FLAGS if name not in others]
             print(_help(command, program, argv, defined, text), flush=True)
             sys.exit(0)
@@ -118,11 +118,11 @@ def _help(
 ) -> str:
     """What `COMMAND --help` prints; defaults are of the recipe or model that `argv` names."""
     config = FLAGS["config"].default if "config" in FLAGS else None
-    name = arguments.value_of(argv, "config") or arguments.value_of(argv, "workdir") or ""
-    subject = command_help.Subject(
+    name = command_line.value_of(argv, "config") or command_line.value_of(argv, "workdir") or ""
+    request = command_help.HelpRequest(
         command, program, COMMANDS[command], defined, config or Config(), name, config is not None
     )
-    return command_help.command_help(subject, text)
+    return command_help.command_help(request, text)
 
 
 def _parse(program: str, argv: Sequence[str]) -> list[str]:
@@ -130,7 +130,7 @@ def _parse(program: str, argv: Sequence[str]) -> list[str]:
     try:
         return FLAGS(argv)
     except flags.Error as error:
-        text = f"error: {arguments.sentence(error)} {program} --help lists the flags."
+        text = f"error: {command_line.sentence(error)} {program} --help lists the flags."
         print(text, file=sys.stderr)
         sys.exit(USAGE_STATUS)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from transformer_jax import paths
-from transformer_jax.commands import arguments, config_flags
+from transformer_jax.commands import command_line, config_flags
 from transformer_jax.config import Config, all_settings
 from transformer_jax.errors import UserError
 
@@ -22,7 +22,7 @@ FLAGS = flags.FLAGS
 
 def define(argv: Sequence[str]) -> None:
     """Defines the model's flags, and `--config.a.b` for each setting of the one `argv` names."""
-    arguments.define_path(
+    command_line.define_path(
         "workdir",
         None,
         "DIR|FILE",
@@ -30,17 +30,19 @@ def define(argv: Sequence[str]) -> None:
     )
     define_checkpoint()
     flags.DEFINE_bool("allow_pickle", False, "Read a Hugging Face pytorch_model.bin, with torch.")
-    recipe = arguments.value_of(argv, "config")
+    recipe = command_line.value_of(argv, "config")
     if recipe is not None:
         raise UserError(
             f"--config={recipe}: a trained model has its own config; remove the flag. "
             "--config.SECTION.NAME=VALUE changes a setting."
         )
-    workdir = arguments.value_of(argv, "workdir")
+    workdir = command_line.value_of(argv, "workdir")
     if workdir:
         workdir = paths.expand(workdir, "--workdir")
         paths.require(workdir, "--workdir")
-        config = _config_for_help(workdir) if arguments.wants_help(argv) else _read_config(workdir)
+        config = (
+            _config_for_help(workdir) if command_line.wants_help(argv) else _read_config(workdir)
+        )
         if config is not None:
             config_flags.define_config(config, argv)
 
@@ -66,7 +68,7 @@ def _config_for_help(workdir: str) -> Config | None:
 
 def define_checkpoint() -> None:
     """Defines `--checkpoint`."""
-    arguments.define_text(
+    command_line.define_text(
         "checkpoint",
         "best",
         "best|latest|STEP|average:N",
@@ -76,13 +78,13 @@ def define_checkpoint() -> None:
 
 def define_languages() -> None:
     """Defines `--target_lang` and `--source_lang`."""
-    arguments.define_text(
+    command_line.define_text(
         "target_lang",
         "",
         "LANG",
         "Language to translate into, for multilingual models; else the config's.",
     )
-    arguments.define_text(
+    command_line.define_text(
         "source_lang",
         "",
         "LANG",
@@ -92,7 +94,7 @@ def define_languages() -> None:
 
 def define_ensemble() -> None:
     """Defines `--ensemble`."""
-    arguments.define_paths(
+    command_line.define_paths(
         "ensemble",
         [],
         "DIR,DIR",
@@ -102,7 +104,7 @@ def define_ensemble() -> None:
 
 def define_licence() -> None:
     """Defines `--licence`."""
-    arguments.define_text(
+    command_line.define_text(
         "licence", "", "NAME", "Of the model, for its model card, such as cc-by-4.0."
     )
 

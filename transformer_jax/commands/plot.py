@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from transformer_jax import paths
-from transformer_jax.commands import arguments, model_flags
+from transformer_jax.commands import command_line, model_flags
 from transformer_jax.commands.command_help import CommandHelp, Words
 from transformer_jax.errors import UserError
 
@@ -72,10 +72,10 @@ HELP = CommandHelp(
 
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv`."""
-    arguments.define_paths(
+    command_line.define_paths(
         "workdir", None, "DIR,DIR", "Folder of the run; for curves and schedule, also several."
     )
-    arguments.define_path(
+    command_line.define_path(
         "output", None, "FILE", "File to write, .svg, .png or .pdf; else PICTURE.svg here."
     )
     model_flags.define_checkpoint()
@@ -89,7 +89,7 @@ def define_flags(argv: list[str]) -> list[str]:
     flags.DEFINE_bool("words", True, "alignment: join tokens to words.")
     flags.DEFINE_list("metrics", None, "curves: names in metrics.jsonl, a panel each.")
     flags.DEFINE_enum("split", "train", ["train", "validation", "test"], "lengths: which data.")
-    arguments.define_paths("scores", [], "FILE,FILE", "report: files that `eval --json` wrote.")
+    command_line.define_paths("scores", [], "FILE,FILE", "report: files that `eval --json` wrote.")
     return argv
 
 

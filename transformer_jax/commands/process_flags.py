@@ -2,7 +2,7 @@
 
 from absl import flags
 
-from transformer_jax.commands import arguments
+from transformer_jax.commands import command_line
 from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
@@ -10,7 +10,7 @@ FLAGS = flags.FLAGS
 
 def define() -> None:
     """Defines the flags."""
-    arguments.define_text("coordinator_address", None, "HOST:PORT", "HOST:PORT of process 0.")
+    command_line.define_text("coordinator_address", None, "HOST:PORT", "HOST:PORT of process 0.")
     flags.DEFINE_integer("num_processes", None, "Processes of the run, the same for all.", 1)
     flags.DEFINE_integer("process_id", None, "Number of this process, from 0.", 0)
     flags.DEFINE_bool(

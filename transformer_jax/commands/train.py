@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from transformer_jax.commands import arguments, config_flags, process_flags, report_file
+from transformer_jax.commands import command_line, config_flags, process_flags, report_file
 from transformer_jax.commands.command_help import CommandHelp
 from transformer_jax.errors import UserError
 
@@ -63,7 +63,7 @@ HELP = CommandHelp(
 
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; returns `argv` with the recipe as the path of a file."""
-    arguments.define_path("workdir", None, "DIR", "Folder of the run, new or to resume.")
+    command_line.define_path("workdir", None, "DIR", "Folder of the run, new or to resume.")
     flags.DEFINE_integer("stop_after", None, "Save and stop after this step, to resume later.")
     flags.DEFINE_bool("dry_run", False, "Compile the step; report memory, FLOPs, communication.")
     flags.DEFINE_string(
@@ -71,10 +71,14 @@ def define_flags(argv: list[str]) -> list[str]:
         "",
         "Of a dry run: a TPU's such as v5e:2x4, cpu:N or gpu:N; empty: the local devices.",
     )
-    arguments.define_path("json", None, "FILE", "Also write the report of a dry run to this file.")
+    command_line.define_path(
+        "json", None, "FILE", "Also write the report of a dry run to this file."
+    )
     flags.DEFINE_bool("verify_resume", False, "Check that a killed run resumes exactly.")
     flags.DEFINE_integer("verify_steps", 20, "Steps of each run of --verify_resume.", 4)
-    arguments.define_path("replay", None, "FILE", "Examine a skipped step: a file of bad_batches/.")
+    command_line.define_path(
+        "replay", None, "FILE", "Examine a skipped step: a file of bad_batches/."
+    )
     flags.DEFINE_bool(
         "report", True, "Write report.html at the end, where Matplotlib is installed."
     )
@@ -95,7 +99,7 @@ def run() -> None:
         if FLAGS[name].value:
             process_flags.refuse(f"--{name}")
     if FLAGS.verify_resume:
-        if arguments.value_of(sys.argv, "config") is None:
+        if command_line.value_of(sys.argv, "config") is None:
             raise UserError("--verify_resume needs --config=RECIPE: its runs start from nothing.")
         from transformer_jax.diagnostics.verify_resume import verify_resume
 

@@ -17,7 +17,6 @@ _SENTENCES = (
     ),
     (r"Unknown command line flag '(.+?)'.*", r"There is no flag --\1."),
     (r"Missing value for flag (--\S+)", r"\1=VALUE lacks its value."),
-    (r"flag (--\w+)=None: .* must have a value other than None\.?", r"\1=VALUE is missing."),
     (r"flag (--.*): invalid literal for int\(\).*", r"\1 is not a whole number."),
     (r"flag (--.*): could not convert string to float.*", r"\1 is not a number."),
     (r"flag (--.*): value should be one of <(.*)>", r"\1 must be one of \2."),
