@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,14 @@ def test_imports_follow_the_order():
 def test_import_order_names_every_module():
     modules = {p.relative_to(ROOT).parts[0].removesuffix(".py") for p in ROOT.rglob("*.py")}
     assert modules - {"__init__", "__main__"} == {name for name in ORDER if "." not in name}
+
+
+def test_every_package_is_installed():
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())
+    packages = {
+        ".".join(p.parent.relative_to(ROOT.parent).parts) for p in ROOT.rglob("__init__.py")
+    }
+    assert packages == {*project["tool"]["setuptools"]["packages"]}
 
 
 def loaded_by(code):

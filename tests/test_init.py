@@ -323,7 +323,7 @@ def test_max_len_holds_nearly_all_pairs(most, longest, max_len):
 
 @pytest.mark.parametrize("row", [row for rows in sizing.SIZES.values() for row in rows])
 def test_every_row_gives_a_config_that_can_work(row):
-    tokens = sizing.TokenFacts(20, 300, 500, 256, 0.01, 0.0, 1e6)
+    tokens = sizing.TokenLengths(20, 300, 500, 256, 0.01, 0.0, 1e6)
     config = settings.make_config(row, DataConfig(tokenizer="bpe"), tokens, 2000, CPU)
     validate(config)
     schedule = make_schedule(config.optimizer, row.d_model, config.train.num_steps)

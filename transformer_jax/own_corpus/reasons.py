@@ -10,7 +10,7 @@ from transformer_jax.own_corpus.sizing import (
     Machine,
     Reasons,
     Sizes,
-    TokenFacts,
+    TokenLengths,
     choose_sizes,
 )
 
@@ -27,7 +27,7 @@ _ALWAYS_STATED = {
 }
 
 
-def make_reasons(sizes: Sizes, config: Config, tokens: TokenFacts, machine: Machine) -> Reasons:
+def make_reasons(sizes: Sizes, config: Config, tokens: TokenLengths, machine: Machine) -> Reasons:
     """A reason for each setting that differs from its default, or is always stated.
 
     Args:
@@ -57,7 +57,7 @@ def make_reasons(sizes: Sizes, config: Config, tokens: TokenFacts, machine: Mach
     return {path: reason for path, reason in every.items() if path in changed | _ALWAYS_STATED}
 
 
-def num_epochs(config: Config, tokens: TokenFacts) -> float:
+def num_epochs(config: Config, tokens: TokenLengths) -> float:
     """How often the run trains on each pair."""
     return config.train.num_steps * config.data.batch_tokens / tokens.per_epoch
 

@@ -28,7 +28,7 @@ from transformer_jax.evaluation import bleu_tokenizers
 from transformer_jax.own_corpus import sizing
 from transformer_jax.own_corpus.device import Device
 from transformer_jax.own_corpus.reasons import make_reasons
-from transformer_jax.own_corpus.sizing import Reasons, Sizes, TokenFacts
+from transformer_jax.own_corpus.sizing import Reasons, Sizes, TokenLengths
 from transformer_jax.own_corpus.survey import CorpusSurvey
 
 Pairs = list[tuple[str, str]]
@@ -46,7 +46,7 @@ class ChosenSettings:
 
     config: Config
     reasons: Reasons
-    tokens: TokenFacts
+    tokens: TokenLengths
 
 
 def choose_settings(
@@ -95,7 +95,7 @@ def choose_settings(
 
 
 def make_config(
-    sizes: Sizes, data: DataConfig, tokens: TokenFacts, num_validation: int, device: Device
+    sizes: Sizes, data: DataConfig, tokens: TokenLengths, num_validation: int, device: Device
 ) -> Config:
     """The config of the run.
 
@@ -143,7 +143,7 @@ def make_config(
 
 def count_tokens(
     pairs: Pairs, tokenizers: TokenizerPair, num_pairs: int, max_ratio: float
-) -> TokenFacts:
+) -> TokenLengths:
     """Lengths of pairs in tokens, and what follows for a corpus of `num_pairs` pairs like them."""
     sides = zip((tokenizers.source, tokenizers.target), zip(*pairs, strict=True), strict=True)
     counts = [[len(ids) for ids in tokenizer.encode_batch(texts)] for tokenizer, texts in sides]
@@ -152,7 +152,7 @@ def count_tokens(
     most, longest = int(np.quantile(longer, 0.999, method="higher")), int(longer.max())
     max_len = sizing.choose_max_len(most, longest)
     selection = select_pairs(lengths[0] - 1, lengths[1] - 1, max_len, max_ratio=max_ratio)
-    return TokenFacts(
+    return TokenLengths(
         median=int(np.median(lengths[1])),
         most=most,
         longest=longest,

@@ -121,7 +121,7 @@ SIZES: dict[Machine, tuple[Sizes, ...]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenFacts:
+class TokenLengths:
     """Lengths of the training pairs in tokens, end symbols included.
 
     Attributes:
@@ -169,8 +169,8 @@ def choose_num_steps(sizes: Sizes, tokens_per_epoch: float, num_units: float = m
     wanted = math.exp(np.interp(math.log(tokens_per_epoch), tokens, epochs)) * tokens_per_epoch
     fewest, most = sizes.steps
     a_few = 1.2 * FEW_EPOCHS * tokens_per_epoch / sizes.batch_tokens
-    limit = min(most, max(most * num_units / sizes.made_for, a_few))
-    return max(round_number(min(wanted / sizes.batch_tokens, limit)), fewest)
+    on_machine = max(most * num_units / sizes.made_for, a_few)
+    return max(round_number(min(wanted / sizes.batch_tokens, on_machine, most)), fewest)
 
 
 def choose_max_len(most: int, longest: int) -> int:
