@@ -338,7 +338,7 @@ def test_report_figures_have_contrast(mode):
     for line in style.LINES:
         assert contrast(change(channels(line)), page) >= 3.0, line
     assert contrast(change(channels(style.INK)), page) >= 4.5
-    assert ("--figure: invert(1) hue-rotate(180deg)" in report_page._DARK) == bool(mode) or not mode
+    assert not mode or "--figure: invert(1) hue-rotate(180deg)" in report_page._DARK
 
 
 def test_report_is_accessible(workdir):

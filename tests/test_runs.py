@@ -317,22 +317,30 @@ def test_runs_table_is_aligned_and_fits_80_columns():
     ]
     lines = command.table(runs[:2], "bleu", 80, NOW)
     assert lines == [
-        "run     state     step   BLEU   best  at step  test       when    size",
-        "a       finished  5/10  29.50  30.00        2  9.00  2 min ago  1.2 MB",
-        "broken  damaged   5/10      -      -        -                -  1.2 MB",
+        "run     state     step   BLEU   best  at step  test    age    size",
+        "a       finished  5/10  29.50  30.00        2  9.00  2 min  1.2 MB",
+        "broken  damaged   5/10      -      -        -            -  1.2 MB",
         "",
         "broken: damaged, checkpoint 5: params/x is missing",
     ]
     lines = command.table(runs, "bleu", 80, NOW)
     head, first, second, third = lines[:4]
     assert [len(line) for line in lines[:4]] == [80] * 4
-    assert " ".join(head.split()) == "run state step BLEU best test when size"
-    assert " ".join(first.split()) == "a finished 5/10 29.50 30.00 9.00 2 min ago 1.2 MB"
-    assert " ".join(third.split()[1:]) == "finished 5000000/10000000 - - 2 min ago 1.0 TB"
+    assert " ".join(head.split()) == "run state step BLEU best test age size"
+    assert " ".join(first.split()) == "a finished 5/10 29.50 30.00 9.00 2 min 1.2 MB"
+    assert " ".join(third.split()[1:]) == "finished 5000000/10000000 - - 2 min 1.0 TB"
     assert third.startswith("a_long")
     assert "seed1  " in third
     assert second.index("damaged") == first.index("finished") == head.index("state")
     assert lines[4:] == ["", "broken: damaged, checkpoint 5: params/x is missing"]
+
+
+@pytest.mark.parametrize("metric", scores.LABELS)
+def test_runs_table_of_each_score_fits_80_columns(metric):
+    best = {"step": 300_000, "loss": 12.345, metric: 12.345}
+    one = entry("a_long_name_" * 5, [best], num_steps=300_000, step=300_000, test=best)
+    lines = command.table([one, entry("b", updated="2026-05-04T11:01:00+00:00")], metric, 80, NOW)
+    assert [len(line) for line in lines] == [80] * 3
 
 
 def test_runs_of_one_name_are_shown_by_their_paths():
@@ -400,7 +408,7 @@ def test_durations_have_their_largest_units(seconds, parts, expected):
 def test_runs_say_how_old_they_are():
     runs = [entry(updated=written) for written in ("", "2026-05-04T11:59:55+00:00")]
     rows = command.table([*runs, entry()], "bleu", 80, NOW)
-    assert [re.split("  +", row)[-2] for row in rows] == ["when", "-", "now", "2 min ago"]
+    assert [re.split("  +", row)[-2] for row in rows] == ["age", "-", "5 s", "2 min"]
 
 
 def test_runs_command_takes_runs_and_folders_without_jax(run):

@@ -81,7 +81,7 @@ def table(
       runs: in their order.
       metric: one of `scores.LABELS`, of which the table shows the newest and the best value.
       width: of the terminal; where the table would be wider, it leaves out a column, then parts of
-        the names.
+        the names, then another column.
       now: for the age of the runs.
     """
     rows = [_row(run, metric, now) for run in runs]
@@ -93,9 +93,10 @@ def table(
     head = [name for name in rows[0] if name != "test" or any(row["test"] for row in rows)]
     longest = max(len(row["run"]) for row in rows)
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in head}
-    if longest > _room(widths, width):
-        head.remove("at step")
-        del widths["at step"]
+    for name, enough in (("at step", longest), ("size", SHORTEST_NAME)):
+        if _room(widths, width) < enough:
+            head.remove(name)
+            del widths[name]
     widths["run"] = min(widths["run"], max(_room(widths, width), SHORTEST_NAME))
     lines = []
     for row in ({name: name for name in head}, *rows):
@@ -185,7 +186,7 @@ def _row(run: "RunSummary", metric: str, now: datetime.datetime) -> dict[str, st
         "best": "-" if best is None else f"{best[metric]:.2f}",
         "at step": "-" if best is None else str(best["step"]),
         "test": f"{run.test[metric]:.2f}" if run.test else "",
-        "when": _age(run.updated, now),
+        "age": _age(run.updated, now),
         "size": units.size(run.size),
     }
 
@@ -194,8 +195,7 @@ def _age(written: str, now: datetime.datetime) -> str:
     """How long ago, in the largest unit that fits."""
     if not written:
         return "-"
-    seconds = (now - datetime.datetime.fromisoformat(written)).total_seconds()
-    return f"{units.duration(seconds, 1)} ago" if seconds >= 60 else "now"
+    return units.duration((now - datetime.datetime.fromisoformat(written)).total_seconds(), 1)
 
 
 def _as_json(run: "RunSummary") -> dict[str, Any]:
