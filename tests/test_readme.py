@@ -63,6 +63,7 @@ SUBSTITUTIONS = (
         "minutes",
     ),
     Substitution(FINE_TUNE, "pip install huggingface_hub", ":", "the model is in the cache"),
+    Substitution(FINE_TUNE, "git+URL", f"git+{ADDRESS}", "the reader knows the address"),
     Substitution(FINE_TUNE, "--config.train.num_steps=1000", SHORT, "minutes"),
     # Without torch the command says what to install.
     *[
