@@ -169,6 +169,9 @@ def test_help_shows_the_defaults_of_the_model(tmp_path):
     text, shown = help_of("decode", f"--workdir={tmp_path / 'none'}")
     assert "(default: 4; >= 1)" in shown["beam_size"]
     assert f"Search settings, not with the defaults of {tmp_path / 'none'}, which is not" in text
+    search, shared = text.index("\nSearch settings"), text.index("\nSeveral processes\n")
+    assert text.index("\n  --beam_size=") > search > text.index("--window=")
+    assert text.index("\n  --coordinator_address=") > shared > text.index("--config.parallel.data")
     (tmp_path / "flags.txt").write_text("--config=quickstart")
     for given in ("--config=quickstart", f"--flagfile={tmp_path / 'flags.txt'}"):
         _, shown = help_of("train", given)

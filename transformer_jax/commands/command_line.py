@@ -8,6 +8,7 @@ from absl import flags
 
 from transformer_jax.errors import UserError
 
+flags.disclaim_key_flags()  # those that are defined here belong to the module that calls
 HELP_FLAGS = {"--help", "-help", "-h"}
 # What absl says of a wrong flag -> what a command says.
 _SENTENCES = (
