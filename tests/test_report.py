@@ -19,6 +19,7 @@ from etils import epath
 from tests.conftest import copy_run, tiny_config, transformer_jax
 from tests.test_runs import entry
 from transformer_jax import plotting
+from transformer_jax.commands import report_file
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.errors import UserError
 from transformer_jax.plotting import report, report_headline, report_page, style
@@ -479,6 +480,20 @@ def test_plot_without_matplotlib_names_the_package(workdir, picture):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "pip install matplotlib" in done.stderr
+
+
+def test_report_that_cannot_be_written_is_said(monkeypatch, capsys):
+    """The command that wanted it has done its work."""
+
+    def fail(workdir):
+        raise MemoryError(f"no memory for {workdir}")
+
+    monkeypatch.setattr(report, "write_report", fail)
+    report_file.write("runs/mine")
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "MemoryError: no memory for runs/mine" in said.err
+    assert "transformer-jax plot report --workdir=runs/mine tries again" in said.err
 
 
 @pytest.mark.slow
