@@ -16,7 +16,7 @@ HELP = CommandHelp(
     "for the corpus and the device, and writes them to DIR/recipe.py with their reasons. It takes "
     "a few training steps to estimate time and memory, and prints the next commands. Without "
     "--validation or --test it sets a fixed share of the corpus aside, in DIR/data.",
-    less_memory="the recipe is written; lower config.data.batch_tokens in it",
+    less_memory="the recipe is written; raise config.train.accumulate_steps in it",
     examples=(
         (
             "Files corpus.en and corpus.fr, nothing else:",

@@ -35,7 +35,7 @@ def find_device(name: str = "here") -> Device:
     platform = platforms.current()
     of_platform = "gpu" if platform == "rocm" else platform
     if name not in ("here", of_platform):
-        return Device("cpu" if name == "cpu" else "accelerator", f"{name}, as `device={name}` says")
+        return Device("cpu" if name == "cpu" else "accelerator", f"{name}, not of this machine")
     if platform == "cpu":
         cores, memory = (
             machine.num_cores(),

@@ -125,8 +125,8 @@ def _refuse_existing(folder: Path, missing: Sequence[str]) -> None:
     existing = [str(path) for path in targets if path.exists()]
     if existing:
         raise UserError(
-            f"{' and '.join(existing)} of an earlier init would be replaced. Use another "
-            f"`workdir`, or remove what is there: rm -r {shlex.join(existing)}"
+            f"{' and '.join(existing)} would be replaced. Use another `workdir`. If they are of "
+            f"an earlier init, and are not needed: rm -r {shlex.join(existing)}"
         )
 
 
