@@ -150,7 +150,10 @@ def test_logger_whose_server_never_answers_keeps_nobody_waiting(tmp_path, servic
         logger.add(step, {"train_loss": 0.5})  # returns, though nothing is sent
     assert logger._waiting.qsize() == 3
     logger.close()
-    assert said == ["mlflow: 5 of 5 lines of metrics were not sent; metrics.jsonl has all of them"]
+    assert said == [
+        "mlflow: 5 of 5 lines of metrics were not sent, for lack of an answer; metrics.jsonl has "
+        "all of them"
+    ]
     answer.set()
     logger._thread.join(60)
     assert len(said) == 1

@@ -235,7 +235,7 @@ def test_tokenizer_follows_the_settings_before_the_first_checkpoint(tmp_path, mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(workdir), "replace", die)
+        patch.setattr(os, "replace", die)
         with pytest.raises(KeyboardInterrupt):
             prepare(vocab_size=288)
     assert prepare(vocab_size=287).source.vocab_size == 287

@@ -60,4 +60,4 @@ def test_mlflow_that_accepts_and_never_answers_ends_with_the_training(
     with socket.create_server(("127.0.0.1", 0)) as server:
         tracking(f"http://127.0.0.1:{server.getsockname()[1]}")
         (unsent,) = log_steps(tmp_path, (1, 2))
-    assert "2 of 2 lines of metrics were not sent" in unsent
+    assert "2 of 2 lines of metrics were not sent, for lack of an answer" in unsent

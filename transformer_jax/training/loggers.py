@@ -92,11 +92,12 @@ class Logger:
         self._is_closing.set()
         self._waiting.put(None)
         self._thread.join(CLOSE_SECONDS)
+        reason = "" if self._has_failed else ", for lack of an answer"
         self._has_failed = True  # a thread that still waits reports nothing later
         if self._num_sent < self._num_added:
             self._say(
                 f"{self._name}: {self._num_added - self._num_sent} of {self._num_added} lines of "
-                "metrics were not sent; metrics.jsonl has all of them"
+                f"metrics were not sent{reason}; metrics.jsonl has all of them"
             )
 
     def _run(self) -> None:
