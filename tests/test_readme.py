@@ -132,7 +132,6 @@ def newcomer(tmp_path, tokenizers) -> dict[str, str]:
         # Flags and variables of the `make` that runs the tests, and what tests compile with.
         if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHON", "VENV", "XLA_FLAGS")
     }
-    packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     return inherited | {
         "HOME": str(home),
         "XDG_CACHE_HOME": str(home / ".cache"),
@@ -141,13 +140,26 @@ def newcomer(tmp_path, tokenizers) -> dict[str, str]:
         "GIT_CONFIG_KEY_0": f"url.{clone_of_the_working_tree(tmp_path / 'project')}.insteadOf",
         "GIT_CONFIG_VALUE_0": ADDRESS,
         "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]),
-        "PYTHONPATH": os.pathsep.join(packages),
+        "PYTHONPATH": str(link_to_packages(tmp_path / "packages")),
         "PYTHONUNBUFFERED": "1",
         "PIP_NO_INDEX": "1",
         "PIP_NO_DEPS": "1",
         "PIP_NO_BUILD_ISOLATION": "0",  # pip reads it as the value of `build_isolation`
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
+
+
+def link_to_packages(folder: Path) -> Path:
+    """A folder with links to all packages that run the tests, except this one."""
+    folder.mkdir()
+    for path in sys.path:
+        if path.endswith(("site-packages", "dist-packages")):
+            for package in Path(path).iterdir():
+                link = folder / package.name
+                # The first of a name is the one that Python finds.
+                if "transformer_jax" not in package.name and not link.is_symlink():
+                    link.symlink_to(package)
+    return folder
 
 
 def clone_of_the_working_tree(folder: Path) -> Path:
