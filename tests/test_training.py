@@ -296,7 +296,7 @@ def test_terminal_and_files_tell_the_same_numbers(tmp_path, capsys, monkeypatch)
     assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 3
     assert (
         "step 20/100: loss 2.500, lr 1.25e-01, 1,234 target tokens/s, padding 6.2%, "
-        "1m28s left\n" in out
+        "1 min 29 s left\n" in out
     )
     assert "bleu 33.25\n" in out
     written = lines(tmp_path / "metrics.jsonl")
@@ -316,7 +316,7 @@ def test_time_left_is_estimated_from_the_first_ten_steps(tmp_path, capsys, monke
     reporter = reporting.Reporter(epath.Path(tmp_path), 5, 3616)
     for step in range(6, 40):
         reporter.advance(step)
-    assert capsys.readouterr().out == "step 16/3616: about 2h00m left\n"
+    assert capsys.readouterr().out == "step 16/3616: about 2 h left\n"
 
 
 def test_a_terminal_gets_a_bar(tmp_path, monkeypatch, capsys):

@@ -2,14 +2,15 @@
 
 
 def duration(seconds: float, parts: int = 2) -> str:
-    """Seconds in the largest units, at most `parts` of them, such as "2 h 11 min"."""
+    """Seconds in the largest units, at most `parts` of them, such as "2 h 11 min" and "2 h"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     amounts = {"d": days, "h": hours, "min": minutes, "s": rest}
     first = next((n for n, amount in enumerate(amounts.values()) if amount), len(amounts) - 1)
     shown = list(amounts.items())[first : first + parts]
-    return " ".join(f"{amount} {unit}" for unit, amount in shown)
+    given = [one for one in shown if one[1]] or shown
+    return " ".join(f"{amount} {unit}" for unit, amount in given)
 
 
 def size(num_bytes: float) -> str:
