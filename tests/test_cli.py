@@ -100,9 +100,9 @@ def test_host_memory_keeps_glibcs_defaults_with_an_accelerator_or_tunables(monke
 
 @pytest.mark.parametrize("name", main.COMMANDS)
 def test_out_of_memory_advice_names_settings_of_the_command(name, capsys, monkeypatch):
-    less_memory = importlib.import_module(f"transformer_jax.commands.{name}").HELP.less_memory
+    text = importlib.import_module(f"transformer_jax.commands.{name}").HELP
     message = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.\nframes"
-    with pytest.raises(SystemExit) as end, main._errors_as_sentences(less_memory):
+    with pytest.raises(SystemExit) as end, main._errors_as_sentences(text):
         raise RuntimeError(message)
     assert end.value.code == 2
     said = capsys.readouterr().err
@@ -110,6 +110,11 @@ def test_out_of_memory_advice_names_settings_of_the_command(name, capsys, monkey
     assert "frames" not in said
     assert ("accumulate_steps" in said) == (name in ("init", "train"))
     assert ("--batch_tokens" in said) == (name in ("decode", "eval"))
+    with pytest.raises(SystemExit), main._errors_as_sentences(text):
+        raise KeyboardInterrupt
+    resumes = name in ("train", "decode", "data")
+    said = capsys.readouterr().err
+    assert said == ("interrupted; the same command resumes.\n" if resumes else "interrupted.\n")
 
 
 def help_of(name, *arguments):
@@ -483,6 +488,7 @@ def test_wrong_command_lines_are_one_sentence(line, message, capsys, monkeypatch
         ("plot attention --part=", {"--part=cross", "--part=encoder", "--part=decoder"}, set()),
         ("runs m", {completion.FOLDERS}, set()),
         ("completion z", {"zsh"}, {"bash"}),
+        ("help tr", {"train"}, {"eval"}),
     ],
 )
 def test_completion_offers_what_may_follow(line, expected, absent):

@@ -390,7 +390,6 @@ def run_init(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (LANGUAGES, "--train is missing"),
         (("--train={}/nothing", *LANGUAGES), "no file {}/nothing.en"),
         (("--train={}/uneven", *LANGUAGES), "ends after line 600, but"),
         (("--train={}/empty", *LANGUAGES), "empty.en is empty"),
@@ -568,7 +567,7 @@ def test_init_prints_commands_that_train_evaluate_and_translate(tmp_path):
     workdir = tmp_path / "my run"
     done = transformer_jax("init", f"--train={corpus}", *LANGUAGES, f"--workdir={workdir}")
     assert done.returncode == 0, done.stderr
-    assert re.search(r"time: about \S+ (s|min|h) for all", done.stdout)
+    assert re.search(r"time: about [\w ]+ for all", done.stdout)
     commands = re.findall(r"^  transformer-jax (.*)$", done.stdout, re.MULTILINE)
     assert [command.split()[0] for command in commands] == ["train", "eval", "decode"]
     for command in commands:

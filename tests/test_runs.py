@@ -113,6 +113,11 @@ def test_runs_tells_a_new_run(run):
     [
         (lambda run: (run / "config.json").write_text("{"), "config.json is not JSON"),
         (lambda run: (run / "metrics.jsonl").write_text("{\n{}\n"), "line 1 is damaged"),
+        (lambda run: (run / "metrics.jsonl").write_text("5\n{}\n"), "line 1 is damaged (not an"),
+        (
+            lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\n{}\n"),
+            "metrics.jsonl is damaged",
+        ),
         (lambda run: next((run / "checkpoints").glob("*/digests.json")).unlink(), "digests.json"),
         (
             lambda run: shutil.rmtree(
@@ -121,7 +126,7 @@ def test_runs_tells_a_new_run(run):
             "params/",
         ),
     ],
-    ids=["config", "metrics", "digests", "parameters"],
+    ids=["config", "metrics", "number", "bytes", "digests", "parameters"],
 )
 def test_runs_tells_a_damaged_run(run, damage, words):
     newest = max((run / "checkpoints").iterdir(), key=lambda path: int(path.name))
@@ -190,7 +195,14 @@ def test_history_adds_the_time_of_all_trainings(run):
     write_record(run, "1", ended="2026-05-04T10:00:20+00:00")
     write_record(run, "2", ended="2026-05-04T10:01:00+00:00")
     write_record(run, "3", command="eval", ended="2026-05-04T19:00:00+00:00")
-    (run / "history" / "4.json").write_text("no JSON")
+    for number, text in enumerate(
+        ("no JSON", "[{}]", "5", '{"command": "train", "started": "x"}'), start=4
+    ):
+        (run / "history" / f"{number}.json").write_text(text)
+    write_record(run, "8", command="eval")  # without scores
+    # A clock that was set back.
+    write_record(run, "9", ended="2026-05-04T09:00:00+00:00")
+    assert summary.summarize(run).evals == []
     assert history.training_seconds(run, history.read_history(run)) == 80
 
 
@@ -258,6 +270,21 @@ def test_runs_shows_the_test_score_of_the_best_checkpoint(run):
     seen = summary.summarize(run)
     assert (seen.test["bleu"], seen.test["checkpoint"]) == (12.5, "best")
     assert [one["bleu"] for one in seen.evals] == [11.0, 12.0, 12.5, 90.0, 91.0, 92.0]
+
+
+def test_machine_of_a_container_is_its_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "CONTROL_GROUP", tmp_path)
+    cores, memory = machine.num_cores(), machine.memory()
+    for name, unlimited in (("cpu.max", "max 100000"), ("memory.max", "max\n")):
+        (tmp_path / name).write_text(unlimited)
+    assert (machine.num_cores(), machine.memory()) == (cores, memory)
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    (tmp_path / "memory.max").write_text("1000000\n")
+    assert (machine.num_cores(), machine.memory()) == (1, 1_000_000)
+    (tmp_path / "memory.max").unlink()
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert machine.memory() == memory
 
 
 def test_history_that_cannot_be_written_stops_nothing(run, capsys):
@@ -393,6 +420,7 @@ def test_sizes_have_three_digits(count, expected):
     ("seconds", "parts", "expected"),
     [
         (0, 2, "0 s"),
+        (-3, 1, "0 s"),
         (51.4, 2, "51 s"),
         (60, 2, "1 min"),
         (7919, 2, "2 h 11 min"),

@@ -10,6 +10,7 @@ import pytest
 from etils import epath
 
 from tests.conftest import tiny_config, write_pairs
+from transformer_jax import distributed
 from transformer_jax.errors import UserError
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.checkpoint import Checkpointer
@@ -164,6 +165,17 @@ def test_failed_starts_keep_damaged_checkpoints_and_files_of_users(tiny_run, tmp
         train(dataclasses.replace(tiny_config(data), seed=1), workdir)
     assert (workdir / "damaged_checkpoints" / "60").is_dir()
     assert not (workdir / ".lock").exists()
+
+    # With several processes the roll call comes first. It notes which folders it has made.
+    (tmp_path / "of_user").mkdir()
+    for folder, is_left in ((tmp_path / "of_user", True), (tmp_path / "runs" / "it", False)):
+        with distributed._RollCall(folder, 1, 0, 60):
+            pass
+        with pytest.raises(UserError), NewFiles(folder):
+            raise UserError("no data")
+        assert folder.exists() == is_left
+        assert not is_left or not any(folder.iterdir())
+    assert not (tmp_path / "runs").exists()
 
     new_files = NewFiles(tmp_path / "new")
     (tmp_path / "new").mkdir()

@@ -82,6 +82,7 @@ class Translator:
         _check_type("path", path, str | os.PathLike, "a path")
         _check_type("config", config, Config | None, "a Config")
         _check_list("processors", processors, "functions")
+        processors = tuple(processors)
         for index, processor in enumerate(processors):
             _check_type(f"processors[{index}]", processor, Callable, "a function")
         further = _members(ensemble)

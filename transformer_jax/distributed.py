@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn, TypeVar, cast
 
 import jax
@@ -37,6 +38,7 @@ _LAUNCHERS = (
 
 _LAST_ANSWER_SECONDS = 2  # see `exit_process`
 ROLL_CALL = ".waiting"  # folder of the processes that wait for others, in the work directory
+_NEW_FOLDERS = "new_folders"  # file in it: those that the roll call has made
 
 _undestroyed_servers: list[object] = []  # see `disconnect`
 
@@ -153,7 +155,11 @@ class _RollCall:
         # A folder that cannot be written is no reason to stop.
         with contextlib.suppress(OSError), paths.store_errors():
             if self._file is not None:
+                workdir = self._folder.parent
+                missing = [p for p in (workdir, *workdir.parents) if not p.exists()]
                 self._folder.mkdir(parents=True, exist_ok=True)
+                if missing and not paths.is_remote(workdir):
+                    (self._folder / _NEW_FOLDERS).write_text("\n".join(map(str, missing)))
                 self._file.write_text(str(self._started))
         self._alarm.start()
 
@@ -165,9 +171,12 @@ class _RollCall:
         # The runtime would end the process itself, with a stack of its own frames.
         print(f"error: {self._missing()}", file=sys.stderr, flush=True)
         self._remove_file()
-        with contextlib.suppress(OSError):  # not empty, or remote
-            os.rmdir(self._folder)
-            os.rmdir(self._folder.parent)
+        if not paths.is_remote(self._folder):
+            with contextlib.suppress(OSError):
+                if set(os.listdir(self._folder)) <= {_NEW_FOLDERS}:  # no other process waits
+                    added = new_folders(self._folder.parent)
+                    for folder in (self._folder, *added):
+                        os.rmdir(folder)
         os._exit(2)
 
     def _remove_file(self) -> None:
@@ -195,6 +204,19 @@ class _RollCall:
                 return float((self._folder / str(number)).read_text()) >= since
         except (OSError, ValueError):
             return False
+
+
+def new_folders(workdir: os.PathLike[str]) -> list[Path]:
+    """Folders that the roll call has made: a local work directory and its parents, or none.
+
+    Only the first call after a roll call returns them.
+    """
+    note = Path(workdir) / ROLL_CALL / _NEW_FOLDERS
+    if not note.exists() or os.listdir(workdir) != [ROLL_CALL]:
+        return []
+    folders = note.read_text().splitlines()
+    note.unlink()
+    return [Path(folder) for folder in folders]
 
 
 def process_count() -> int:

@@ -199,14 +199,20 @@ def new_path(path: PathLike, is_cache: bool = False, makes_parents: bool = True)
         except OSError:
             if not (is_cache and os.path.exists(path)):
                 raise
-    finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            temporary.unlink(missing_ok=True)
+    except BaseException:
+        _remove(temporary)
         with contextlib.suppress(OSError):  # something is in it
             for parent in new_parents:
                 parent.rmdir()
+        raise
+    _remove(temporary)  # of a cache that another process has written first
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def temporary_next_to(path: PathLike) -> Path:

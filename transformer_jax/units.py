@@ -3,7 +3,7 @@
 
 def duration(seconds: float, parts: int = 2) -> str:
     """Seconds in the largest units, at most `parts` of them, such as "2 h 11 min" and "2 h"."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, rest = divmod(round(max(seconds, 0)), 60)  # clocks may be set back
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     amounts = {"d": days, "h": hours, "min": minutes, "s": rest}

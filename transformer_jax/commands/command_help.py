@@ -48,6 +48,7 @@ class CommandHelp:
       less_memory: what to change where the device is out of memory.
       words: its arguments that are no flags, which `run` gets; None: it has none.
       uses_jax: False for commands that only read files.
+      resumes: whether the same command resumes where an interrupted one ended.
       examples: (purpose, command line) of each; a line starts with `transformer-jax COMMAND`.
       fields: the settings that are changed most often, such as `train.num_steps`.
       pages: (document, what it has) of where the rest is, such as `docs/training.md`.
@@ -61,6 +62,7 @@ class CommandHelp:
     pages: tuple[tuple[str, str], ...] = ()
     words: Words | None = None
     uses_jax: bool = True
+    resumes: bool = False
 
     @property
     def required(self) -> list[str]:

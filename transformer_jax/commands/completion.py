@@ -52,7 +52,8 @@ SCRIPTS = {
 _transformer_jax() {
   local line="${COMP_LINE:0:COMP_POINT}" breaks="" flag="" start="" found kind
   local cur="${line##*[[:space:]]}"
-  local words=(${line%"$cur"})
+  local words
+  read -ra words <<< "${line%"$cur"}"
   [[ $COMP_WORDBREAKS == *=* ]] && breaks+="="
   [[ $COMP_WORDBREAKS == *:* ]] && breaks+=":"
   if [[ -n $breaks && $cur == *[$breaks]* ]]; then
@@ -148,8 +149,10 @@ def candidates(words: Sequence[str]) -> list[str]:
     """
     from transformer_jax.commands.main import COMMANDS
 
-    *before, word = words
-    if not before:
+    *before, word = words or [""]
+    if before == ["help"]:
+        offered = COMMANDS
+    elif not before:
         offered = {**COMMANDS, "--help": "Explain the commands.", "--version": "Print the version."}
     elif before[0] not in COMMANDS:
         return []

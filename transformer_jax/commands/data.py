@@ -33,6 +33,7 @@ HELP = CommandHelp(
         ("a toy corpus, without a network:", "transformer-jax data number_words --output=numbers"),
     ),
     pages=(("docs/datasets.md", "sizes, checksums, licences, and what to do offline"),),
+    resumes=True,
 )
 
 

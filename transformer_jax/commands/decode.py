@@ -31,6 +31,7 @@ HELP = CommandHelp(
         ("docs/translate_text.md", "tasks, from a sentence to large files"),
         ("docs/decoding.md", "every search setting and how they combine"),
     ),
+    resumes=True,
 )
 
 

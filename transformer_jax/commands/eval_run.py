@@ -86,12 +86,13 @@ def run() -> None:
         _print_scores(result, data, eval_set)
         if FLAGS.conventions:
             result["conventions"] = _conventions(hypotheses, eval_set, data, tokenizer)
-        _write(result, hypotheses)
         _record(result, dataclasses.replace(translator.config, decode=decode, data=data))
-    if other is not None:  # afterwards: its errors lose no scores
-        comparison = _compare(hypotheses, other, eval_set, tokenizer)
+    try:
+        if other is not None:
+            result["compare"] = _compare(hypotheses, other, eval_set, tokenizer)
+    finally:  # errors of the comparison lose no scores
         if distributed.is_primary():
-            _write(result | {"compare": comparison}, hypotheses)
+            _write(result, hypotheses)
 
 
 def _check_flags() -> None:

@@ -66,9 +66,6 @@ def define_flags(argv: list[str]) -> list[str]:
 
 def run() -> None:
     """Prints what the corpus looks like, writes the recipe, prints the next commands."""
-    for name in ("train", "source_lang", "target_lang", "workdir"):
-        if not FLAGS[name].value:
-            raise UserError(f"--{name} is missing. {FLAGS[name].help}")
     if FLAGS.source_lang == FLAGS.target_lang:
         raise UserError(f"--source_lang and --target_lang are both {FLAGS.source_lang!r}.")
     from transformer_jax.own_corpus.recipe import write_recipe

@@ -80,7 +80,7 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
     text: command_help.CommandHelp = module.HELP
 
     def call(remaining: Sequence[str]) -> None:
-        with _errors_as_sentences(text.less_memory):
+        with _errors_as_sentences(text):
             words = remaining[1:]
             _check_words(words, text.words)
             _check_required(text.required)
@@ -98,7 +98,7 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
 
     others = set(FLAGS)
     program = f"python {argv[0]}" if argv[0].endswith(".py") else argv[0]
-    with _errors_as_sentences(text.less_memory):
+    with _errors_as_sentences(text):
         argv = command_line.with_flag_files(argv)
         config_flags.check_overrides(argv)
         remaining = module.define_flags(list(argv))
@@ -189,11 +189,11 @@ def _quiet_logs() -> None:
 
 
 @contextlib.contextmanager
-def _errors_as_sentences(less_memory: str) -> Iterator[None]:
+def _errors_as_sentences(text: command_help.CommandHelp) -> Iterator[None]:
     """Ends the process with one sentence for each error that the user can fix.
 
     Args:
-      less_memory: what to change where the device is out of memory.
+      text: of the command.
     """
     try:
         with paths.store_errors():
@@ -203,10 +203,11 @@ def _errors_as_sentences(less_memory: str) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _exit(0)
     except KeyboardInterrupt:
-        print("interrupted; the same command resumes.", file=sys.stderr)
+        advice = "; the same command resumes" if text.resumes else ""
+        print(f"interrupted{advice}.", file=sys.stderr)
         _exit(INTERRUPTED_STATUS)
     except Exception as error:
-        message = _message(error, less_memory)
+        message = _message(error, text.less_memory)
         if message is None:
             if _is_one_of_several():
                 traceback.print_exception(error)

@@ -29,13 +29,26 @@ def fetch(cache_dir: str, folder: Path) -> None:
     try:
         with paths.new_path(folder, is_cache=True) as temporary:
             temporary.mkdir()
-            with paths.store_errors():
-                for name in (*_names((remote / MANIFEST).read_text()), MANIFEST):
-                    _copy(remote / name, epath.Path(temporary / name))
-            cache_manifest.check(temporary)
-    except (FileNotFoundError, ValueError, cache_manifest.DamageError) as error:
+            _download(remote, temporary)
+    except cache_manifest.DamageError as error:
         logging.warning("the token cache %s is damaged (%s); writing it again", remote, error)
         (remote / MANIFEST).unlink(missing_ok=True)
+
+
+def _download(remote: epath.Path, folder: Path) -> None:
+    """Copies a token cache into `folder`.
+
+    Raises:
+      DamageError: the copy in the store is damaged.
+    """
+    try:
+        with paths.store_errors():
+            names = _names((remote / MANIFEST).read_text())
+            for name in (*names, MANIFEST):
+                _copy(remote / name, epath.Path(folder / name))
+    except (FileNotFoundError, ValueError) as error:
+        raise cache_manifest.DamageError(str(error)) from error
+    cache_manifest.check(folder)
 
 
 def publish(cache_dir: str, folder: Path) -> None:

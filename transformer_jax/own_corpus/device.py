@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 
 from transformer_jax import units
 from transformer_jax.own_corpus.sizing import Machine
@@ -37,10 +36,7 @@ def find_device(name: str = "here") -> Device:
     if name not in ("here", of_platform):
         return Device("cpu" if name == "cpu" else "accelerator", f"{name}, not of this machine")
     if platform == "cpu":
-        cores, memory = (
-            machine.num_cores(),
-            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        )
+        cores, memory = machine.num_cores(), machine.memory()
         description = f"cpu, {cores} cores, {units.size(memory)} of memory"
         return Device("cpu", description, True, cores, memory)
     devices = platforms.all_devices()

@@ -62,7 +62,7 @@ def choose_settings(
       device: that trains.
 
     Raises:
-      UserError: the text allows no tokenizer.
+      UserError: the text allows no tokenizer, or has no pair that can be trained on.
     """
     share = len(train) / len(survey.sample)
     num_pairs = round(share * survey.num_usable)
@@ -89,6 +89,11 @@ def choose_settings(
     )
     data, tokenizers = _train_tokenizers(data, train, reasons)
     tokens = count_tokens(train, tokenizers, round(share * survey.num_filled), data.max_ratio)
+    if tokens.per_epoch == 0:
+        raise UserError(
+            f"{data.train}: every pair has more than {tokens.max_len} tokens, or sides of very "
+            "different lengths. Split the text into sentences."
+        )
     config = make_config(sizes, data, tokens, num_validation, device)
     reasons |= make_reasons(sizes, config, tokens, device.machine)
     return ChosenSettings(validate(config), reasons, tokens)

@@ -134,7 +134,7 @@ def training_seconds(folder: epath.PathLike, records: Sequence[Record]) -> float
     if not trainings:
         return None
     return sum(
-        (_time(record["ended"]) - _time(record["started"])).total_seconds()
+        max(0.0, (_time(record["ended"]) - _time(record["started"])).total_seconds())
         for record in (_completed(folder, record) for record in trainings)
     )
 
@@ -145,16 +145,25 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
     Raises:
       UserError: another line is damaged.
     """
-    lines = path.read_text().split("\n")  # `splitlines` would also split inside strings
+    try:
+        lines = path.read_text().split("\n")  # `splitlines` would also split inside strings
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is damaged ({error}).") from error
     objects = []
     for number, line in enumerate(lines, start=1):
         try:
             if line:
-                objects.append(json.loads(line))
+                objects.append(_as_object(json.loads(line)))
         except ValueError as error:
             if number < len(lines):
                 raise UserError(f"{path}: line {number} is damaged ({error}).") from error
     return objects
+
+
+def _as_object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    return value
 
 
 def read_metrics(folder: epath.PathLike) -> list[dict[str, Any]]:
@@ -220,9 +229,22 @@ def _read_files(folder: epath.PathLike) -> list[tuple[epath.Path, Record]]:
     for file in sorted(path.iterdir(), key=lambda file: file.name):
         with contextlib.suppress(ValueError):  # a file that somebody else has changed
             record = json.loads(file.read_text()) if file.suffix == ".json" else {}
-            if {"command", "started"} <= set(record):
+            if _is_record(record):
                 records.append((file, record))
     return records
+
+
+def _is_record(record: Any) -> bool:
+    """Whether a JSON value is what this module writes.
+
+    Raises:
+      ValueError: a time in it is none.
+    """
+    if not isinstance(record, dict) or not {"command", "started"} <= set(record):
+        return False
+    for name in ("started", "ended"):
+        _time(str(record.get(name, record["started"])))
+    return record["command"] != "eval" or isinstance(record.get("scores"), dict)
 
 
 def _completed(folder: epath.PathLike, record: Record) -> Record:

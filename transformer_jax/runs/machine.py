@@ -7,6 +7,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+
 if TYPE_CHECKING:  # lists of runs are shown without it
     import jax
 
@@ -20,10 +22,27 @@ def cpu_name() -> str:
 
 
 def num_cores() -> int:
-    """Processor cores that this process may use."""
+    """Processor cores that this process may use, by its affinity and its container's quota."""
+    cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
+    quota, _, period = _of_container("cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit():
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def memory() -> int:
+    """Bytes of memory that this process may use: of the machine, or of its container if less."""
+    of_machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _of_container("memory.max") or _of_container("memory/memory.limit_in_bytes")
+    return min(of_machine, int(limit)) if limit.isdigit() else of_machine
+
+
+def _of_container(name: str) -> str:
+    """A limit of this process's control group as Linux shows it in a container, or nothing."""
+    path = CONTROL_GROUP / name
+    return path.read_text().strip() if path.exists() else ""
 
 
 def describe(devices: Sequence["jax.Device"], num_processes: int = 1) -> dict[str, Any]:

@@ -42,8 +42,10 @@ class NewFiles:
             folders = (self._folder, *self._folder.parents)
             self._new_folders = [folder for folder in folders if not folder.exists()]
             self._before = set(os.listdir(self._folder)) if self._folder.is_dir() else set()
-            if self._before == {distributed.ROLL_CALL}:  # which has made the folder
-                self._new_folders, self._before = [self._folder], set()
+            if self._before == {distributed.ROLL_CALL}:
+                self._before = set()
+                if distributed.is_primary():
+                    self._new_folders = distributed.new_folders(self._folder)
 
     def keep(self) -> None:
         """Keeps everything, also after an error."""
