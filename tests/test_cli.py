@@ -19,6 +19,7 @@ import transformer_jax
 from tests.conftest import copy_run
 from transformer_jax.commands import (
     command_help,
+    command_line,
     completion,
     config_flags,
     eval_run,
@@ -98,7 +99,7 @@ def test_host_memory_keeps_glibcs_defaults_with_an_accelerator_or_tunables(monke
     assert not host_memory.keep_freed_memory()
 
 
-@pytest.mark.parametrize("name", main.COMMANDS)
+@pytest.mark.parametrize("name", command_line.COMMANDS)
 def test_out_of_memory_advice_names_settings_of_the_command(name, capsys, monkeypatch):
     text = importlib.import_module(f"transformer_jax.commands.{name}").HELP
     message = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.\nframes"
@@ -128,7 +129,7 @@ def help_of(name, *arguments):
     return done.stdout, flags
 
 
-@pytest.mark.parametrize("name", main.COMMANDS)
+@pytest.mark.parametrize("name", command_line.COMMANDS)
 def test_help_has_examples_every_flag_and_80_columns(name):
     text, shown = help_of(name)
     assert max(map(len, text.splitlines())) <= 80
@@ -151,7 +152,7 @@ def test_help_has_examples_every_flag_and_80_columns(name):
         assert (ROOT / page).exists()
 
 
-@pytest.mark.parametrize("name", main.COMMANDS)
+@pytest.mark.parametrize("name", command_line.COMMANDS)
 def test_help_examples_have_flags_of_their_command(name):
     for _, line in importlib.import_module(f"transformer_jax.commands.{name}").HELP.examples:
         program, example, *words = shlex.split(line.rpartition("| ")[2])
@@ -196,7 +197,7 @@ def test_help_lists_the_commands_without_one():
         assert done.returncode == status
         text = done.stderr if status else done.stdout
         assert max(map(len, text.splitlines())) <= 80
-        for name, summary in main.COMMANDS.items():
+        for name, summary in command_line.COMMANDS.items():
             assert name in text
             assert summary in " ".join(text.split())
 
@@ -459,9 +460,9 @@ def test_wrong_command_lines_are_one_sentence(line, message, capsys, monkeypatch
 @pytest.mark.parametrize(
     ("line", "expected", "absent"),
     [
-        ("", {*main.COMMANDS, "--help", "--version"}, {"complete"}),
+        ("", {*command_line.COMMANDS, "--help", "--version"}, {"complete"}),
         ("ex", {"export"}, {"eval"}),
-        ("fly ", set(), {*main.COMMANDS, "--help"}),
+        ("fly ", set(), {*command_line.COMMANDS, "--help"}),
         ("decode --attention", {"--attention", "--attention_head="}, {"--workdir="}),
         ("decode --noal", {"--noalignment", "--noallow_pickle"}, set()),
         ("export --format=", {f"--format={name}" for name in FORMATS}, {completion.FILES}),

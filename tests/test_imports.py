@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_jax.commands import main
+from transformer_jax.commands import command_line
 
 ROOT = Path(__file__).parent.parent / "transformer_jax"
 # Each imports only from those before it, or from itself. A module that is named apart from its
@@ -96,7 +96,7 @@ def test_import_and_help_load_nothing_heavy(code):
     assert not loaded & HEAVY
 
 
-@pytest.mark.parametrize("command", main.COMMANDS)
+@pytest.mark.parametrize("command", command_line.COMMANDS)
 def test_help_of_a_command_does_not_load_jax(command):
     loaded = loaded_by(HELP.replace("--help", f"{command} --help"))
     assert not loaded & {"jax", "orbax", "flax", "scipy", "grain", "matplotlib", "torch"}

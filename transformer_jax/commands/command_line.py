@@ -1,4 +1,4 @@
-"""Command lines before absl parses them, and flags whose values have names in `--help`."""
+"""The commands, their lines before absl parses them, and flags whose values have names in help."""
 
 import itertools
 import re
@@ -9,6 +9,21 @@ from absl import flags
 from transformer_jax.errors import UserError
 
 flags.disclaim_key_flags()  # those that are defined here belong to the module that calls
+# Each is a module of this package with `HELP`, `define_flags` and `run`. Importing it does not load
+# JAX.
+COMMANDS = {
+    "init": "Look at your own corpus, and write a recipe that fits it.",
+    "train": "Train a translator, or resume a run that was interrupted.",
+    "eval": "Score a model on a test set, and compare it with another system.",
+    "decode": "Translate lines of text, or score given translations.",
+    "export": "Write a model in the format of another tool.",
+    "bundle": "Write a model as one file, with digests and a model card.",
+    "convert": "Make a published model's pytorch_model.bin readable without pickle.",
+    "data": "Fetch a public data set, verify it, and write it as text files.",
+    "plot": "Draw attention, learning curves and more; write report.html.",
+    "runs": "List runs with their state, step and scores.",
+    "completion": "Print a script by which a shell completes commands and flags.",
+}
 HELP_FLAGS = {"--help", "-help", "-h"}
 # What absl says of a wrong flag -> what a command says.
 _SENTENCES = (

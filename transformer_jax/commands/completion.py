@@ -11,6 +11,7 @@ from absl import flags
 
 from transformer_jax.commands import command_help, config_flags
 from transformer_jax.commands.command_help import CommandHelp, Words
+from transformer_jax.commands.command_line import COMMANDS
 from transformer_jax.config import Config, Setting, all_settings
 
 HELP = CommandHelp(
@@ -147,8 +148,6 @@ def candidates(words: Sequence[str]) -> list[str]:
     Returns:
       Lines `WORD<tab>MEANING`, or `@folders` or `@files` for paths.
     """
-    from transformer_jax.commands.main import COMMANDS
-
     *before, word = words or [""]
     if before == ["help"]:
         offered = COMMANDS

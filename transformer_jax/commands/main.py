@@ -20,26 +20,12 @@ from absl import logging as absl_logging
 
 from transformer_jax import __version__, paths
 from transformer_jax.commands import command_help, command_line, completion, config_flags
+from transformer_jax.commands.command_line import COMMANDS
 from transformer_jax.config import Config
 from transformer_jax.errors import UserError, did_you_mean
 from transformer_jax.runs import compilation_cache, host_memory
 
 FLAGS = flags.FLAGS
-# Each is a module of this package with `HELP`, `define_flags` and `run`. Importing it does not load
-# JAX.
-COMMANDS = {
-    "init": "Look at your own corpus, and write a recipe that fits it.",
-    "train": "Train a translator, or resume a run that was interrupted.",
-    "eval": "Score a model on a test set, and compare it with another system.",
-    "decode": "Translate lines of text, or score given translations.",
-    "export": "Write a model in the format of another tool.",
-    "bundle": "Write a model as one file, with digests and a model card.",
-    "convert": "Make a published model's pytorch_model.bin readable without pickle.",
-    "data": "Fetch a public data set, verify it, and write it as text files.",
-    "plot": "Draw attention, learning curves and more; write report.html.",
-    "runs": "List runs with their state, step and scores.",
-    "completion": "Print a script by which a shell completes commands and flags.",
-}
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130
 # Words in the errors of a process that lost its connection to the others.

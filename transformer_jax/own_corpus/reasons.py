@@ -1,7 +1,7 @@
 """Describes the chosen settings: in short for users, and a reason for each for the recipe."""
 
+import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 from transformer_jax.config import Config, all_settings
 from transformer_jax.own_corpus.sizing import (
@@ -14,9 +14,6 @@ from transformer_jax.own_corpus.sizing import (
     choose_sizes,
 )
 
-if TYPE_CHECKING:
-    from transformer_jax.own_corpus.settings import ChosenSettings
-
 # Settings that a recipe states even where they have their default value.
 _ALWAYS_STATED = {
     *(f"model.{name}" for name in ("num_encoder_layers", "num_decoder_layers", "d_model")),
@@ -25,6 +22,21 @@ _ALWAYS_STATED = {
     *(f"train.{name}" for name in ("num_steps", "eval_every_steps", "checkpoint_every_steps")),
     *(f"optimizer.{name}" for name in ("schedule", "learning_rate", "warmup_steps")),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenSettings:
+    """A config for a corpus.
+
+    Attributes:
+      config: of the run, validated.
+      reasons: path of a setting -> why it has its value.
+      tokens: lengths of the corpus in the tokens of the config.
+    """
+
+    config: Config
+    reasons: Reasons
+    tokens: TokenLengths
 
 
 def make_reasons(sizes: Sizes, config: Config, tokens: TokenLengths, machine: Machine) -> Reasons:
@@ -62,7 +74,7 @@ def num_epochs(config: Config, tokens: TokenLengths) -> float:
     return config.train.num_steps * config.data.batch_tokens / tokens.per_epoch
 
 
-def describe_choice(choice: "ChosenSettings") -> list[str]:
+def describe_choice(choice: ChosenSettings) -> list[str]:
     """The main settings, and the lengths in tokens."""
     model, data, train = choice.config.model, choice.config.data, choice.config.train
     tokens = choice.tokens
@@ -79,7 +91,7 @@ def describe_choice(choice: "ChosenSettings") -> list[str]:
     ]
 
 
-def warnings(choice: "ChosenSettings") -> list[str]:
+def warnings(choice: ChosenSettings) -> list[str]:
     """What users should know before they train."""
     tokens, epochs, lines = choice.tokens, num_epochs(choice.config, choice.tokens), []
     if tokens.too_long > 0.01:

@@ -15,11 +15,11 @@ from transformer_jax.data.sources import Corpus
 from transformer_jax.errors import UserError
 from transformer_jax.own_corpus import set_aside, sizing
 from transformer_jax.own_corpus.device import Device, find_device
-from transformer_jax.own_corpus.reasons import describe_choice, warnings
+from transformer_jax.own_corpus.reasons import ChosenSettings, describe_choice, warnings
 from transformer_jax.own_corpus.recipe_file import recipe_text
 from transformer_jax.own_corpus.run_estimate import describe_estimate, estimate_run
 from transformer_jax.own_corpus.set_aside import TRAIN
-from transformer_jax.own_corpus.settings import ChosenSettings, Pairs, choose_settings
+from transformer_jax.own_corpus.settings import Pairs, choose_settings
 from transformer_jax.own_corpus.survey import (
     CorpusSurvey,
     describe_survey,

@@ -27,26 +27,11 @@ from transformer_jax.errors import UserError
 from transformer_jax.evaluation import bleu_tokenizers
 from transformer_jax.own_corpus import sizing
 from transformer_jax.own_corpus.device import Device
-from transformer_jax.own_corpus.reasons import make_reasons
+from transformer_jax.own_corpus.reasons import ChosenSettings, make_reasons
 from transformer_jax.own_corpus.sizing import Reasons, Sizes, TokenLengths
 from transformer_jax.own_corpus.survey import CorpusSurvey
 
 Pairs = list[tuple[str, str]]
-
-
-@dataclasses.dataclass(frozen=True)
-class ChosenSettings:
-    """A config for a corpus.
-
-    Attributes:
-      config: of the run, validated.
-      reasons: path of a setting -> why it has its value.
-      tokens: lengths of the corpus in the tokens of the config.
-    """
-
-    config: Config
-    reasons: Reasons
-    tokens: TokenLengths
 
 
 def choose_settings(
