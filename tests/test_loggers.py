@@ -5,6 +5,8 @@
 
 import importlib.util
 import json
+import os
+import queue
 import sys
 import threading
 import types
@@ -13,8 +15,12 @@ import pytest
 
 from tests.conftest import tiny_config
 from transformer_jax.errors import UserError
-from transformer_jax.training import loggers
+from transformer_jax.training import loggers, loop
 from transformer_jax.training.loop import train
+
+
+class NoRunError(Exception):
+    error_code = "RESOURCE_DOES_NOT_EXIST"
 
 
 class FakeService:
@@ -22,19 +28,23 @@ class FakeService:
 
     def __init__(self, monkeypatch):
         self.calls, self.failures = [], 0
+        self.mlflow_runs = {}  # id -> lifecycle stage
         self.has_answered = threading.Event()
         wandb = types.ModuleType("wandb")
         wandb.init = self.wandb_init
         mlflow = types.ModuleType("mlflow")
         mlflow.active_run = lambda: None
-        for name in ("get_experiment_by_name", "create_experiment", "start_run", "end_run"):
+        mlflow.MlflowException = NoRunError
+        for name in ("get_experiment_by_name", "create_experiment", "start_run", "get_run"):
             setattr(mlflow, name, getattr(self, name))
+        mlflow.end_run = lambda status: self.called("end_run", status)
         mlflow.log_params = lambda params: self.called("params", params)
         mlflow.log_metrics = lambda metrics, step: self.called("mlflow", step, metrics)
         monkeypatch.setitem(sys.modules, "wandb", wandb)
         monkeypatch.setitem(sys.modules, "mlflow", mlflow)
-        for name in ("WANDB_PROJECT", "WANDB_DIR", "MLFLOW_EXPERIMENT_NAME"):
-            monkeypatch.delenv(name, raising=False)
+        for name in ("WANDB_PROJECT", "WANDB_DIR", "MLFLOW_EXPERIMENT_NAME", *loggers._DEFAULTS):
+            monkeypatch.setenv(name, "")  # so that it is restored
+            monkeypatch.delenv(name)
 
     def called(self, name, *values):
         if self.failures:
@@ -52,7 +62,7 @@ class FakeService:
         run = types.SimpleNamespace(id=fields["id"] or "w1")
         run.define_metric = lambda *names, **settings: self.called("axis", names, settings)
         run.log = lambda numbers: self.called("wandb", numbers)
-        run.finish = lambda: self.called("finish")
+        run.finish = lambda exit_code: self.called("finish", exit_code)
         return run
 
     # MLflow
@@ -63,12 +73,17 @@ class FakeService:
         self.called("create_experiment", name)
         return "7"
 
-    def start_run(self, *values):
-        self.called("start_run", *values)
-        return types.SimpleNamespace(info=types.SimpleNamespace(run_id="m1"))
+    def start_run(self, run_id, *values):
+        self.called("start_run", run_id, *values)
+        run_id = run_id or f"m{len(self.mlflow_runs) + 1}"
+        self.mlflow_runs[run_id] = "active"
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_id))
 
-    def end_run(self):
-        self.called("end_run")
+    def get_run(self, run_id):
+        if run_id not in self.mlflow_runs:
+            raise NoRunError
+        stage = self.mlflow_runs[run_id]
+        return types.SimpleNamespace(info=types.SimpleNamespace(lifecycle_stage=stage))
 
 
 @pytest.fixture
@@ -112,7 +127,8 @@ def test_loggers_get_the_numbers_of_metrics_jsonl_and_continue_their_run(data, t
     assert service.named("start_run") == [(None, "7", "my_run"), ("m1", "7", "my_run")]
     (params,) = service.named("params")  # of the first start only: they cannot change
     assert params[0]["train.num_steps"] == "4"
-    assert len(service.named("finish")) == len(service.named("end_run")) == 2
+    assert service.named("finish") == [(0,), (0,)]
+    assert service.named("end_run") == [("FINISHED",), ("FINISHED",)]
     assert (workdir / "wandb_run_id").read_text() == "w1"
     assert (workdir / "mlflow_run_id").read_text() == "m1"
 
@@ -129,34 +145,103 @@ def test_logger_that_fails_is_reported_once_and_sends_later(tmp_path, service, m
     assert said == ["wandb: no route to host; training continues, and tries again later"]
     sent = [call[0] for call in service.named("wandb")]
     assert sent == [{"step": step, "train_loss": 0.5} for step in (1, 2, 3)]
-    assert service.calls[-1] == ("finish",)
+    assert service.calls[-1] == ("finish", 0)
 
 
-def test_logger_whose_server_never_answers_keeps_nobody_waiting(tmp_path, service, monkeypatch):
-    answer, is_asked = threading.Event(), threading.Event()
+@pytest.mark.parametrize("succeeds", [False, True])
+def test_logger_does_nothing_after_close_has_given_up(tmp_path, service, monkeypatch, succeeds):
+    answer, attempts = threading.Event(), queue.Queue()
+    start = service.start_run
 
     def start_run(*values):
-        is_asked.set()
+        attempts.put(values)
         assert answer.wait(60)
-        raise RuntimeError("too late")
+        if not succeeds:
+            raise RuntimeError("too late")
+        return start(*values)
 
     monkeypatch.setattr(sys.modules["mlflow"], "start_run", start_run)
     monkeypatch.setattr(loggers, "CLOSE_SECONDS", 0.0)
     monkeypatch.setattr(loggers, "MAX_WAITING", 3)
     said = []
     logger = loggers.Logger("mlflow", tiny_config(tmp_path), tmp_path, said.append)
-    assert is_asked.wait(60)
+    attempts.get(timeout=60)
     for step in range(5):
         logger.add(step, {"train_loss": 0.5})  # returns, though nothing is sent
     assert logger._waiting.qsize() == 3
     logger.close()
-    assert said == [
-        "mlflow: 5 of 5 lines of metrics were not sent, for lack of an answer; metrics.jsonl has "
-        "all of them"
-    ]
+    unsent = "mlflow: 5 of 5 lines of metrics were not sent, for lack of an answer; "
+    assert said == [unsent + "metrics.jsonl has all of them"]
     answer.set()
     logger._thread.join(60)
+    assert not logger._thread.is_alive()
     assert len(said) == 1
+    assert attempts.empty()
+    assert not service.named("mlflow")
+    assert not list(tmp_path.glob("mlflow*"))
+
+
+@pytest.mark.parametrize("stage", ["deleted", None])
+def test_logger_starts_a_new_run_where_the_former_one_is_missing(stage, tmp_path, service):
+    (tmp_path / "mlflow_run_id").write_text("old")
+    if stage:
+        service.mlflow_runs["old"] = stage
+    said = []
+    loggers.Logger("mlflow", tiny_config(tmp_path), tmp_path, said.append).close()
+    new = (tmp_path / "mlflow_run_id").read_text()
+    assert (new != "old", new in service.mlflow_runs) == (True, True)
+    assert service.named("start_run") == [(None, "7", tmp_path.name)]
+    assert len(service.named("params")) == 1
+    (line,) = said
+    assert line.startswith("mlflow: there is no run old, ")
+    assert line.endswith(f" the run {new}")
+
+
+@pytest.mark.parametrize(
+    ("ending", "exit_code", "status"),
+    [("failed", 1, "FAILED"), ("interrupted", 1, "KILLED"), ("asked to stop", 1, "KILLED")],
+)
+def test_loggers_are_told_how_a_training_ended(
+    data, tmp_path, service, monkeypatch, ending, exit_code, status
+):
+    def end(*_):
+        raise RuntimeError if ending == "failed" else KeyboardInterrupt
+
+    config = logging_config(data, 4)
+    if ending == "asked to stop":
+        train(config, tmp_path, stop_after=2)
+    else:
+        monkeypatch.setattr(loop.Trainer, "_log", end)
+        with pytest.raises((RuntimeError, KeyboardInterrupt)):
+            train(config, tmp_path)
+    assert service.named("finish") == [(exit_code,)]
+    assert service.named("end_run") == [(status,)]
+
+
+def test_logger_ends_its_run_also_where_lines_could_not_be_sent(tmp_path, service, monkeypatch):
+    def log_metrics(*_, **__):
+        assert logger._is_closing.wait(60)
+        raise RuntimeError("too large")
+
+    monkeypatch.setattr(sys.modules["mlflow"], "log_metrics", log_metrics)
+    said = []
+    logger = loggers.Logger("mlflow", tiny_config(tmp_path), tmp_path, said.append)
+    logger.add(1, {"train_loss": 0.5})
+    logger.close()
+    assert service.named("end_run") == [("FINISHED",)]
+    assert [line.partition(":")[2][:10] for line in said] == [" too large", " 1 of 1 li"]
+
+
+def test_logger_sets_variables_before_its_thread_starts(tmp_path, service, monkeypatch):
+    seen = {}
+
+    def start(thread):
+        seen.update((name, os.environ.get(name)) for name in loggers._DEFAULTS)
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3")
+    monkeypatch.setattr(threading.Thread, "start", start)
+    loggers.Logger("wandb", tiny_config(tmp_path), tmp_path, print)
+    assert seen == loggers._DEFAULTS | {"MLFLOW_HTTP_REQUEST_TIMEOUT": "3"}
 
 
 def test_training_ends_normally_where_loggers_never_work(data, tmp_path, service, capsys):

@@ -13,7 +13,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from etils import epath
 
@@ -22,6 +22,7 @@ from transformer_jax.config import Config, all_settings
 from transformer_jax.errors import UserError
 
 T = TypeVar("T")
+Outcome = Literal["ended", "failed", "interrupted"]  # of a training, as in `history/`
 
 PROJECT = "transformer_jax"  # of both, where no environment variable names another
 RETRY_SECONDS = 60.0  # between two attempts
@@ -34,6 +35,11 @@ _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "WANDB_INIT_TIMEOUT": "30",
 }
+_MLFLOW_STATUS: dict[Outcome, str] = {
+    "ended": "FINISHED",
+    "failed": "FAILED",
+    "interrupted": "KILLED",
+}
 
 
 class Service(NamedTuple):
@@ -41,7 +47,7 @@ class Service(NamedTuple):
 
     run_id: str
     send: Callable[[int, dict[str, float]], object]  # the metrics of a step
-    finish: Callable[[], object]
+    finish: Callable[[Outcome], object]
 
 
 def require(names: Sequence[str]) -> None:
@@ -62,7 +68,8 @@ class Logger:
     """Sends the metrics of a run to one service. The training never waits for it.
 
     The first error is reported. What cannot be sent is kept, and sent later. A run that resumes
-    continues the same run of the service, whose id is in the work directory (`NAME_run_id`).
+    continues the same run of the service, whose id is in the work directory (`NAME_run_id`). If the
+    service does not have that run, a new one is started.
 
     Args:
       name: "wandb" or "mlflow".
@@ -77,6 +84,12 @@ class Logger:
         self._num_added = self._num_sent = 0
         self._has_failed = False
         self._is_closing = threading.Event()
+        self._outcome: Outcome = "ended"
+        self._end = threading.Lock()  # held while `close` gives up, and while the id is written
+        self._has_given_up = False
+        # Before there is a thread: another one may not read variables while one is set.
+        for variable, default in _DEFAULTS.items():
+            os.environ.setdefault(variable, default)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -87,13 +100,19 @@ class Logger:
             numbers = {name: float(v) for name, v in metrics.items() if isinstance(v, int | float)}
             self._waiting.put((step, numbers))
 
-    def close(self) -> None:
-        """Sends what is kept, and ends the run at the service, within `CLOSE_SECONDS`."""
+    def close(self, outcome: Outcome = "ended") -> None:
+        """Sends what is kept, and ends the run at the service, within `CLOSE_SECONDS`.
+
+        Args:
+          outcome: how the training ended.
+        """
+        self._outcome = outcome
         self._is_closing.set()
         self._waiting.put(None)
         self._thread.join(CLOSE_SECONDS)
         reason = "" if self._has_failed else ", for lack of an answer"
-        self._has_failed = True  # a thread that still waits reports nothing later
+        with self._end:
+            self._has_given_up = self._has_failed = True  # the thread does and reports nothing more
         if self._num_sent < self._num_added:
             self._say(
                 f"{self._name}: {self._num_added - self._num_sent} of {self._num_added} lines of "
@@ -103,14 +122,20 @@ class Logger:
     def _run(self) -> None:
         with contextlib.suppress(Exception):  # of the last attempt; the first was reported
             service = self._retry(self._open)
-            while (line := self._waiting.get()) is not None:
-                self._retry(functools.partial(service.send, *line))
-                self._num_sent += 1
-            self._retry(service.finish)
+            try:
+                while (line := self._waiting.get()) is not None:
+                    self._retry(functools.partial(service.send, *line))
+                    self._num_sent += 1
+            finally:  # also where lines could not be sent
+                self._retry(lambda: service.finish(self._outcome))
 
     def _retry(self, action: Callable[[], T]) -> T:
-        """Result of `action`, tried until it succeeds; after `close` its error is raised."""
-        while True:
+        """Result of `action`, tried until it succeeds; after `close` its error is raised.
+
+        Raises:
+          TimeoutError: `close` has given up; nothing is tried.
+        """
+        while not self._has_given_up:
             is_last = self._is_closing.is_set()
             try:
                 return action()
@@ -119,6 +144,7 @@ class Logger:
                 if is_last:
                     raise
                 self._is_closing.wait(RETRY_SECONDS)
+        raise TimeoutError
 
     def _report(self, error: Exception) -> None:
         if not self._has_failed:
@@ -129,11 +155,15 @@ class Logger:
     def _open(self) -> Service:
         path = self._workdir / f"{self._name}_run_id"
         run_id = path.read_text() if path.exists() else None
-        for variable, default in _DEFAULTS.items():
-            os.environ.setdefault(variable, default)
         service = _OPEN[self._name](self._config, self._workdir, run_id)
-        if service.run_id != run_id:
-            paths.write_atomically(path, service.run_id)
+        with self._end:
+            if service.run_id != run_id and not self._has_given_up:
+                if run_id:
+                    self._say(
+                        f"{self._name}: there is no run {run_id}, where earlier metrics are; new "
+                        f"ones are sent to the run {service.run_id}"
+                    )
+                paths.write_atomically(path, service.run_id)
         return service
 
 
@@ -152,12 +182,18 @@ def _open_wandb(config: Config, workdir: epath.Path, run_id: str | None) -> Serv
     )
     # Its own step never goes back; ours does if a run resumes from an earlier checkpoint.
     run.define_metric("*", step_metric="step")
-    return Service(run.id, lambda step, metrics: run.log({"step": step, **metrics}), run.finish)
+    return Service(
+        run.id,
+        lambda step, metrics: run.log({"step": step, **metrics}),
+        lambda outcome: run.finish(exit_code=int(outcome != "ended")),
+    )
 
 
 def _open_mlflow(config: Config, workdir: epath.Path, run_id: str | None) -> Service:
     import mlflow
 
+    if run_id is not None and not _mlflow_has(run_id):
+        run_id = None
     run = mlflow.active_run()  # of this thread: an attempt that failed after it was started
     if run is None:
         experiment_id = None
@@ -172,8 +208,20 @@ def _open_mlflow(config: Config, workdir: epath.Path, run_id: str | None) -> Ser
     return Service(
         run.info.run_id,
         lambda step, metrics: mlflow.log_metrics(metrics, step=step),
-        mlflow.end_run,
+        lambda outcome: mlflow.end_run(_MLFLOW_STATUS[outcome]),
     )
+
+
+def _mlflow_has(run_id: str) -> bool:
+    """Whether the run exists at the server or database in use, and was not deleted there."""
+    import mlflow
+
+    try:
+        return bool(mlflow.get_run(run_id).info.lifecycle_stage == "active")
+    except mlflow.MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return False
 
 
 _OPEN: dict[str, Callable[[Config, epath.Path, str | None], Service]] = {

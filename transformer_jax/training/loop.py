@@ -110,7 +110,7 @@ def open_run(
             num_steps=config.train.num_steps,
             is_primary=distributed.is_primary() and not read_only,
         )
-        stack.callback(reporter.close)
+        stack.push(reporter.close)
         for line in runner.describe():
             reporter.say(line)
 
@@ -222,6 +222,7 @@ class Trainer:
             self._saver.save_last(self.step, self.state, self.progress, scores, scheduled)
             self._reporter.flush()
         if not self._has_ended():
+            self._reporter.outcome = "interrupted"
             self._reporter.say(f"asked to stop: saved step {self.step}; {RESUMES}")
             stop.raise_if_interrupted()
             return False

@@ -15,7 +15,7 @@ from transformer_jax import paths, units
 from transformer_jax.config import Config
 from transformer_jax.paths import write_atomically
 from transformer_jax.runs.appended_file import AppendedFile
-from transformer_jax.training.loggers import Logger
+from transformer_jax.training.loggers import Logger, Outcome
 from transformer_jax.training.step import Metrics
 
 Numbers = dict[str, float | str]  # metrics by name, and signatures
@@ -35,7 +35,12 @@ class Reporter:
       first_step: steps already done; lines of later ones, from before a crash, are dropped.
       num_steps: of the entire run.
       is_primary: False on other processes, which print and write nothing.
+
+    Attributes:
+      outcome: how the training ends, unless by an error.
     """
+
+    outcome: Outcome = "ended"
 
     def __init__(
         self, workdir: epath.Path, first_step: int, num_steps: int, is_primary: bool = True
@@ -137,12 +142,15 @@ class Reporter:
                 if paths.is_remote(file.path):
                     break  # its client has retried; the other files are in the same store
 
-    def close(self) -> None:
+    def close(self, error: type[BaseException] | None = None, *_: object) -> None:
+        """Ends every file and logger; can be the exit of a context, which gets its error."""
+        if error:
+            self.outcome = "failed" if issubclass(error, Exception) else "interrupted"
         if self._bar:
             self._bar.close()
         self.flush()
         for logger in self._loggers:
-            logger.close()
+            logger.close(self.outcome)
 
     def _time_left(self, step: int) -> str:
         first, started = self._first or (step, 0.0)
