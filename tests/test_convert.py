@@ -47,8 +47,19 @@ def failing(status, reason):
 
 
 FAILURES = {
-    "damage": (failing(1, "bad magic"), r"is damaged, or no model \(bad magic\); copy it again"),
-    "an unexpected end": ("import os; os._exit(9)", r"is damaged, or no model \(status 9\)"),
+    "damage": (failing(8, "bad magic"), r"is damaged, or no model \(bad magic\); copy it again"),
+    "an unexpected end": (
+        failing("print('core dumped', file=sys.stderr) or 77", ""),
+        r"was not converted: the program that reads it failed \(core dumped\)",
+    ),
+    "an unexpected end without a word": (
+        "import os; os._exit(77)",
+        r"was not converted: the program that reads it failed \(status 77\)",
+    ),
+    "an error that nothing catches": (
+        "import sys; print(sys.argv[1]); raise OSError('no libc')",
+        r"was not converted: the program that reads it failed \(OSError: no libc\)",
+    ),
     "a full disk": (
         failing(6, "No space left on device"),
         "was read, but its tensors cannot be written: No space left on device",
@@ -73,26 +84,55 @@ def test_convert_says_why_it_fails_and_leaves_no_file(name, pickled, tmp_path, m
     assert {path.name for path in pickled.iterdir()} == before
 
 
-@pytest.mark.parametrize("status", ["no torch", "2.5.1", "1.13.1+cu117"])
-def test_convert_refuses_a_torch_that_pickles_can_break(status, pickled, tmp_path):
-    """A stub of torch says that it is old; if it was used, its `load` would say so."""
-    if status != "no torch":
-        (tmp_path / "torch.py").write_text(f"__version__ = {status!r}")
-    else:
-        (tmp_path / "torch.py").write_text("raise ImportError")
+INSTALL = r"where you convert: pip install 'torch>=2\.6'"
+# A stub of torch -> the status of the process, what it prints, and what is said.
+STUBS = {
+    "raise ModuleNotFoundError('none')": ("NO_TORCH", "none\n", INSTALL),
+    # If it was used, its `load` would fail.
+    "__version__ = '2.5.1'": ("NO_TORCH", "", INSTALL),
+    "__version__ = '1.13.1+cu117'": ("NO_TORCH", "", INSTALL),
+    "raise OSError('no libcudnn')": ("BROKEN_TORCH", "no libcudnn\n", r"imported \(no libcudnn\);"),
+    "raise ImportError('no libc')": ("BROKEN_TORCH", "no libc\n", r"be imported \(no libc\);"),
+}
+
+
+@pytest.mark.parametrize("stub", STUBS)
+def test_convert_refuses_a_torch_that_fails_or_that_pickles_can_break(
+    stub, pickled, tmp_path, monkeypatch
+):
+    status, printed, words = STUBS[stub]
+    (tmp_path / "torch.py").write_text(stub)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = subprocess.run(
         [sys.executable, pickle_process.__file__, pickled / "pytorch_model.bin", tmp_path / "out"],
-        env={"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (pickle_process.NO_TORCH, "", "")
-
-
-def test_convert_names_what_to_install(pickled, tmp_path, monkeypatch):
-    put_process(monkeypatch, tmp_path, f"import sys; sys.exit({pickle_process.NO_TORCH})")
-    with pytest.raises(UserError, match=r"install it where you convert: pip install 'torch>=2\.6'"):
+    expected = (getattr(pickle_process, status), printed, "")
+    assert (done.returncode, done.stdout, done.stderr) == expected
+    with pytest.raises(UserError, match=rf"pytorch_model\.bin is a pickle, which .*{words}"):
         convert(pickled)
+
+
+def test_convert_names_the_file_at_which_its_process_was_killed(tmp_path, monkeypatch):
+    (tmp_path / "safetensors").mkdir()
+    (tmp_path / "safetensors/__init__.py").touch()
+    (tmp_path / "safetensors/torch.py").write_text(
+        "def save_file(tensors, path, metadata): open(path, 'w').close()"
+    )
+    (tmp_path / "torch.py").write_text(
+        "import os\n"
+        "__version__ = '2.6.0'\n"
+        "class Tensor: pass\n"
+        "def load(path, **_): return {} if path.endswith('1.bin') else os.kill(os.getpid(), 9)"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    targets = {}
+    for number in (1, 2):
+        (tmp_path / f"{number}.bin").touch()
+        targets[str(tmp_path / f"{number}.bin")] = str(tmp_path / f"{number}.safetensors")
+    with pytest.raises(UserError, match=r"/2\.bin needs more memory"):
+        pickles.convert_files(targets)
 
 
 @pytest.mark.parametrize("index", [{}, {"weight_map": [1]}, {"weight_map": {}}])

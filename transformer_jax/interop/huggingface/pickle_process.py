@@ -15,7 +15,8 @@ import zipfile
 from collections.abc import Iterator
 from typing import Any
 
-DAMAGED, NO_TORCH, UNSAFE, UNREADABLE, UNWRITABLE, NO_MEMORY = 1, 3, 4, 5, 6, 7
+# Python itself ends with 1 after an error that nothing catches, and with 2 or 120 after others.
+NO_TORCH, UNSAFE, UNREADABLE, UNWRITABLE, NO_MEMORY, DAMAGED, BROKEN_TORCH = 3, 4, 5, 6, 7, 8, 9
 SAFE_TORCH = (2, 6)  # older ones can be made to run code in spite of weights_only (CVE-2025-32434)
 _NEW_NETWORK, _NEW_USER = 0x40000000, 0x10000000  # of Linux's <sched.h>
 # Of tensors that share their memory, the first of these is kept, as transformers does.
@@ -29,16 +30,14 @@ _KEPT = (
 def main(paths: list[str]) -> None:
     """Converts each pickle of (pickle, safetensors, pickle, safetensors, …)."""
     leave_network()
-    try:
+    with _exits({ModuleNotFoundError: NO_TORCH}, BROKEN_TORCH):
         import torch
 
         if tuple(int(part) for part in torch.__version__.split(".")[:2]) < SAFE_TORCH:
             sys.exit(NO_TORCH)
         from safetensors.torch import save_file
-    except ImportError:
-        sys.exit(NO_TORCH)
     for source, target in zip(paths[::2], paths[1::2], strict=True):
-        print(source)
+        print(source, flush=True)  # the process may be killed
         with _exits({pickle.UnpicklingError: UNSAFE, OSError: UNREADABLE}, DAMAGED):
             tensors = _distinct(_load(source))
         with _exits({}, UNWRITABLE):
@@ -51,7 +50,7 @@ def _exits(statuses: dict[type[Exception], int], other: int) -> Iterator[None]:
     """Ends the process with the status of an error, after printing its first line."""
     try:
         yield
-    except Exception as error:  # torch raises many types of errors for a damaged file
+    except Exception as error:  # torch raises many types of errors
         text = str(error)
         print((text.splitlines() or [""])[0] or type(error).__name__)
         if isinstance(error, MemoryError) or "t allocate memory" in text:

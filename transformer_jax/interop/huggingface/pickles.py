@@ -29,6 +29,8 @@ _FAILURES = {
     pickle_process.DAMAGED: "{path} is damaged, or no model ({reason}); copy it again.",
     pickle_process.NO_TORCH: "{path} is a pickle, which only torch 2.6 or newer reads safely; "
     "install it where you convert: pip install 'torch>=2.6'.",
+    pickle_process.BROKEN_TORCH: "{path} is a pickle, which torch reads, and the installed torch "
+    "cannot be imported ({reason}); install it again: pip install --force-reinstall torch.",
     pickle_process.UNSAFE: "{path} is damaged, or no model: a pickle that holds more than tensors "
     "may run programs. It was not loaded; do not load it with other tools either.",
     pickle_process.UNREADABLE: "{path} cannot be read: {reason}.",
@@ -107,9 +109,12 @@ def convert_files(targets: dict[str, str]) -> None:
         return
     lines = done.stdout.split("\n")[:-1]
     path = next((line for line in reversed(lines) if line in targets), next(iter(targets)))
-    reason = (lines[-1:] or done.stderr.splitlines()[-1:] or [f"status {done.returncode}"])[0]
     status = pickle_process.NO_MEMORY if done.returncode == -signal.SIGKILL else done.returncode
-    sentence = _FAILURES.get(status, _FAILURES[pickle_process.DAMAGED])
+    last = lines if status in _FAILURES else done.stderr.splitlines()
+    reason = (last[-1:] or [f"status {done.returncode}"])[0]
+    sentence = _FAILURES.get(
+        status, "{path} was not converted: the program that reads it failed ({reason})."
+    )
     raise UserError(sentence.format(path=path, reason=reason))
 
 
