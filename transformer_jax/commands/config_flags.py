@@ -23,6 +23,10 @@ RECIPE_TEXT = (
 )
 
 
+class NoRecipeError(UserError):
+    """There is no recipe and no run. The flags are defined, so that they can be checked first."""
+
+
 class _IntegerOrNone(flags.IntegerParser):
     """Also reads None, for settings of type `int | None`; `validate` refuses it for others."""
 
@@ -36,25 +40,20 @@ def define_for_training(
     """Defines `--config` for a run that starts or resumes; returns `argv` without the recipe.
 
     Raises:
-      UserError: there is no such recipe, or no recipe and no run.
+      NoRecipeError: no recipe is named and there is no run; the flags are defined.
+      UserError: there is no such recipe.
     """
     recipe, workdir = command_line.value_of(argv, "config"), command_line.value_of(argv, "workdir")
     rest = command_line.without(argv, "config")
-    if recipe is not None:
-        config = read_recipe(recipe)
-    elif (stored := _stored_config(workdir)) is not None:
-        config = stored
-    elif command_line.wants_help(argv):
-        config = Config()
-    else:
+    config = _stored_config(workdir) if recipe is None else read_recipe(recipe)
+    names = ", ".join(built_in_recipes())
+    define_config(config or Config(), rest, flag_values, RECIPE_TEXT.format(names=names))
+    if config is None and not command_line.wants_help(argv):
         where = f"{workdir} has no run to resume. " if workdir else ""
-        raise UserError(
-            f"{where}Name a recipe with --config=RECIPE, a file or one of "
-            f"{', '.join(built_in_recipes())}; `transformer-jax init` writes one for your corpus."
+        raise NoRecipeError(
+            f"{where}Name a recipe with --config=RECIPE, a file or one of {names}; "
+            "`transformer-jax init` writes one for your corpus."
         )
-    define_config(
-        config, rest, flag_values, RECIPE_TEXT.format(names=", ".join(built_in_recipes()))
-    )
     return rest
 
 
@@ -97,6 +96,11 @@ def built_in_recipes() -> dict[str, Path]:
     (folder,) = importlib.import_module("transformer_jax.configs").__path__
     files = sorted(Path(folder).glob("*.py"))
     return {path.stem: path for path in files if path.stem != "__init__"}
+
+
+def is_recipe_name(word: str) -> bool:
+    """Whether a word names a recipe: a built-in one or a Python file."""
+    return word.endswith(".py") or word in built_in_recipes()
 
 
 def read_recipe(name: str) -> Config:

@@ -68,8 +68,10 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
     def call(remaining: Sequence[str]) -> None:
         with _errors_as_sentences(text):
             words = remaining[1:]
-            _check_words(words, text.words)
+            _check_words(words, text)
             _check_required(text.required)
+            if no_recipe:
+                raise no_recipe
             _expand_paths()
             if text.uses_jax:
                 compilation_cache.keep_programs()
@@ -83,11 +85,15 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
                 distributed.exit_process(0)
 
     others = set(FLAGS)
+    no_recipe: config_flags.NoRecipeError | None = None
     program = f"python {argv[0]}" if argv[0].endswith(".py") else argv[0]
     with _errors_as_sentences(text):
         argv = command_line.with_flag_files(argv)
         config_flags.check_overrides(argv)
-        remaining = module.define_flags(list(argv))
+        try:
+            remaining = module.define_flags(list(argv))
+        except config_flags.NoRecipeError as error:  # wrong flags and words may be the reason
+            no_recipe, remaining = error, argv
         if command_line.wants_help(argv):
             defined = [FLAGS[name] for name in FLAGS if name not in others]
             print(_help(command, program, argv, defined, text), flush=True)
@@ -121,13 +127,17 @@ def _parse(program: str, argv: Sequence[str]) -> list[str]:
         sys.exit(USAGE_STATUS)
 
 
-def _check_words(words: Sequence[str], allowed: command_help.Words | None) -> None:
+def _check_words(words: Sequence[str], text: command_help.CommandHelp) -> None:
     """Refuses arguments that are no flags, where the command has none or others."""
+    allowed = text.words
     if allowed is not None and not allowed.choices:
         return
     most = 0 if allowed is None else 1
     if len(words) > most:
-        raise UserError(f"Unexpected argument {words[most]!r}; settings are given as --flag=value.")
+        word, advice = words[most], "settings are given as --flag=value"
+        if "--config=" in text.usage and config_flags.is_recipe_name(word):
+            advice = f"write --config={word}"
+        raise UserError(f"Unexpected argument {word!r}; {advice}.")
     if allowed is not None and not set(words) & set(allowed.choices):
         unknown = [
             f"There is no {allowed.name} {w}{did_you_mean(w, allowed.choices)}" for w in words
