@@ -179,7 +179,7 @@ def test_share_that_is_set_aside_has_its_limits():
 def test_setting_aside_leaves_nothing_if_it_fails(tmp_path, monkeypatch):
     corpus = open_pairs(tmp_path, digit_pairs(600, longest=9))
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match="too few different sources"):
+    with pytest.raises(UserError, match="fewer than 20 pairs could be set aside"):
         set_aside.write_parts(corpus, {"test": 0.001}, tmp_path / "data")
 
     def full(*_):
@@ -398,6 +398,11 @@ def run_init(*arguments):
         (("--train={}/good", "--test={}/nothing", *LANGUAGES), "no file {}/nothing.en"),
         (("--train={}/good", *LANGUAGES, "--workdir={}/used"), "rm -r {}/used/recipe.py"),
         (("--train={}/good", *LANGUAGES, "--workdir={}/data_only"), "rm -r {}/data_only/data"),
+        (("--train={}/good", *LANGUAGES, "--workdir={}/good.en/run"), "{}/good.en is a file"),
+        (("--train={}/good", *LANGUAGES, "--workdir={}/run"), "{}/run has a run, which needs"),
+        (("--train={0}/good.en,{0}/good.de", *LANGUAGES), "names {}/good twice"),
+        (("--train={}/half_empty", *LANGUAGES), "half_empty.de is empty"),
+        (("--train={}/utf16", *LANGUAGES), "utf16.en is UTF-16; convert it: iconv -f UTF-16"),
     ],
 )
 def test_init_refuses_what_it_cannot_use(tmp_path, arguments, message):
@@ -405,10 +410,14 @@ def test_init_refuses_what_it_cannot_use(tmp_path, arguments, message):
     for name, count in (("good", 600), ("uneven", 600), ("empty", 0)):
         write_pairs(tmp_path, name, pairs[:count])
     write_pairs(tmp_path, "few", [(f"{n}", f"Nr. {n}") for n in range(50)] * 20)
+    (tmp_path / "half_empty.en").write_text("one\n")
+    (tmp_path / "half_empty.de").write_text("")
+    for language in ("en", "de"):
+        (tmp_path / f"utf16.{language}").write_text("a\n" * 600, "utf-16")
     with (tmp_path / "uneven.en").open("a") as file:
         file.write("one more\n")
-    for name in ("used/recipe.py", "data_only/data/train.en"):
-        (tmp_path / name).parent.mkdir(parents=True)
+    for name in ("used/recipe.py", "data_only/data/train.en", "run/config.json", "run/data.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("kept")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     arguments = [argument.format(tmp_path) for argument in arguments]

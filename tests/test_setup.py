@@ -11,6 +11,7 @@ from etils import epath
 
 from tests.conftest import tiny_config, write_pairs
 from transformer_jax import distributed
+from transformer_jax.config import Config, DataConfig
 from transformer_jax.errors import UserError
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.checkpoint import Checkpointer
@@ -203,6 +204,26 @@ def test_run_that_fails_after_its_start_keeps_its_files(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="no memory"):
         train(tiny_config(tmp_path), tmp_path / "run")
     assert (tmp_path / "run" / "tokenizer" / "tokenizer.json").exists()
+
+
+def test_paths_in_a_work_directory_are_true_after_it_was_moved(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    data = DataConfig(
+        source="files",
+        train=f"{tmp_path}/run/data/train,elsewhere/train",
+        validation="run/data/validation",
+        test=f"{tmp_path}/run2/test",
+    )
+    workdir_lib.write_config("run", Config(data=data))
+    for folder in ("run", tmp_path / "moved"):
+        read = workdir_lib.read_config(folder).data
+        here = tmp_path / folder
+        assert read.train == f"{here}/data/train,elsewhere/train"
+        assert read.validation == f"{here}/data/validation"
+        assert read.test == f"{tmp_path}/run2/test"
+        if folder == "run":
+            (tmp_path / "run").rename(tmp_path / "moved")
 
 
 def test_resume_refuses_another_tokenizer(tiny_run, tmp_path):

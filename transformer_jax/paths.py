@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +56,15 @@ def expand(path: PathLike, name: str = "path") -> str:
 
 def expand_config(config: Config) -> Config:
     """`config` with `~` expanded in every setting that is a path."""
+    return map_paths(config, lambda part, name: expand(part, name) if "~" in part else part)
+
+
+def map_paths(config: Config, function: Callable[[str, str], str]) -> Config:
+    """`config` with another path for each: `function` of the path and the name of its setting."""
     for setting in _path_settings(config):
         value = setting.value(config)
-        if "~" in value:
-            parts = [expand(part, f"config.{setting.path}") for part in _split(setting, value)]
+        parts = [function(part, f"config.{setting.path}") for part in _split(setting, value)]
+        if parts != _split(setting, value):
             section, name = setting.path.split(".")
             changed = dataclasses.replace(getattr(config, section), **{name: ",".join(parts)})
             config = dataclasses.replace(config, **{section: changed})

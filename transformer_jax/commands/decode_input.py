@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from transformer_jax.data import sources
+from transformer_jax.data import text_lines
 from transformer_jax.errors import UserError
 
 # Lines that arrive within this time of each other are translated together.
@@ -41,8 +41,8 @@ def read_lines(path: str) -> Iterator[str]:
             raise UserError("Standard input is closed; name a file with --input.")
         # Not `sys.stdin`: Python aborts at exit while a thread still reads it.
         stream = open(sys.stdin.fileno(), "rb", closefd=False)  # noqa: SIM115
-        return sources.decode_lines(stream, "standard input", allow_nul=True)
-    return sources.read_lines(epath.Path(path), allow_nul=True)
+        return text_lines.decode_lines(stream, "standard input", allow_nul=True)
+    return text_lines.read_lines(epath.Path(path), allow_nul=True)
 
 
 class Lines:

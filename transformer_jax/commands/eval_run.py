@@ -20,7 +20,7 @@ from transformer_jax.commands.text_output import (
     writing,
 )
 from transformer_jax.config import Config, DataConfig
-from transformer_jax.data import sources
+from transformer_jax.data import sources, text_lines
 from transformer_jax.decoding import call_settings
 from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.errors import UserError
@@ -198,7 +198,7 @@ def _other_system(eval_set: EvalSet) -> list[str] | Translator:
     corpus_metrics.check_comparable(num_sentences)
     path = epath.Path(FLAGS.compare)
     if path.is_file() and not directory_kinds.is_bundle(path):
-        lines = list(sources.read_lines(path))
+        lines = list(text_lines.read_lines(path))
         if len(lines) != num_sentences:
             raise UserError(
                 f"{path} has {len(lines)} translations, {eval_set.name} has {num_sentences} "

@@ -15,5 +15,6 @@ One training batch passes these modules, in this order:
 shapes that batches may have. `cache_manifest` and `remote_cache` protect and share the token cache.
 `tokenizer_pair` holds the tokenizers of both sides and their special ids, `foreign_tokenizers`
 reads vocabularies of published models, `number_words` is the embedded corpus, and `writing_systems`
-knows which scripts separate words by spaces. `public/` fetches public data sets.
+knows which scripts separate words by spaces. `text_lines` reads files, and `public/` fetches
+public data sets.
 """

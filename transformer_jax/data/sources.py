@@ -7,7 +7,6 @@ number of times, in order. Its fingerprint changes when its content does.
 import contextlib
 import dataclasses
 import functools
-import gzip
 import hashlib
 import importlib
 import io
@@ -16,7 +15,6 @@ import os
 import shutil
 import sys
 import uuid
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -25,6 +23,7 @@ from etils import epath
 from transformer_jax import paths
 from transformer_jax.config import DataConfig
 from transformer_jax.data.public.tables import fetch_hint
+from transformer_jax.data.text_lines import read_lines
 from transformer_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -141,38 +140,6 @@ def _existing(name: str, setting: str) -> epath.Path:
     return path
 
 
-def read_lines(path: epath.Path, allow_nul: bool = False) -> Iterator[str]:
-    """Lines of a UTF-8 text file, `.gz` too; see `decode_lines`."""
-    with path.open("rb") as raw:
-        stream = gzip.GzipFile(fileobj=raw) if path.name.endswith(".gz") else raw
-        yield from decode_lines(stream, str(path), allow_nul)
-
-
-def decode_lines(stream: Iterable[bytes], name: str, allow_nul: bool = False) -> Iterator[str]:
-    r"""Lines of a binary stream as UTF-8, without their `\n` or `\r\n`, and without a BOM.
-
-    Raises:
-      UserError: naming stream and line, for invalid UTF-8, a damaged gzip, or a NUL byte.
-    """
-    number = 0
-    try:
-        for number, line in enumerate(stream, start=1):
-            if b"\0" in line and not allow_nul:
-                raise UserError(
-                    f"{name}, line {number}: a NUL byte; the file is damaged or not text."
-                )
-            # Some editors write a byte order mark before the first line.
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            yield text.removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{name}, line {number}: invalid UTF-8 at byte {error.start}; "
-            "convert the file, for example with iconv."
-        ) from error
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{name}, after line {number}: damaged gzip file ({error}).") from error
-
-
 def read_parallel(source: epath.Path, target: epath.Path) -> Iterator[tuple[str, str]]:
     """The pairs of two files with the same number of lines.
 
@@ -184,6 +151,8 @@ def read_parallel(source: epath.Path, target: epath.Path) -> Iterator[tuple[str,
     for source_line, target_line in itertools.zip_longest(source_lines, target_lines):
         if source_line is None or target_line is None:
             longer, shorter = (source, target) if target_line is None else (target, source)
+            if not count:
+                raise UserError(f"{shorter} is empty; it needs at least one line.")
             rest = 1 + sum(1 for _ in (source_lines if longer is source else target_lines))
             raise UserError(
                 f"{shorter} ends after line {count}, but {longer} has {count + rest} lines; "

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from etils import epath
 
 from transformer_jax.config import Config
-from transformer_jax.data import sources
+from transformer_jax.data import sources, text_lines
 from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import hub
 from transformer_jax.runs import directory_kinds, history
@@ -93,7 +93,7 @@ def _read_files(sentences: str, references: str) -> SampleText:
 def _read_lines(path: str, name: str) -> list[str]:
     if not epath.Path(path).exists():
         raise UserError(f"There is no file {path} (`{name}`).")
-    return list(sources.read_lines(epath.Path(path)))
+    return list(text_lines.read_lines(epath.Path(path)))
 
 
 def _of_run(path: epath.PathLike, config: Config) -> Iterator[tuple[str, list[Pair]]]:

@@ -26,10 +26,12 @@ from transformer_jax.own_corpus.survey import (
     survey_corpus,
     text_digest,
 )
+from transformer_jax.runs import directory_kinds
 
 RECIPE = "recipe.py"
 DATA = "data"  # in the work directory: files of a corpus of which a share was set aside
 PARTS = ("validation", "test")
+MANY_SHARED = 0.05  # of a set's sources in the training text
 Say = Callable[[str], None]
 
 
@@ -121,6 +123,13 @@ def _refuse_existing(folder: Path, missing: Sequence[str]) -> None:
     """
     if paths.is_remote(folder):
         raise UserError(f"`workdir={folder}`: the recipe is written into a local folder.")
+    for path in (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise UserError(f"`workdir={folder}`: {path} is a file; name a folder for the run.")
+    if directory_kinds.is_run(folder):
+        raise UserError(
+            f"{folder} has a run, which needs the files that it has; use another `workdir`."
+        )
     targets = [folder / RECIPE, *([folder / DATA] if missing else [])]
     existing = [str(path) for path in targets if path.exists()]
     if existing:
@@ -133,6 +142,12 @@ def _refuse_existing(folder: Path, missing: Sequence[str]) -> None:
 def _open(train: str, languages: tuple[str, str]) -> Corpus:
     """All corpora that `train` names, as one."""
     corpora = [sources.open_text(name.strip(), *languages, "`train`") for name in train.split(",")]
+    for number, corpus in enumerate(corpora):
+        if corpus.name in [earlier.name for earlier in corpora[:number]]:
+            raise UserError(
+                f"`train={train}` names {corpus.name} twice; a corpus is named once, without its "
+                f"languages: `train={corpus.name}`."
+            )
     if len(corpora) == 1:
         return corpora[0]
 
@@ -184,8 +199,8 @@ def _survey(
     if survey.num_usable < sizing.MIN_PAIRS:
         raise UserError(
             f"{corpus.name} has {survey.num_usable:,} different pairs, and from fewer than "
-            f"{sizing.MIN_PAIRS:,} a model learns nothing of use; fine-tune a published model "
-            "(config.train.init_from)."
+            f"{sizing.MIN_PAIRS:,} a model learns nothing of use. Fine-tune a published model: "
+            "docs/fine_tune.md, the section on few pairs."
         )
     for part, digests in of_part.items():
         num_shared = sum(digest in survey.seen for digest in digests)
@@ -193,6 +208,11 @@ def _survey(
             f"{part}: {len(digests):,} pairs of {sets[part].name}; the training text has the "
             f"sources of {num_shared:,} of them too"
         )
+        if num_shared > MANY_SHARED * len(digests):
+            say(
+                f"WARNING: scores of this {part} set will be too good. Remove its pairs from the "
+                f"training text, or omit `{part}`: a share is then set aside."
+            )
     return survey, {part: len(digests) for part, digests in of_part.items()}
 
 

@@ -108,7 +108,8 @@ def write_parts(corpus: Corpus, shares: Mapping[str, float], folder: Path) -> Se
         num_dropped = counts.pop("")
         if min(counts.values()) < MIN_SET:
             raise UserError(
-                f"{corpus.name} has too few different sources to set a share aside; name other "
-                "files as `validation` and `test`."
+                f"{corpus.name}: fewer than {MIN_SET} pairs could be set aside for each part, as "
+                "they need a source of their own and two different texts. Is one file a copy of "
+                "the other? If not, name other files as `validation` and `test`."
             )
     return SetAside(counts, num_dropped)

@@ -32,6 +32,7 @@ from transformer_jax.own_corpus.sizing import Reasons, Sizes, TokenLengths
 from transformer_jax.own_corpus.survey import CorpusSurvey
 
 Pairs = list[tuple[str, str]]
+WORDS_OF_BLEU = 4
 
 
 def choose_settings(
@@ -81,6 +82,12 @@ def choose_settings(
         )
     config = make_config(sizes, data, tokens, num_validation, device)
     reasons |= make_reasons(sizes, config, tokens, device.machine)
+    if target.words and target.words.median < WORDS_OF_BLEU:
+        checkpoint = dataclasses.replace(config.checkpoint, best_metric="eval_chrf")
+        config = dataclasses.replace(config, checkpoint=checkpoint)
+        reasons["checkpoint.best_metric"] = (
+            "BLEU compares four words in a row, and most translations are shorter."
+        )
     return ChosenSettings(validate(config), reasons, tokens)
 
 

@@ -132,6 +132,11 @@ def describe(path: epath.PathLike) -> str:
     models = [child.name for child in children if any(is_kind(child) for is_kind in kinds)]
     if models:
         return f"has models in it ({', '.join(models[:3])}); name one of them"
+    if (path / "recipe.py").exists():
+        return (
+            "has a recipe and no model yet; train it first: transformer-jax train "
+            f"--config={path / 'recipe.py'} --workdir={path}"
+        )
     return "is no work directory: it has no config.json"
 
 

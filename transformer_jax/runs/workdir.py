@@ -25,6 +25,7 @@ from transformer_jax.runs import bucket_lock, directory_kinds
 
 _IS_LOCKED = (errno.EAGAIN, errno.EACCES)  # what `flock` says where another process has the lock
 REPORT = "report.html"
+WORKDIR = "$WORKDIR"  # in paths of `config.json`: the folder that the file is in
 # Orbax's: of a checkpoint that is not committed, on a disk; in one that is, in an object store.
 TMP_SUFFIX, COMMIT_FILE = ".orbax-checkpoint-tmp", "commit_success.txt"
 
@@ -45,7 +46,9 @@ def read_config(workdir: epath.PathLike) -> Config:
         raise UserError(f"{path} is damaged: it is not UTF-8. Copy it again.") from error
     if '"train"' not in text:  # other tools have a config.json too
         refuse_other_tools(workdir)
-    return paths.expand_config(from_json(text, str(path)))
+    config = paths.expand_config(from_json(text, str(path)))
+    here = _absolute(workdir)
+    return paths.map_paths(config, lambda part, _: part.replace(WORKDIR, here, 1))
 
 
 def refuse_other_tools(workdir: epath.PathLike) -> None:
@@ -62,7 +65,19 @@ def read_tokenizers(workdir: epath.PathLike) -> TokenizerPair:
 
 
 def write_config(workdir: epath.PathLike, config: Config) -> None:
+    """Writes `config.json`, in which paths in the work directory remain true when it is moved."""
+    here = f"{_absolute(workdir)}/"
+
+    def relative(part: str, _: str) -> str:
+        is_inside = f"{_absolute(part)}/".startswith(here) if part else False
+        return f"{WORKDIR}/{os.path.relpath(_absolute(part), here)}" if is_inside else part
+
+    config = paths.map_paths(config, relative)
     paths.write_atomically(epath.Path(workdir) / "config.json", to_json(config))
+
+
+def _absolute(path: epath.PathLike) -> str:
+    return os.fspath(path).rstrip("/") if paths.is_remote(path) else os.path.abspath(path)
 
 
 def has_checkpoints(workdir: epath.PathLike) -> bool:

@@ -21,7 +21,7 @@ from typing import IO, cast
 from transformer_jax import paths
 from transformer_jax.data.public.dataset import Dataset, Download, Part, Split
 from transformer_jax.data.public.download import DownloadError, Say, digest, fetch
-from transformer_jax.data.sources import decode_lines
+from transformer_jax.data.text_lines import decode_lines
 from transformer_jax.errors import UserError
 
 DOWNLOADS, SUMS = "downloads", "SHA256SUMS"

@@ -1,0 +1,44 @@
+"""Lines of text files: UTF-8, packed with gzip or not, with any mark or line end of Windows."""
+
+import codecs
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator
+
+from etils import epath
+
+from transformer_jax.errors import UserError
+
+
+def read_lines(path: epath.Path, allow_nul: bool = False) -> Iterator[str]:
+    """Lines of a UTF-8 text file, `.gz` too; see `decode_lines`."""
+    with path.open("rb") as raw:
+        stream = gzip.GzipFile(fileobj=raw) if path.name.endswith(".gz") else raw
+        yield from decode_lines(stream, str(path), allow_nul)
+
+
+def decode_lines(stream: Iterable[bytes], name: str, allow_nul: bool = False) -> Iterator[str]:
+    r"""Lines of a binary stream as UTF-8, without their `\n` or `\r\n`, and without a BOM.
+
+    Raises:
+      UserError: naming stream and line, for invalid UTF-8, a damaged gzip, or a NUL byte.
+    """
+    number = 0
+    try:
+        for number, line in enumerate(stream, start=1):
+            if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                raise UserError(f"{name} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 {name}")
+            if b"\0" in line and not allow_nul:
+                raise UserError(
+                    f"{name}, line {number}: a NUL byte; the file is damaged or not text."
+                )
+            # Some editors write a byte order mark before the first line.
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            yield text.removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{name}, line {number}: invalid UTF-8 at byte {error.start}; "
+            "convert the file, for example with iconv."
+        ) from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{name}, after line {number}: damaged gzip file ({error}).") from error
