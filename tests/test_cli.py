@@ -425,6 +425,9 @@ TRAIN = "train --config=tiny --"
     ("line", "message"),
     [
         (TRAIN + "stp_after=3", "There is no flag --stp_after; did you mean --stop_after?"),
+        (TRAIN + "stop-after=3", "There is no flag --stop-after; did you mean --stop_after?"),
+        ("decode --source-lang=en", "There is no flag --source-lang; did you mean --source_lang?"),
+        ("decode --beam-size=2", "There is no flag --beam-size; did you mean --beam_size?"),
         (TRAIN + "qqq", "There is no flag --qqq."),
         (TRAIN + "stop_after=x", "--stop_after=x is not a whole number."),
         (TRAIN + "stop_after", "--stop_after=VALUE lacks its value."),
@@ -444,6 +447,11 @@ TRAIN = "train --config=tiny --"
         ("train --config=tiny runs/x", "Unexpected argument 'runs/x'; settings are given as --"),
         ("fly", "There is no command fly. There are init, train, "),
         ("evla", "There is no command evla; did you mean eval? There are init, "),
+        (f"train --config={ROOT}/tests", f"--config={ROOT}/tests is a folder without a recipe"),
+        (
+            f"decode --workdir={ROOT}/tests@latest",
+            f"There is no {ROOT}/tests@latest; use --workdir",
+        ),
         ("decode --workdir=x --config=y", "--config=y: a trained model has its own config; remo"),
         (f"train --config=tiny --workdir={ROOT}/train.py", f"{ROOT}/train.py is a file; name"),
         (f"train --workdir={ROOT}/train.py", f"{ROOT}/train.py is a file; name the folder of a"),

@@ -91,7 +91,7 @@ def test_json_keeps_tuples_and_none():
         ({"optimizer": {"weight_decay": 0.1}}, ["weight_decay=0.1", "adamw"]),
         (
             {"optimizer": {"schedule": "cosine", "warmup_steps": 100_000}},
-            ["warmup_steps=100000", "num_steps=100000"],
+            ["warmup_steps=100000", "num_steps=100000", "lower config.opt", "`stop_after=100000`"],
         ),
         (
             {"train": {"early_stopping_patience": 2, "eval_every_steps": 0}},
@@ -280,6 +280,16 @@ def test_recipe_that_fails_under_a_link_names_its_own_line(tmp_path):
     for recipe in (tmp_path / "link" / "mine.py", tmp_path / "other.py"):
         with pytest.raises(UserError, match=r"line 3: `json\.loads\('\{'\)` fails: JSONDecode"):
             config_flags.read_recipe(str(recipe))
+
+
+def test_recipe_that_is_a_folder_is_answered_with_the_file_in_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    for name in ("config.json", "recipe.py"):
+        (tmp_path / name).touch()
+        with pytest.raises(UserError, match=rf"is a folder; name {tmp_path}/{name}\.$"):
+            config_flags.read_recipe(str(tmp_path))
+    assert config_flags.read_recipe("tiny").model.d_model  # the built-in one, not the folder
 
 
 def define_for_training(*argv):

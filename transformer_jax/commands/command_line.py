@@ -28,7 +28,7 @@ HELP_FLAGS = {"--help", "-help", "-h"}
 # What absl says of a wrong flag -> what a command says.
 _SENTENCES = (
     (
-        r"Unknown command line flag '(\w+)'\. Did you mean: (\w+).*",
+        r"Unknown command line flag '([\w-]+)'\. Did you mean: (\w+).*",
         r"There is no flag --\1; did you mean --\2?",
     ),
     (r"Unknown command line flag '(.+?)'.*", r"There is no flag --\1."),

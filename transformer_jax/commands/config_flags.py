@@ -166,6 +166,10 @@ def _recipe_path(name: str) -> Path:
     built_in = built_in_recipes()
     if path.parent in (Path("."), Path("configs")) and path.stem in built_in:
         return built_in[path.stem]
+    if path.is_dir():
+        files = [path / name for name in ("recipe.py", "config.json") if (path / name).is_file()]
+        advice = f"; name {files[0]}." if files else " without a recipe.py."
+        raise UserError(f"--config={path} is a folder{advice}")
     raise UserError(
         f"There is no recipe {path}{did_you_mean(path.stem, built_in)} Built in are "
         f"{', '.join(built_in)}. `transformer-jax init` writes one for your corpus."

@@ -48,8 +48,13 @@ def define(argv: Sequence[str]) -> None:
 
 
 def _read_config(workdir: str) -> Config:
+    from etils import epath
+
     from transformer_jax.interop import pretrained
 
+    folder, _, checkpoint = workdir.rpartition("@")
+    if folder and epath.Path(folder).exists() and not epath.Path(workdir).exists():
+        raise UserError(f"There is no {workdir}; use --workdir={folder} --checkpoint={checkpoint}.")
     return pretrained.read_config(workdir)
 
 

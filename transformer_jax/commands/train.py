@@ -31,8 +31,8 @@ HELP = CommandHelp(
             "transformer-jax train --config=runs/mine/recipe.py --workdir=runs/mine",
         ),
         (
-            "Resume it, for more steps:",
-            "transformer-jax train --workdir=runs/mine --config.train.num_steps=20000",
+            "Resume it after an interruption, with the settings it was started with:",
+            "transformer-jax train --workdir=runs/mine",
         ),
     ),
     fields=(

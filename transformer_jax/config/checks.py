@@ -180,7 +180,9 @@ def _training_conflicts(config: Config) -> Iterator[str]:
     ):
         yield (
             f"config.optimizer.warmup_steps={config.optimizer.warmup_steps} leaves nothing of "
-            f"config.train.num_steps={config.train.num_steps} for the schedule's fall."
+            f"config.train.num_steps={config.train.num_steps} for the schedule's fall; "
+            "lower config.optimizer.warmup_steps, or for a short trial keep the recipe's steps "
+            f"and give `stop_after={config.train.num_steps}`."
         )
     if config.train.early_stopping_patience and not config.train.eval_every_steps:
         yield (
