@@ -26,6 +26,7 @@ from transformer_jax.commands import (
     main,
     text_output,
 )
+from transformer_jax.config import DataConfig
 from transformer_jax.errors import UserError
 from transformer_jax.interop import FORMATS
 from transformer_jax.runs import host_memory
@@ -113,7 +114,7 @@ def test_out_of_memory_advice_names_settings_of_the_command(name, capsys, monkey
     assert ("--batch_tokens" in said) == (name in ("decode", "eval"))
     with pytest.raises(SystemExit), main._errors_as_sentences(text):
         raise KeyboardInterrupt
-    resumes = name in ("train", "decode", "data")
+    resumes = name in ("decode", "data")  # `train` says so where it saves
     said = capsys.readouterr().err
     assert said == ("interrupted; the same command resumes.\n" if resumes else "interrupted.\n")
 
@@ -296,6 +297,25 @@ def test_eval_loads_the_other_model_with_its_flags_and_checks_its_languages(
         flags.FLAGS(["eval", f"--compare={tiny_run[1]}", "--target_lang=fr"])
         with pytest.raises(UserError, match=r"`compare=.*`: `target_lang=fr`: this model transl"):
             eval_run._other_system(eval_set)
+
+
+@pytest.mark.parametrize(
+    ("references", "exact_match", "is_explained"),
+    [
+        (["eins", "zwei drei vier", "a b c d e"], 0.0, True),
+        (["eins", "a b c d", "a b c d e"], 0.0, False),
+        (["a b c d e"], 1.0, True),
+    ],
+)
+def test_eval_explains_a_bleu_of_0(references, exact_match, is_explained, capsys):
+    names = ("chrf", "loss", "perplexity", "token_accuracy", "num_sentences", "checkpoint_step")
+    result = dict.fromkeys(names, 1) | {"bleu_signature": "", "chrf_signature": ""}
+    result |= {"bleu": 0.0, "exact_match": exact_match}
+    eval_set = eval_run.EvalSet("test", "", [("x", text) for text in references], {})
+    eval_run._print_scores(result, DataConfig(), eval_set)
+    assert ("shares four words in a row" in capsys.readouterr().out) == is_explained
+    eval_run._print_scores(result | {"bleu": 0.1}, DataConfig(), eval_set)
+    assert "four words" not in capsys.readouterr().out
 
 
 @pytest.mark.slow

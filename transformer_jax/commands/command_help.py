@@ -48,7 +48,8 @@ class CommandHelp:
       less_memory: what to change where the device is out of memory.
       words: its arguments that are no flags, which `run` gets; None: it has none.
       uses_jax: False for commands that only read files.
-      resumes: whether the same command resumes where an interrupted one ended.
+      resumes: whether the same command resumes where an interrupted one ended. False for `train`,
+        which says so itself once it has saved.
       examples: (purpose, command line) of each; a line starts with `transformer-jax COMMAND`.
       fields: the settings that are changed most often, such as `train.num_steps`.
       pages: (document, what it has) of where the rest is, such as `docs/training.md`.

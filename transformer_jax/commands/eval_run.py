@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -258,7 +259,7 @@ def _print_scores(result: dict[str, Any], data: DataConfig, eval_set: EvalSet) -
         given = ", ".join(f"{name}={value}" for name, value in result["search"].items())
         print(f"search          {given}")
     print(f"BLEU            {result['bleu']:.2f}  {result['bleu_signature']}")
-    if not result["bleu"] and result["exact_match"]:
+    if not result["bleu"] and (result["exact_match"] or _references_are_short(eval_set)):
         print(f"                ({corpus_metrics.NO_FOUR_WORDS})")
     print(f"chrF            {result['chrf']:.2f}  {result['chrf_signature']}")
     print(f"exact match     {result['exact_match']:.2f}%")
@@ -266,6 +267,11 @@ def _print_scores(result: dict[str, Any], data: DataConfig, eval_set: EvalSet) -
         f"loss            {result['loss']:.4f} nats a token, perplexity {result['perplexity']:.3f}"
     )
     print(f"token accuracy  {result['token_accuracy']:.2f}%")
+
+
+def _references_are_short(eval_set: EvalSet) -> bool:
+    """Whether the median reference has fewer than the four words in a row that BLEU counts."""
+    return statistics.median(len(reference.split()) for _, reference in eval_set.pairs) < 4
 
 
 def _conventions(

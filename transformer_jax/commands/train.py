@@ -58,7 +58,6 @@ HELP = CommandHelp(
         ("docs/train_your_own.md", "from text files to a translator"),
         ("docs/long_runs.md", "interruptions, averages, several devices"),
     ),
-    resumes=True,
 )
 
 
