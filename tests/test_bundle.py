@@ -75,7 +75,9 @@ def rewritten(file, path, change):
     tensors, manifest = load_file(file), manifest_of(file)
     change(tensors, manifest)
     manifest["sha256"] = "0" * 64
-    save_file(tensors, path, {"transformer_jax bundle": json.dumps(manifest)})
+    deep = "[" * 100_000 + "]" * 100_000  # which `json.dumps` would not write
+    text = json.dumps(manifest).replace('"DEEP"', deep)
+    save_file(tensors, path, {"transformer_jax bundle": text})
     data = path.read_bytes()
     place = data.index(b"0" * 64)
     digest = hashlib.sha256(data).hexdigest().encode()
@@ -117,15 +119,25 @@ def test_bundle_that_cannot_be_written_leaves_no_file(model, tmp_path, monkeypat
     def fail_in_rust(*_, **__):
         raise safetensors.SafetensorError("No space left on device")
 
-    for failure in (fail, fail_in_rust):
+    def write_otherwise(tensors, path, metadata):
+        save_file(tensors, path, {"first": "", "second": "".join(metadata.values())})
+
+    full = "cannot be written: No space left on device"
+    failures = {fail: full, fail_in_rust: full, write_otherwise: "writes metadata in another order"}
+    for failure, words in failures.items():
         monkeypatch.setattr(bundle, "save_file", failure)
-        with pytest.raises(UserError, match="cannot be written: No space left on device"):
-            save(tmp_path / "x.bundle", model)
+        with pytest.raises(UserError, match=words):
+            save(tmp_path / "new/x.bundle", model)
         assert not list(tmp_path.iterdir())
 
 
 def replace_embedding(tensors, manifest):
     tensors["target_embedding"] = np.zeros((3, 2), np.float32)
+
+
+def with_model(**fields):
+    """Changes the config, and its parameters not."""
+    return lambda _, manifest: manifest["config"]["model"].update(fields)
 
 
 NORM = "decoder_norm/norm/scale"
@@ -141,6 +153,26 @@ CHANGES = {
         lambda _, rest: rest["tokenizers"].update({"../x": ""}),
         "'../x' is no name of a tokenizer's file",
     ),
+    "a list of tokenizers": (lambda _, rest: rest.update(tokenizers=["x"]), "damaged: "),
+    "a number of tokenizers": (lambda _, rest: rest.update(tokenizers=7), "damaged: "),
+    "a parent as tokenizer": (
+        lambda _, rest: rest["tokenizers"].update({"..": ""}),
+        r"'\.\.' is no name of a tokenizer's file",
+    ),
+    "a nameless tokenizer": (
+        lambda _, rest: rest["tokenizers"].update({"": ""}),
+        "'' is no name of a tokenizer's file",
+    ),
+    "a tokenizer of a long name": (
+        lambda _, rest: rest["tokenizers"].update({300 * "x": ""}),
+        "'x{60}' is no name of a tokenizer's file",
+    ),
+    "nested facts": (lambda _, rest: rest.update(facts="DEEP"), "damaged: maximum recursion"),
+    "facts that are a list": (lambda _, rest: rest.update(facts=[1]), "damaged: "),
+    "wide layers": (with_model(d_model=10**7), r"d_model is 10000000, more than its parameters"),
+    "many layers": (with_model(num_encoder_layers=10**7), "num_encoder_layers is 10000000, more"),
+    "long texts": (with_model(max_len=10**12), "needs more memory than this machine has free"),
+    "a feed-forward block": (with_model(d_ff=10**30), "damaged: "),
     "no tokenizer": (lambda _, rest: rest.update(tokenizers={}), "no usable tokenizer"),
 }
 

@@ -25,7 +25,7 @@ from etils import epath
 from safetensors.numpy import save_file
 
 from transformer_jax import __version__, paths
-from transformer_jax.config import Config, from_json, to_json
+from transformer_jax.config import Config, ModelConfig, from_json, to_json
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import tensor_files
@@ -36,6 +36,18 @@ from transformer_jax.runs.directory_kinds import BUNDLE_BEGIN, BUNDLE_KEY, HEADE
 VERSION = 1
 _NO_DIGEST = b"0" * 64  # in its place while the digest is computed
 _CHUNK = 1 << 20
+# What is raised where content has other types or sizes than `write` gives it.
+_CONTENT_ERRORS = (
+    UserError,
+    safetensors.SafetensorError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+_TOKENIZER_FILES = ("tokenizer.json", "shared.model", "source.model", "target.model")
 
 
 class Bundle(NamedTuple):
@@ -82,9 +94,7 @@ def write(
     leaves = jax.tree_util.tree_leaves_with_path(params)
     tensors = {_name(key): np.asarray(leaf, order="C") for key, leaf in leaves}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            temporary = Path(folder) / path.name
+        with paths.new_path(path) as temporary:
             temporary.touch()
             mode = stat.S_IMODE(temporary.stat().st_mode)
             save_file(tensors, temporary, {BUNDLE_KEY: json.dumps(manifest)})
@@ -92,7 +102,6 @@ def write(
             _seal(temporary)
             with temporary.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            temporary.rename(path)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}.") from error
     except safetensors.SafetensorError as error:
@@ -139,8 +148,9 @@ def read(path: epath.PathLike) -> Bundle:
         manifest = _read_manifest(local)
         config = _config(path, manifest)
         tokenizers = _tokenizers(path, manifest["tokenizers"])
-        target = jax.eval_shape(lambda: init_params(config.model, jax.random.key(0)))
         file: Any = stack.enter_context(safetensors.safe_open(local, framework="numpy"))
+        _check_sizes(path, config.model, file)
+        target = jax.eval_shape(lambda: init_params(config.model, jax.random.key(0)))
         leaves = jax.tree_util.tree_leaves_with_path(target)
         for name in set(file.keys()) - {_name(key) for key, _ in leaves}:
             raise _damage(path, f"{name} is not a parameter of its model")
@@ -165,9 +175,9 @@ def _tokenizer_files(tokenizers: TokenizerPair) -> dict[str, str]:
 
 def _tokenizers(path: epath.PathLike, files: dict[str, str]) -> TokenizerPair:
     with tempfile.TemporaryDirectory(prefix="transformer_jax_") as folder:
-        for name, data in files.items():
-            if Path(name).name != name:
-                raise _damage(path, f"{name!r} is no name of a tokenizer's file")
+        for name, data in dict(files).items():
+            if name not in _TOKENIZER_FILES:
+                raise _damage(path, f"{name[:60]!r} is no name of a tokenizer's file")
             (Path(folder) / name).write_bytes(base64.b64decode(data))
         try:
             return TokenizerPair.load(epath.Path(folder))
@@ -177,6 +187,18 @@ def _tokenizers(path: epath.PathLike, files: dict[str, str]) -> TokenizerPair:
 
 def _config(path: epath.PathLike, manifest: dict[str, Any]) -> Config:
     return paths.expand_config(from_json(json.dumps(manifest["config"]), f"{path}, config"))
+
+
+def _check_sizes(path: epath.PathLike, model: ModelConfig, file: Any) -> None:
+    """Refuses a model that is larger than the file, which could take all memory."""
+    shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118, no dict
+    for name, limit in {
+        "d_model": max((max(shape, default=0) for shape in shapes), default=0),
+        "num_encoder_layers": len(shapes),
+        "num_decoder_layers": len(shapes),
+    }.items():
+        if (value := getattr(model, name)) > limit:
+            raise _damage(path, f"config.model.{name} is {value}, more than its parameters allow")
 
 
 def _read_array(
@@ -218,7 +240,11 @@ def _digest(path: epath.Path) -> tuple[bytes, bytes]:
 def _seal(path: Path) -> None:
     """Writes the digest of a file into its place, and waits until the disk has the file."""
     stored, computed = _digest(epath.Path(path))
-    assert stored == _NO_DIGEST, "safetensors has changed the order in its header"
+    if stored != _NO_DIGEST:  # a safetensors that writes its header otherwise
+        raise UserError(
+            f"The installed safetensors {safetensors.__version__} writes metadata in another order "
+            "than bundles need; install another version."
+        )
     with path.open("r+b") as file:
         file.seek(HEADER_START + len(BUNDLE_BEGIN))
         file.write(computed)
@@ -238,7 +264,9 @@ def _report_damage(path: epath.PathLike, local: epath.PathLike | None = None) ->
     """Turns errors about the content into one sentence; if bytes have changed, it says that."""
     try:
         yield
-    except (UserError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
+    except MemoryError as error:
+        raise UserError(f"{path} needs more memory than this machine has free.") from error
+    except _CONTENT_ERRORS as error:
         _check_seal(path, local)
         if isinstance(error, UserError):
             raise
