@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from etils import epath
 
 from tests.test_huggingface import small_model, write
 from transformer_jax import Translator
@@ -49,6 +50,32 @@ def test_file_of_another_kind_is_named(name, tmp_path):
     (tmp_path / name).write_bytes(b"x")
     with pytest.raises(UserError, match=re.escape(f"{tmp_path / name} {FILES[name]}")):
         Translator.load(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["secret.bin", "secret"])
+def test_folder_with_an_entry_that_cannot_be_read_is_named(name, tmp_path, monkeypatch):
+    """Whoever runs the tests may read everything, so that the error is made."""
+    (tmp_path / "m").mkdir()
+    if name == "secret":
+        (tmp_path / "m" / name).mkdir()
+    else:
+        (tmp_path / "m" / name).touch()
+    kind = type(epath.Path(tmp_path))
+
+    def guarded(method):
+        original = getattr(kind, method)
+
+        def call(path, *arguments, **options):
+            if name in path.parts[-2:]:
+                raise PermissionError(13, "Permission denied", str(path))
+            return original(path, *arguments, **options)
+
+        monkeypatch.setattr(kind, method, call)
+
+    for method in ("open", "exists", "read_text"):
+        guarded(method)
+    with pytest.raises(UserError, match="m is no work directory: it has no config"):
+        Translator.load(tmp_path / "m")
 
 
 @pytest.mark.parametrize("inside", ["..", "checkpoints", "checkpoints/60", "tokenizer"])

@@ -151,3 +151,26 @@ def test_new_path_is_there_when_it_is_complete_and_errors_leave_nothing(tmp_path
     content = (target / "file" if is_folder else target).read_text()
     assert content == ("first" if is_folder else "third")
     assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("name", ["folder", ".", "../folder", "link"])
+def test_new_path_fills_an_empty_folder_without_replacing_it(name, tmp_path, monkeypatch):
+    """As a mount point and the current folder of a shell need it."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    number = folder.stat().st_ino
+    monkeypatch.chdir(tmp_path if name in ("folder", "link") else folder)
+    expected = pytest.raises(OSError, match="not empty")
+    with expected, paths.new_path(name) as temporary:
+        temporary.mkdir()
+        (folder / "other").touch()
+    (folder / "other").unlink()  # was kept
+    assert not list(folder.iterdir())
+    with paths.new_path(name) as temporary:
+        (temporary / "inside").mkdir(parents=True)
+        (temporary / "inside/file").write_text("text")
+    assert (folder / "inside/file").read_text() == "text"
+    assert [path.name for path in folder.iterdir()] == ["inside"]
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "link"}
+    assert folder.stat().st_ino == number

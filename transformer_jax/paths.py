@@ -189,18 +189,26 @@ def new_path(path: PathLike, is_cache: bool = False, makes_parents: bool = True)
     An error removes it and the folders that were made for it, and leaves what `path` was before.
 
     Args:
-      path: a file, which may exist; or a folder, which is new or empty.
+      path: a file, which may exist; or a folder, which is new or empty. An empty one is filled, not
+        replaced: it may be the current folder or a mount point.
       is_cache: whether another process may write the same folder; the first one is kept.
       makes_parents: whether to make the folder that it is in.
     """
-    temporary = temporary_next_to(path)
+    path = Path(path)
+    if path.is_dir():
+        path = path.resolve()  # `.` has no name
+    is_filled = path.is_dir() and not is_cache and not any(path.iterdir())
+    temporary = temporary_next_to(path / "new" if is_filled else path)
     new_parents = [parent for parent in temporary.parents if not parent.exists()]
     if makes_parents:
         temporary.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield temporary
         try:
-            os.replace(temporary, path)
+            if is_filled:
+                _fill(path, temporary)
+            else:
+                os.replace(temporary, path)
         except OSError:
             if not (is_cache and os.path.exists(path)):
                 raise
@@ -218,6 +226,14 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def _fill(folder: Path, temporary: Path) -> None:
+    """Moves what is in a folder inside of `folder`, which holds nothing else, into `folder`."""
+    if [*folder.iterdir()] != [temporary]:  # another process has written there
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(folder))
+    for entry in [*temporary.iterdir()]:
+        entry.rename(folder / entry.name)
 
 
 def temporary_next_to(path: PathLike) -> Path:

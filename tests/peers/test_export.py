@@ -423,9 +423,14 @@ def test_export_of_imported_models_with_language_tags(make, spm_models, tmp_path
     assert again.engine.language_tags() == t.engine.language_tags()
 
 
-def test_stablehlo_export_translates_by_its_program_without_this_package(translator, tmp_path):
+def test_stablehlo_export_translates_by_its_program_without_this_package(
+    translator, tmp_path, monkeypatch
+):
     model = Pretrained(translator.config, translator.tokenizers, translator.params, 0)
-    export.export_model(model, "stablehlo", tmp_path / "out", TEXT)
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "out")
+    export.export_model(model, "stablehlo", ".", TEXT)
+    assert "# out: " in (tmp_path / "out/README.md").read_text()
     assert not (tmp_path / "out/__pycache__").exists()
     code = (
         "import runpy, sys; runpy.run_path('out/translate.py', run_name='__main__'); "

@@ -75,7 +75,7 @@ def export_model(
             before = exporter.translate(peer)
             peer = exporter.write(temporary, quantization)
             exporter.judge(quantization, before, exporter.translate(peer), max_bleu_loss)
-        facts = facts or ModelFacts(output.name, "a model", model.step)
+        facts = facts or ModelFacts(output.resolve().name, "a model", model.step)
         model_card.write_readme(
             temporary, facts, model, format_name, text, exporter.notes, exporter.results
         )

@@ -127,9 +127,7 @@ def describe(path: epath.PathLike) -> str:
         return other
     if path.name == "checkpoints" and is_run(path.parent):
         return f"has the checkpoints of a run; name {path.parent}"
-    kinds = (is_run, is_hugging_face, is_bundle)
-    children = sorted(path.iterdir(), key=str)
-    models = [child.name for child in children if any(is_kind(child) for is_kind in kinds)]
+    models = [child.name for child in sorted(path.iterdir(), key=str) if _is_model(child)]
     if models:
         return f"has models in it ({', '.join(models[:3])}); name one of them"
     if (path / "recipe.py").exists():
@@ -138,6 +136,14 @@ def describe(path: epath.PathLike) -> str:
             f"--config={path / 'recipe.py'} --workdir={path}"
         )
     return "is no work directory: it has no config.json"
+
+
+def _is_model(path: epath.Path) -> bool:
+    """Whether a path is a model that can be read."""
+    try:
+        return is_run(path) or is_hugging_face(path) or is_bundle(path)
+    except OSError:
+        return False
 
 
 def _read_config(path: epath.PathLike) -> dict[str, Any] | None:
