@@ -54,7 +54,7 @@ def test_file_of_another_kind_is_named(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["secret.bin", "secret"])
 def test_folder_with_an_entry_that_cannot_be_read_is_named(name, tmp_path, monkeypatch):
-    """Whoever runs the tests may read everything, so that the error is made."""
+    """The user who runs the tests may read everything, so the error is made here."""
     (tmp_path / "m").mkdir()
     if name == "secret":
         (tmp_path / "m" / name).mkdir()
