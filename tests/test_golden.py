@@ -73,3 +73,26 @@ def test_golden_export_translates_to_the_same_text(golden):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == expected["as_written"]["greedy"]
+
+
+def test_golden_export_translates_in_small_batches_of_similar_lengths(golden, monkeypatch):
+    folder, expected = golden
+    monkeypatch.setattr(stablehlo_program, "LENGTH_STEP", 1)
+    program = stablehlo_program.Translator(folder / "exported")
+    encode, shapes = program.encode, []
+
+    def recorded(params, inputs, mask):
+        shapes.append(inputs.shape)
+        assert mask.sum(1).max() <= inputs.shape[1] <= program.manifest["max_len"]
+        return encode(params, inputs, mask)
+
+    program.encode = recorded
+    copies = -(-70 // len(expected["sources"]))
+    texts = program.translate(expected["sources"] * copies)
+    assert texts == expected["as_written"]["greedy"] * copies
+    rows, widths = zip(*shapes, strict=True)
+    assert sum(rows) == len(texts)
+    assert set(rows[:-1]) == {32}
+    assert list(widths) == sorted(widths)
+    assert widths[0] < widths[-1]
+    assert program.translate([]) == []

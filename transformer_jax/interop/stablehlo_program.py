@@ -16,6 +16,9 @@ import jax.export
 import numpy as np
 from sentencepiece import SentencePieceProcessor
 
+BATCH_SIZE = 32  # texts
+LENGTH_STEP = 16  # batches are padded to multiples of it: each shape is compiled once
+
 
 class Translator:
     """The exported functions, with their tokenizers."""
@@ -38,9 +41,21 @@ class Translator:
         self.target_names = {i: name for name, i in target_ids.items()}
 
     def translate(self, texts: Sequence[str]) -> list[str]:
-        """The translation of each text by greedy search, in one batch."""
-        m, rows = self.manifest, [self._ids(text) for text in texts]
-        inputs = np.full((len(rows), max(map(len, rows))), m["source_pad_id"], np.int32)
+        """The translation of each text by greedy search, in batches of similar lengths."""
+        rows = [self._ids(text) for text in texts]
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        outputs = [""] * len(rows)
+        for start in range(0, len(rows), BATCH_SIZE):
+            batch = order[start : start + BATCH_SIZE]
+            for i, output in zip(batch, self._translate([rows[i] for i in batch]), strict=True):
+                outputs[i] = output
+        return outputs
+
+    def _translate(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """The translation of each row of token ids, in one batch."""
+        m, longest = self.manifest, max(map(len, rows))
+        width = min(m["max_len"], -(-longest // LENGTH_STEP) * LENGTH_STEP)
+        inputs = np.full((len(rows), width), m["source_pad_id"], np.int32)
         mask = np.zeros_like(inputs)
         for i, row in enumerate(rows):
             inputs[i, : len(row)], mask[i, : len(row)] = row, 1
