@@ -34,7 +34,8 @@ from processes import Worker
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.interop import ctranslate2, pretrained
+from transformer_jax.interop import pretrained
+from transformer_jax.interop.ctranslate2 import writing as ctranslate2_writing
 from transformer_jax.interop.huggingface import writing
 from transformer_jax.interop.pretrained import Pretrained
 from transformer_jax.model.transformer import init_params
@@ -94,7 +95,7 @@ def export(model: Pretrained, folder: Path, peers: list[str]) -> None:
     plan = writing.plan_export(model.config, model.tokenizers, params)
     writing.write_directory(target, model.config, model.tokenizers, params, plan)
     if "ctranslate2" in peers:
-        ctranslate2.write_directory(
+        ctranslate2_writing.write_directory(
             epath.Path(decode_workers.exported(folder, "ctranslate2")),
             model.config,
             model.tokenizers,

@@ -22,8 +22,9 @@ from etils import epath
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.config.fields import AtLimit, Stopping
-from transformer_jax.decoding.batch_translator import TranslationSettings
-from transformer_jax.interop import ctranslate2, pretrained
+from transformer_jax.decoding.search_settings import TranslationSettings
+from transformer_jax.interop import pretrained
+from transformer_jax.interop.ctranslate2 import writing as ctranslate2_writing
 from transformer_jax.interop.huggingface import writing
 from transformer_jax.interop.parity import Reference
 from transformer_jax.interop.pretrained import Pretrained
@@ -141,7 +142,7 @@ class CTranslate2:
         import ctranslate2 as library
 
         self.version = library.__version__
-        ctranslate2.write_directory(
+        ctranslate2_writing.write_directory(
             epath.Path(folder), model.config, model.tokenizers, jax.device_get(model.params)
         )
         self._translator = library.Translator(str(folder), device="cpu")

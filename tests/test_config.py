@@ -104,6 +104,10 @@ def test_json_keeps_tuples_and_none():
         ({"data": {"normalization": "nfkc,nfkc,nfkc"}}, ["normalization=", "SOURCE,TARGET"]),
         ({"data": {"normalization": "nfkc", "tokenizer_model": "x"}}, ["tokenizer_model"]),
         ({"seed": 2**64}, ["config.seed=18446744073709551616", "below 2^63"]),
+        (
+            {"decode": {"method": "sample", "top_k": 2**31}},
+            ["config.decode.top_k=2147483648", "below 2^31"],
+        ),
     ],
 )
 def test_invalid_config_is_refused_in_one_sentence(sections, words):

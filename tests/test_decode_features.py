@@ -7,6 +7,7 @@ import functools
 import itertools
 import tracemalloc
 import types
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -15,16 +16,19 @@ import pytest
 from tests.conftest import digit_pairs
 from transformer_jax import Translator
 from transformer_jax.commands import decode_format, decode_output, decode_run, search_flags
+from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer_pair import special_ids
 from transformer_jax.decoding import alignment, batch_functions, batching, mbr
 from transformer_jax.decoding.alignment import AttentionChoice
-from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.decoding.batching import TokenRows
 from transformer_jax.decoding.engine import Engine
+from transformer_jax.decoding.jax_batch_runner import JaxBatchRunner
 from transformer_jax.decoding.phrases import begins_word
 from transformer_jax.decoding.requests import Request
+from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.decoding.translation import Translation, join_parts
 from transformer_jax.errors import UserError
+from transformer_jax.interop.ctranslate2 import search
 from transformer_jax.model.transformer import Transformer
 
 TEXTS = ["one two three", "four five", "six", "seven eight nine one", "two two"]
@@ -89,10 +93,15 @@ def test_scoring_keeps_the_logits_of_one_chunk(translator, monkeypatch, num_mode
     assert "x8x295" not in text
 
 
+def ensemble_engine(translator, *others):
+    config, tokenizers = translator.config, translator.tokenizers
+    return Engine(config, tokenizers, JaxBatchRunner(config, tokenizers, others))
+
+
 @pytest.mark.slow
 def test_ensemble_averages_probabilities(translator):
     other = jax.tree.map(lambda x: 0.9 * x, translator.params)
-    engine = Engine(translator.config, translator.tokenizers, [translator.config.model])
+    engine = ensemble_engine(translator, translator.config.model)
     sources, targets = ["one two", "six"], ["zwei eins", "sechs acht"]
     alone = [
         [p.log_probs for p in translator.engine.score(params, sources, targets)]
@@ -180,7 +189,7 @@ def test_batches_are_sharded_over_devices(translator):
         translator.config, parallel=dataclasses.replace(translator.config.parallel, data=4)
     )
     spread = Translator(config, translator.tokenizers, translator.params)
-    assert spread.engine.programs.num_devices == 4
+    assert spread.engine.runner.programs.num_devices == 4
     texts = [source for source, _ in digit_pairs(40, seed=8)]
     want = translator.translate(texts, beam_size=2)
     result = spread.translate(texts, beam_size=2, batch_tokens=128)
@@ -214,7 +223,7 @@ def test_translate_uses_few_shapes_and_yields_lines_when_done(translator):
     assert len(read) == 300
     results.close()
     lengths = {batching.padded_length(n, engine.max_len) for n in range(1, engine.max_len + 1)}
-    assert engine.programs.num_compiled <= 2 * len(lengths)
+    assert engine.num_compiled <= 2 * len(lengths)
     groups = batching.group_by_length([len(t.split()) for t in texts], 64, 256)
     assert len({(g.rows, g.length) for g in groups}) <= len({g.length for g in groups}) + 1
 
@@ -294,7 +303,7 @@ def test_attention_choice_refuses_missing_layers_and_heads(translator):
     deep = dataclasses.replace(translator.config.model, num_decoder_layers=4)
     AttentionChoice(-4).check(deep)
     ensemble = copy.copy(translator)
-    ensemble.engine = Engine(translator.config, translator.tokenizers, [deep])
+    ensemble.engine = ensemble_engine(translator, deep)
     with pytest.raises(UserError, match="layer 3; the model has 1"):
         ensemble.translate("one", attention=AttentionChoice(3))
 
@@ -388,3 +397,9 @@ def test_decode_record_changes_with_all_that_could_change_the_output(translator,
     assert differing(target_lang="fr") == {"data.target_lang"}
     assert differing(flags={"checkpoint": "latest"}) == {"checkpoint"}
     assert differing(flags={"seed": 7}) == {"decode.seed"}
+
+
+def test_documents_have_the_settings_of_ctranslate2_models():
+    assert list(search.SETTINGS) == [field.name for field in dataclasses.fields(DecodeConfig)]
+    page = Path(__file__).parents[1] / "docs" / "decoding.md"
+    assert search.markdown_table() in page.read_text()

@@ -1,6 +1,7 @@
 """A path that is no model is named for what it is."""
 
 import re
+import sys
 
 import pytest
 from etils import epath
@@ -8,13 +9,12 @@ from etils import epath
 from tests.test_huggingface import small_model, write
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
+from transformer_jax.interop import pretrained
 from transformer_jax.runs import directory_kinds, history
 from transformer_jax.runs import workdir as workdir_lib
 
 # Files of a folder -> what it is.
 FOLDERS = {
-    ("model.bin", "config.json", "shared_vocabulary.json"): "is a CTranslate2 export",
-    ("model.bin", "config.json", "source_vocabulary.json"): "is a CTranslate2 export",
     ("decode_step.jax", "manifest.json", "params.npz"): "is a StableHLO export",
     ("adapter_config.json", "adapter_model.safetensors"): "is an adapter for another model",
     ("encoder_model.onnx", "decoder_model.onnx"): "is an ONNX export",
@@ -31,6 +31,22 @@ def test_folder_of_another_kind_is_named(names, tmp_path):
     for name in names:
         (folder / name).write_text("{}")
     with pytest.raises(UserError, match=re.escape(f"{folder} {FOLDERS[names]}")):
+        Translator.load(folder)
+
+
+@pytest.mark.parametrize("name", ["shared_vocabulary.json", "source_vocabulary.txt"])
+def test_ctranslate2_folder_needs_its_package_and_gives_no_parameters(name, tmp_path, monkeypatch):
+    folder = tmp_path / "m"
+    folder.mkdir()
+    for file in ("model.bin", "config.json", name):
+        (folder / file).write_text("{}")
+    assert "is a CTranslate2 model" in directory_kinds.describe(folder)
+    with pytest.raises(UserError, match="m is a CTranslate2 model: it translates and scores, but"):
+        pretrained.load(folder)
+    with pytest.raises(UserError, match=r"m/model\.bin is damaged"):
+        pretrained.read_config(folder)
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)  # so that an import of it fails
+    with pytest.raises(UserError, match="m, a CTranslate2 model, needs ctranslate2; install it"):
         Translator.load(folder)
 
 

@@ -15,10 +15,11 @@ from etils import epath
 
 from tests.conftest import tiny_config
 from transformer_jax import Translator
-from transformer_jax.config import Config, DataConfig, ModelConfig
+from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig
 from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
 from transformer_jax.decoding.requests import Request
+from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.errors import UserError
 from transformer_jax.interop import (
     FORMATS,
@@ -512,7 +513,8 @@ def test_long_text_parts_keep_the_language_tag_of_the_text(tokenizers):
     pair = TokenizerPair(one, one, LanguageTags(">>{}<<"))
     model = small_model(pair, max_len=12, source_vocab_size=296, target_vocab_size=296)
     engine = Translator(model.config, pair, model.params).engine
-    (parts,) = engine.encoder().encode([Request(">>de<< " + "one two " * 12)])
+    request, settings = Request(">>de<< " + "one two " * 12), TranslationSettings(DecodeConfig())
+    (parts,) = engine.encoder().encode([request], settings)
     assert len(parts) > 2
     assert {part.source[0] for part in parts} == {0}
     assert all(len(part.source) <= 12 for part in parts)

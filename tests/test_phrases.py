@@ -22,11 +22,11 @@ from transformer_jax import Translator
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.decoding import phrases
-from transformer_jax.decoding.batch_translator import BatchTranslator, TranslationSettings
+from transformer_jax.decoding.batch_translator import BatchTranslator
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.phrases import begins_word
 from transformer_jax.decoding.requests import Request
-from transformer_jax.decoding.search_settings import PhraseArrays
+from transformer_jax.decoding.search_settings import PhraseArrays, TranslationSettings
 from transformer_jax.decoding.translation import Translation, distinct
 from transformer_jax.errors import UserError
 from transformer_jax.interop.pretrained import Pretrained

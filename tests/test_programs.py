@@ -20,13 +20,13 @@ import pytest
 from tests.test_search import IDS, TableDecoder, random_model, table_logits
 from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.decoding import batch_functions, batching, programs
-from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.decoding.decoder import cache_sizes, decode_loop
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.search import search
 from transformer_jax.decoding.search_settings import (
     SearchConstraints,
     SearchValues,
+    TranslationSettings,
     structure_of,
     values_of,
 )
@@ -62,7 +62,7 @@ def test_put_on_devices_is_shared_by_threads(translator, monkeypatch):
         return prepare(*args)
 
     monkeypatch.setattr(programs, "_prepare", counted)
-    fresh = Engine(translator.config, translator.tokenizers).programs
+    fresh = Engine(translator.config, translator.tokenizers).runner.programs
     first, *others = in_threads(8, lambda: fresh.put_on_devices(translator.params))
     assert len(calls) == 1
     assert all(other is first for other in others)
@@ -73,7 +73,7 @@ def test_put_on_devices_is_shared_by_threads(translator, monkeypatch):
 
 
 def test_put_on_devices_refuses_another_number_of_parameter_trees(translator):
-    fresh = Engine(translator.config, translator.tokenizers).programs
+    fresh = Engine(translator.config, translator.tokenizers).runner.programs
     with pytest.raises(ValueError, match="2 parameter trees for 1 models"):
         fresh.put_on_devices((translator.params, translator.params))
 
@@ -117,7 +117,7 @@ def test_programs_of_a_hundred_settings_are_two(translator):
     try:
         for number in range(52):
             if number == 2:
-                assert engine.programs.num_compiled == len(structures)
+                assert engine.num_compiled == len(structures)
                 compiled.clear()
             for method, structure in structures.items():
                 numbers = settings_of_one_structure(method, number)
@@ -128,7 +128,7 @@ def test_programs_of_a_hundred_settings_are_two(translator):
                 assert len(best.ids) < numbers["max_decode_len"]
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    assert engine.programs.num_compiled == len(structures)
+    assert engine.num_compiled == len(structures)
     assert not compiled
 
 
@@ -160,7 +160,7 @@ def test_search_values_apply_row_by_row(method):
         for row in range(rows)
     ]
     structure = structure_of(configs[-1])  # in which all rules are active
-    values = [values_of(config, 1) for config in configs]
+    values = [values_of([config], 1) for config in configs]
     logits = table_logits(random_model(rows, longest, seed=31), longest)
 
     @jax.jit
@@ -214,7 +214,7 @@ def test_decode_loop_compiles_at_most_three_loops(method):
     constraints = SearchConstraints(
         np.full(2, 1024),
         np.zeros(2, np.int32),
-        values_of(decode, 2),
+        values_of([decode], 2),
         np.ones(2, np.int32),
         seeds=np.zeros(2, np.uint32),
     )
@@ -341,7 +341,7 @@ def test_programs_are_kept_in_the_users_cache_folder(cache_settings, tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "want"),
     [
-        ("jax_compilation_cache_dir", "/mine", ("/mine", True, 1.0)),
+        ("jax_compilation_cache_dir", "/mine", ("/mine", True, 0.1)),
         ("jax_compilation_cache_dir", "", ("", True, 1.0)),
         ("jax_enable_compilation_cache", False, (None, False, 1.0)),
     ],

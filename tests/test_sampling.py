@@ -249,7 +249,7 @@ def test_sampling_rules_apply_row_by_row():
             DecodeConfig(method="sample", **dict(zip(names, row, strict=True))) for row in rows
         ]
         values = jax.tree.map(
-            lambda *x: np.concatenate(x), *(values_of(config, 1) for config in configs)
+            lambda *x: np.concatenate(x), *(values_of([config], 1) for config in configs)
         )
         got = np.asarray(jax.jit(sampling.warp)(jnp.asarray(log_probs, jnp.float32), values))
         weights = np.where(got > NEVER, np.exp(got - got.max(axis=0)), 0.0)[..., 0]

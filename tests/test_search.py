@@ -68,7 +68,7 @@ def make_constraints(limits, config, forced=(), free=0, num_hypotheses=1, **more
     return SearchConstraints(
         max_lens=jnp.asarray(limits),
         min_lens=jnp.minimum(config.min_decode_len, jnp.asarray(limits)),
-        values=values_of(config, rows),
+        values=values_of([config], rows),
         num_hypotheses=jnp.full(rows, num_hypotheses),
         prefix=jnp.asarray([list(forced)] * rows, jnp.int32) if forced else None,
         num_free=jnp.full(rows, free),

@@ -63,7 +63,8 @@ def test_padded_lengths_and_row_options_by_hand():
         100,
         100,
     ]
-    assert batching.row_options(64) == [1, 8, 64]
+    assert batching.row_options(64) == [1, 4, 16, 64]
+    assert batching.row_options(100) == [1, 4, 16, 64, 100]
     assert batching.row_options(1) == [1]
     assert batching.group_by_length([], 8, 64) == []
 

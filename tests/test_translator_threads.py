@@ -1,5 +1,6 @@
 """A translator from several threads, warmed up, and on the device that the caller names."""
 
+import asyncio
 import collections
 import concurrent.futures
 import threading
@@ -10,11 +11,12 @@ import pytest
 
 from transformer_jax import Translator
 from transformer_jax.config import ModelConfig
-from transformer_jax.decoding import batching, workers
+from transformer_jax.decoding import batching, scheduler
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.batch_translator import BatchTranslator
 from transformer_jax.decoding.programs import Programs
 from transformer_jax.decoding.requests import Request
+from transformer_jax.decoding.text_queue import DeadlineError, QueueFullError
 from transformer_jax.errors import UserError
 from transformer_jax.ops import platforms
 from transformer_jax.ops.platforms import compute_dtype
@@ -57,11 +59,11 @@ def test_translator_threads_share_two_workers_and_give_the_same(translator, monk
         assert one.ids == alone.ids
         assert one.score == pytest.approx(alone.score, abs=1e-5)
         assert score == pytest.approx(scores)
-    assert max(most) <= workers.NUM_WORKERS
-    assert len(seen) <= workers.NUM_WORKERS
+    assert max(most) <= scheduler.NUM_WORKERS
+    assert len(seen) <= scheduler.NUM_WORKERS
     assert all(name.startswith("transformer_jax_batch") for name in seen)
     names = [thread.name for thread in threading.enumerate()]
-    assert sum(name.startswith("transformer_jax_batch") for name in names) <= workers.NUM_WORKERS
+    assert sum(name.startswith("transformer_jax_batch") for name in names) <= scheduler.NUM_WORKERS
 
 
 def test_warmup_leaves_nothing_to_compile(translator, monkeypatch):
@@ -79,17 +81,121 @@ def test_warmup_leaves_nothing_to_compile(translator, monkeypatch):
     # 64 positions by 2 beams are 4 rows of 8; there are batches of one row and of 4.
     assert t.warmup([3, 8], num_texts=3, attention=attention, **settings) == 2
     assert set(ran) == {(1, 8), (4, 8)}
-    compiled = t.engine.programs.num_compiled
+    compiled = t.engine.num_compiled
     assert compiled == 4  # a search and its attention
     for texts in (["one"], ["one two"], ["one", "two", "six"]):
         t.translate(texts, attention=attention, **settings)
     assert set(ran) == {(1, 8), (4, 8)}
-    assert t.engine.programs.num_compiled == compiled
+    assert t.engine.num_compiled == compiled
     for lengths, message in (([0], r"lengths\[0\]=0"), ([99], "No text has 99 tokens")):
         with pytest.raises(UserError, match=message):
             t.warmup(lengths)
     with pytest.raises(UserError, match="num_texts=0"):
         t.warmup([8], num_texts=0)
+
+
+# --- Single texts ---------------------------------------------------------------------------------
+
+
+def test_submitted_texts_of_other_settings_share_a_batch_and_give_the_same(translator, monkeypatch):
+    """Numbers differ from row to row; what the search is compiled for separates batches."""
+    t = fresh(translator)
+    settings = [
+        {"length_penalty": 0.0},
+        {"length_penalty": 2.0, "n_best": 2},
+        {"max_decode_ratio": 0.2, "max_decode_len": 3},
+        {"beam_size": 1},
+        {"method": "sample", "temperature": 0.3, "n_best": 2},
+        {"method": "sample", "temperature": 3.0, "top_k": 4, "seed": 7, "n_best": 2},
+        {"suppressed_ids": [5]},
+    ]
+    settings = [{"beam_size": 3, **one} for one in settings]
+    text = "four five six"
+    want = [t.translate(text, **one) for one in settings]
+    sizes, original = [], BatchTranslator.translate_batch
+
+    def count(translator, batch, texts):
+        sizes.append(len(texts))
+        return original(translator, batch, texts)
+
+    monkeypatch.setattr(BatchTranslator, "translate_batch", count)
+    release = occupy_workers()
+    submitted = [t.submit(text, **one) for one in settings]
+    release()
+    for future, expected in zip(submitted, want, strict=True):
+        got = future.result(120)
+        pairs = zip(got, expected, strict=True) if isinstance(got, list) else [(got, expected)]
+        for one, other in pairs:
+            assert one.ids == other.ids
+            assert one.score == pytest.approx(other.score, abs=1e-5)
+    assert sorted(sizes) == [1, 1, 2, 3]
+
+
+def occupy_workers():
+    """Keeps the scheduler's threads; what is submitted waits. Returns what ends that."""
+    threads, begun, end = scheduler.NUM_WORKERS, threading.Semaphore(0), threading.Event()
+
+    def hold():
+        begun.release()
+        assert end.wait(120)
+
+    for _ in range(threads):
+        scheduler.of_process()._submit_call(object(), hold, ())
+        assert begun.acquire(timeout=120)
+    return end.set
+
+
+def test_submitted_long_text_is_joined_and_an_empty_one_is_empty(translator):
+    t = fresh(translator)
+    text = " ".join(TEXTS * 8)
+    assert t.submit(text, beam_size=1).result(120).ids == t.translate(text, beam_size=1).ids
+    assert t.submit("", n_best=2).result(120) == t.translate("", n_best=2)
+    for bad, message in (
+        (None, "the text is None, not a string"),
+        ("\ud800", "the text: no valid"),
+    ):
+        with pytest.raises(UserError, match=message):
+            t.submit(bad)
+    with pytest.raises(UserError, match="phrases need beam search"):
+        t.submit(Request("one", phrases=["eins"]), method="sample")
+
+
+def test_awaited_texts_give_the_same_and_are_cancelled_with_their_task(translator):
+    t = fresh(translator)
+
+    async def both():
+        one = await t.atranslate("one two", beam_size=2)
+        several = await t.atranslate(iter(TEXTS), beam_size=2, n_best=2)
+        release = occupy_workers()
+        task = asyncio.create_task(t.atranslate(TEXTS, beam_size=2))
+        await asyncio.sleep(0)
+        waiting = scheduler.of_process().num_waiting
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        left = scheduler.of_process().num_waiting
+        with pytest.raises(UserError, match=r"the text is an int \(5\)"):
+            await t.atranslate(["one", 5])
+        after = scheduler.of_process().num_waiting
+        release()
+        return one, several, (waiting, left, after)
+
+    one, several, counts = asyncio.run(both())
+    assert one.ids == t.translate("one two", beam_size=2).ids
+    want = t.translate(TEXTS, beam_size=2, n_best=2)
+    assert [[h.ids for h in best] for best in several] == [[h.ids for h in best] for best in want]
+    assert counts == (len(TEXTS), 0, 0)
+
+
+def test_submitted_text_is_refused_where_too_many_wait_or_its_time_is_over(translator):
+    t = fresh(translator)
+    release = occupy_workers()
+    expired = t.submit("one", timeout_ms=0)
+    with pytest.raises(QueueFullError):
+        t.submit("two", max_waiting=1)
+    release()
+    with pytest.raises(DeadlineError, match="not begun within"):
+        expired.result(120)
 
 
 @pytest.mark.parametrize("num_devices", [1, 4])
@@ -112,10 +218,10 @@ def test_translator_computes_on_the_default_device(translator):
     device = jax.devices()[3]
     with jax.default_device(device):
         t = fresh(translator)
-    assert t.engine.programs.num_devices == 1
+    assert t.engine.runner.programs.num_devices == 1
     (best,) = t.translate([Request("one two")], beam_size=2)  # outside, where another is default
     assert best.ids == translator.translate(["one two"], beam_size=2)[0].ids
-    device_params = t.engine.programs.put_on_devices(t.params)
+    device_params = t.engine.runner.programs.put_on_devices(t.params)
     assert {d for leaf in jax.tree.leaves(device_params) for d in leaf.devices()} == {device}
 
 

@@ -11,19 +11,22 @@ from transformer_jax.config import Config
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding import WINDOW, call_settings
 from transformer_jax.decoding.alignment import AttentionChoice
-from transformer_jax.decoding.batch_translator import TranslationSettings
+from transformer_jax.decoding.batch_runner import BatchRunner
 from transformer_jax.decoding.engine import Engine
+from transformer_jax.decoding.jax_batch_runner import JaxBatchRunner
 from transformer_jax.decoding.processors import Processor
-from transformer_jax.decoding.requests import Request, described
+from transformer_jax.decoding.requests import Request
 from transformer_jax.decoding.scoring import PairScores
+from transformer_jax.decoding.text_submitter import TextSubmitter
 from transformer_jax.decoding.translation import Translation
-from transformer_jax.errors import UserError, UserTypeError
+from transformer_jax.errors import UserError
 from transformer_jax.interop import pretrained
+from transformer_jax.interop.ctranslate2 import batch_runner as ctranslate2_runner
 from transformer_jax.interop.pretrained import Pretrained
-from transformer_jax.runs import compilation_cache, host_memory
+from transformer_jax.runs import compilation_cache, directory_kinds, host_memory
 
 
-class Translator:
+class Translator(TextSubmitter):
     """Translates and scores text.
 
     Example:
@@ -40,13 +43,16 @@ class Translator:
         step: int = 0,
         others: Sequence[Pretrained] = (),
         processors: Sequence[Processor] = (),
+        runner: BatchRunner | None = None,
     ):
-        self.config = config
         self.tokenizers = tokenizers
-        self.params = (params, *(other.params for other in others)) if others else params
         self.checkpoint_step = step
-        self.engine = Engine(
-            config, tokenizers, [other.config.model for other in others], processors
+        if runner is None:
+            models = [other.config.model for other in others]
+            runner = JaxBatchRunner(config, tokenizers, models, processors)
+        super().__init__(
+            Engine(config, tokenizers, runner),
+            (params, *(other.params for other in others)) if others else params,
         )
 
     @classmethod
@@ -59,10 +65,11 @@ class Translator:
         ensemble: Sequence[tuple[epath.PathLike, str] | epath.PathLike] = (),
         processors: Sequence[Processor] = (),
     ) -> "Translator":
-        """Reads a work directory, a bundle, or a Hugging Face Marian, M2M-100 or NLLB model.
+        """Reads a work directory, a bundle, a Hugging Face directory, or a CTranslate2 directory.
 
-        Programs that are compiled later are kept on the disk, for other processes
-        (`runs.compilation_cache`).
+        Hugging Face's are of Marian, M2M-100 or NLLB models. CTranslate2's need the package
+        ctranslate2, which then translates on the CPU, and do not have every setting. Of others,
+        programs that are compiled later are kept on the disk (`runs.compilation_cache`).
 
         Args:
           path: of the directory or bundle; or a name on the Hugging Face Hub, such as
@@ -79,24 +86,28 @@ class Translator:
         Raises:
           UserError: where something is missing, damaged or not supported.
         """
-        _check_type("path", path, str | os.PathLike, "a path")
-        _check_type("config", config, Config | None, "a Config")
-        _check_list("processors", processors, "functions")
+        call_settings.check_type("path", path, str | os.PathLike, "a path")
+        call_settings.check_type("config", config, Config | None, "a Config")
+        call_settings.check_list("processors", processors, "functions")
         processors = tuple(processors)
         for index, processor in enumerate(processors):
-            _check_type(f"processors[{index}]", processor, Callable, "a function")
-        further = _members(ensemble)
+            call_settings.check_type(f"processors[{index}]", processor, Callable, "a function")
+        members = call_settings.ensemble_members(ensemble)
+        path = paths.expand(path)
+        if directory_kinds.is_ctranslate2(path):
+            given = {"checkpoint": checkpoint != "best", "ensemble": members}
+            for name, value in (given | {"processors": processors}).items():
+                if value:
+                    raise UserError(
+                        f"{path} is a CTranslate2 model: it has no `{name}`; remove it."
+                    )
+            runner = ctranslate2_runner.load(path, config)
+            return cls(runner.config, runner.tokenizers, None, runner=runner)
         host_memory.keep_freed_memory()
         compilation_cache.keep_programs()
-        model = pretrained.load(_located(path), str(checkpoint), config, allow_pickle)
-        others = [pretrained.load(_located(p), str(c), None, allow_pickle) for p, c in further]
-        for (where, _), other in zip(further, others, strict=True):
-            if other.tokenizers.fingerprint != model.tokenizers.fingerprint or (
-                other.config.model.decoder_start_id != model.config.model.decoder_start_id
-            ):
-                raise UserError(
-                    f"{where} has another vocabulary than {path}: they cannot be an ensemble."
-                )
+        model, *others = pretrained.load_ensemble(
+            [(path, str(checkpoint)), *members], config, allow_pickle
+        )
         return cls(model.config, model.tokenizers, model.params, model.step, others, processors)
 
     @overload
@@ -193,8 +204,8 @@ class Translator:
           UserError: an unknown or impossible setting; a text that cannot be translated, with its
             index. A list is checked before anything runs, other iterables window by window.
         """
-        _check_list("texts", texts, "strings")
-        call = self._settings(n_best, target_lang, source_lang, attention, settings)
+        call_settings.check_list("texts", texts, "strings")
+        call = self.settings(n_best, target_lang, source_lang, attention, settings)
         results = self.engine.translate(self.params, texts, call, window, on_error, ready)
         return results if n_best is not None else (best[0] for best in results)
 
@@ -231,31 +242,10 @@ class Translator:
         Raises:
           UserError: an impossible setting, or a length that the model does not read.
         """
-        _check_list("lengths", lengths, "numbers")
+        call_settings.check_list("lengths", lengths, "numbers")
         num_texts = call_settings.count("num_texts", num_texts)
-        call = self._settings(n_best, target_lang, source_lang, attention, settings)
+        call = self.settings(n_best, target_lang, source_lang, attention, settings)
         return self.engine.warmup(self.params, lengths, num_texts, call)
-
-    def _settings(
-        self,
-        n_best: int | None,
-        target_lang: str,
-        source_lang: str,
-        attention: AttentionChoice | None,
-        settings: dict[str, Any],
-    ) -> TranslationSettings:
-        """The settings of a call, `settings` replacing those of the config.
-
-        Raises:
-          UserError: an unknown or impossible setting.
-        """
-        decode = call_settings.decode_config(self.config, settings)
-        num_hypotheses = call_settings.num_hypotheses(n_best, decode)
-        _check_type("attention", attention, AttentionChoice | None, "an AttentionChoice")
-        if attention:
-            for model in self.engine.models:
-                attention.check(model)
-        return TranslationSettings(decode, num_hypotheses, target_lang, source_lang, attention)
 
     @overload
     def score(  # type: ignore[overload-overlap]  # a string is an iterable of strings
@@ -300,41 +290,11 @@ class Translator:
         source_lang: str = "",
     ) -> list[PairScores]:
         """As `score` of several texts, with the log-probability of every token."""
-        _check_list("sources", sources, "strings")
-        _check_list("targets", targets, "strings")
+        call_settings.check_list("sources", sources, "strings")
+        call_settings.check_list("targets", targets, "strings")
         sources, targets = list(sources), list(targets)
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources cannot be scored with {len(targets)} targets.")
         return self.engine.score(
             self.params, sources, targets, target_lang, source_lang=source_lang
         )
-
-
-def _check_type(name: str, value: Any, kind: Any, wanted: str) -> None:
-    """Raises a `UserError` that is a TypeError if an argument is not of the type `kind`."""
-    if not isinstance(value, kind):
-        raise UserTypeError(f"`{name}` is {described(value)}, not {wanted}.")
-
-
-def _check_list(name: str, value: Any, of: str) -> None:
-    """Raises a `UserError` that is a TypeError if an argument is no iterable, or one text."""
-    if isinstance(value, str | bytes | os.PathLike | Request) or not isinstance(value, Iterable):
-        raise UserTypeError(f"`{name}` is {described(value)}, not a list of {of}.")
-
-
-def _members(ensemble: Any) -> list[tuple[epath.PathLike, str]]:
-    """(path, checkpoint) of each further model of an ensemble."""
-    _check_list("ensemble", ensemble, "models")
-    members = []
-    for index, one in enumerate(ensemble):
-        path, checkpoint = one if isinstance(one, tuple | list) and len(one) == 2 else (one, "best")
-        _check_type(f"ensemble[{index}]", path, str | os.PathLike, "a path or a (path, checkpoint)")
-        members.append((path, checkpoint))
-    return members
-
-
-def _located(path: epath.PathLike) -> str:
-    """A path of the caller's, with `~` expanded and a remote one's packages checked."""
-    path = paths.expand(path)
-    paths.require(path)
-    return path

@@ -17,7 +17,7 @@ from tests.peers.test_export import SENTENCES, random_model
 from transformer_jax import Translator
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.requests import Request
-from transformer_jax.interop import ctranslate2
+from transformer_jax.interop.ctranslate2 import writing as ctranslate2_writing
 from transformer_jax.interop.huggingface import writing
 
 LIMIT = 12
@@ -151,7 +151,7 @@ def test_sampling_truncation_equals_hugging_face_generate():
             want = warper(None, want)
         config = DecodeConfig(method="sample", **settings)
         columns = jnp.asarray(log_probs.numpy().T[:, :, None])
-        got = np.asarray(warp(columns, values_of(config, 6)))[..., 0].T
+        got = np.asarray(warp(columns, values_of([config], 6)))[..., 0].T
         np.testing.assert_array_equal(got > NEVER, np.isfinite(want.numpy()))
         np.testing.assert_allclose(
             np.asarray(torch.softmax(torch.tensor(got), -1)),
@@ -187,7 +187,9 @@ def translator_there(ours, tmp_path_factory):
     import ctranslate2 as library
 
     folder = str(tmp_path_factory.mktemp("ct2"))
-    ctranslate2.write_directory(epath.Path(folder), ours.config, ours.tokenizers, ours.params)
+    ctranslate2_writing.write_directory(
+        epath.Path(folder), ours.config, ours.tokenizers, ours.params
+    )
     return library.Translator(folder, device="cpu")
 
 

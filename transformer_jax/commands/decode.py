@@ -37,7 +37,7 @@ HELP = CommandHelp(
 
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; every setting of `DecodeConfig` is one. Returns `argv`."""
-    model_flags.define(argv)
+    model_flags.define(argv, "a CTranslate2 export")
     model_flags.define_languages()
     search_flags.define()
     command_line.define_path(

@@ -21,12 +21,10 @@ from transformer_jax.commands.decode_input import Lines, count_lines, is_stream
 from transformer_jax.commands.decode_output import ResumableOutput
 from transformer_jax.commands.text_output import check_not_overwritten
 from transformer_jax.decoding.alignment import AttentionChoice
-from transformer_jax.decoding.programs import matmul_precision
 from transformer_jax.decoding.requests import PHRASES_NEED_BEAMS, Request, windows
 from transformer_jax.decoding.scoring import PairScores
 from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError
-from transformer_jax.runs import digests
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -85,7 +83,7 @@ def run() -> None:
     process_flags.connect(saves=False)
     if distributed.process_count() > 1 and (FLAGS.input == "-" or is_stream(FLAGS.input)):
         raise UserError("Several processes need --input=FILE; a stream is read by one process.")
-    translator = model_flags.load_translator()
+    translator = model_flags.load_translator(needs_parameters=False)
     check_phrases(search_flags.given().get("method", translator.config.decode.method))
     is_primary = distributed.is_primary()
     output = ResumableOutput(
@@ -100,7 +98,7 @@ def run() -> None:
             output.write(line)
         output.finish()
     if is_primary:
-        num_programs = translator.engine.programs.num_compiled
+        num_programs = translator.engine.num_compiled
         print(f"{output.done:,} lines; compiled programs: {num_programs}", file=sys.stderr)
 
 
@@ -208,13 +206,10 @@ def _with_progress(lines: Iterator[str], output: ResumableOutput) -> Iterator[st
 def _description(translator: Translator) -> dict[str, Any]:
     """All that determines the output, except the input."""
     config = translator.config
-    models = translator.engine.models
     return {
-        "parameters": digests.of_arrays(translator.params),  # of every model of an ensemble
+        **translator.engine.runner.describe(translator.params),
         "checkpoint_step": translator.checkpoint_step,
         "tokenizers": translator.tokenizers.fingerprint,
-        "matmul_precision": str(matmul_precision()),
-        "models": {str(i): dataclasses.asdict(model) for i, model in enumerate(models)},
         "data": dataclasses.asdict(config.data),
         "decode": dataclasses.asdict(config.decode) | search_flags.given(),
         **{name: FLAGS[name].value for name in OUTPUT_FLAGS},

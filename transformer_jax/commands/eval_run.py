@@ -23,7 +23,7 @@ from transformer_jax.commands.text_output import (
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.data import sources, text_lines
 from transformer_jax.decoding import call_settings
-from transformer_jax.decoding.batch_translator import TranslationSettings
+from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import corpus_metrics, model_metrics
 from transformer_jax.runs import directory_kinds, history

@@ -20,13 +20,19 @@ if TYPE_CHECKING:  # these load JAX, which flags do not need
 FLAGS = flags.FLAGS
 
 
-def define(argv: Sequence[str]) -> None:
-    """Defines the model's flags, and `--config.a.b` for each setting of the one `argv` names."""
+def define(argv: Sequence[str], other_folders: str = "") -> None:
+    """Defines the model's flags, and `--config.a.b` for each setting of the one `argv` names.
+
+    Args:
+      argv: of the command.
+      other_folders: which the command takes besides those that all take, for the help.
+    """
+    kinds = "a Hugging Face model" + (f", of {other_folders}" if other_folders else "")
     command_line.define_path(
         "workdir",
         None,
         "DIR|FILE",
-        "Folder of the run or of a Hugging Face model, a bundle, or a name on the Hub.",
+        f"Folder of the run or of {kinds}, a bundle, or a name on the Hub.",
     )
     define_checkpoint()
     flags.DEFINE_bool("allow_pickle", False, "Read a Hugging Face pytorch_model.bin, with torch.")
@@ -128,15 +134,21 @@ def load_with_facts() -> "tuple[Pretrained, ModelFacts]":
     return model, facts
 
 
-def load_translator() -> "Translator":
+def load_translator(needs_parameters: bool = True) -> "Translator":
     """The model that the flags name, or the ensemble, with the settings that were overridden.
+
+    Args:
+      needs_parameters: whether a CTranslate2 model, which has none that can be read, is refused.
 
     Raises:
       UserError: a setting that only training could change.
     """
     from transformer_jax.api import Translator
     from transformer_jax.interop import pretrained
+    from transformer_jax.runs import directory_kinds
 
+    if needs_parameters and directory_kinds.is_ctranslate2(FLAGS.workdir):
+        raise UserError(f"{FLAGS.workdir} {directory_kinds.NO_PARAMETERS}.")
     trained = pretrained.read_config(FLAGS.workdir)
     for setting in all_settings(Config):
         fixed = setting.path.startswith(("model.", "optimizer.", "train."))

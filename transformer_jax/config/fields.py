@@ -307,7 +307,7 @@ class DecodeConfig:
         0.5, "Subtracted for each earlier group that chose the same token.", at_least=0
     )
     temperature: float = setting(1.0, "Divides the logits before sampling.", above=0)
-    top_k: int = setting(0, "Sample from this many likeliest tokens; 0: all.", at_least=0)
+    top_k: int = setting(0, "Sample from as many likeliest ids; 0: all.", at_least=0, below=2**31)
     top_p: float = setting(
         1.0, "Sample from the likeliest tokens with this total probability.", above=0, at_most=1
     )

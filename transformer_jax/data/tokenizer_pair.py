@@ -4,6 +4,7 @@ The work directory keeps them in `tokenizer/`: `tokenizer.json` and one or two m
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -87,6 +88,14 @@ class TokenizerPair:
         """Whether the vocabulary has the tag of any language."""
         return any(map(self._is_tag, self.source.tokens(range(self.source.vocab_size))))
 
+    @functools.cached_property
+    def languages(self) -> list[str]:
+        """Codes of the languages that have a tag in the vocabulary, sorted."""
+        before, after = self.tags.template.split("{}")
+        tags = filter(self._is_tag, self.source.tokens(range(self.source.vocab_size)))
+        codes = (tag[len(before) : len(tag) - len(after)] for tag in tags)
+        return sorted(code for code in codes if re.fullmatch(self.tags.pattern, code))
+
     def _tag_id(self, tokenizer: Tokenizer, language: str) -> int:
         tag = self.tags.token(language)
         tag_id = tokenizer.token_id(tag)
@@ -111,6 +120,15 @@ class TokenizerPair:
             token.startswith(before) and token.endswith(after) and len(token) > len(before + after)
         )
 
+    @property
+    def state(self) -> TokenizerState:
+        """All but the model files that is needed to create the pair again."""
+        return {
+            "shared": self.shared,
+            "tags": dataclasses.asdict(self.tags),
+            "tokenizers": [t.state for t in dict.fromkeys((self.source, self.target))],
+        }
+
     def save(self, folder: epath.Path) -> None:
         """Writes `tokenizer.json` and one or two models."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,12 +140,7 @@ class TokenizerPair:
             tokenizers = {"shared": self.source}
         for name, tokenizer in tokenizers.items():
             (folder / f"{name}.model").write_bytes(tokenizer.model)
-        state = {
-            "shared": self.shared,
-            "tags": dataclasses.asdict(self.tags),
-            "tokenizers": [tokenizer.state for tokenizer in tokenizers.values()],
-        }
-        paths.write_atomically(description, json.dumps(state, ensure_ascii=False) + "\n")
+        paths.write_atomically(description, json.dumps(self.state, ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, folder: epath.Path) -> "TokenizerPair":
@@ -140,15 +153,25 @@ class TokenizerPair:
             state = json.loads((folder / "tokenizer.json").read_text())
             names = ["shared"] if state["shared"] else ["source", "target"]
             models = [(folder / f"{name}.model").read_bytes() for name in names]
-            # Work directories of version 0.1 name no kinds.
-            plain = {"kind": "sentencepiece", "lowercase": state.get("lowercase", False)}
-            states = state.get("tokenizers", [plain] * len(names))
-            tags = LanguageTags(**state.get("tags", {}))
-            tokenizers = [_from_state(m, dict(s)) for m, s in zip(models, states, strict=True)]
+            return cls.from_state(state, models)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{folder} has no usable tokenizer ({error}). Copy it again from the original."
             ) from error
+
+    @classmethod
+    def from_state(cls, state: TokenizerState, models: Sequence[bytes]) -> "TokenizerPair":
+        """The pair of a `state`.
+
+        Args:
+          state: as JSON gives it.
+          models: content of the model files: of one tokenizer that both share, or of two.
+        """
+        # Work directories of version 0.1 name no kinds.
+        plain = {"kind": "sentencepiece", "lowercase": state.get("lowercase", False)}
+        states = state.get("tokenizers", [plain] * len(models))
+        tags = LanguageTags(**state.get("tags", {}))
+        tokenizers = [_from_state(m, dict(s)) for m, s in zip(models, states, strict=True)]
         return cls(tokenizers[0], tokenizers[-1], tags)
 
 

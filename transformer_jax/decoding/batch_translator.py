@@ -1,26 +1,27 @@
 """Translates one batch: token ids to arrays, a compiled search, hypotheses to text."""
 
 import dataclasses
-import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from transformer_jax.config import DecodeConfig
-from transformer_jax.decoding import batching, mbr, phrases
-from transformer_jax.decoding.alignment import AttentionChoice
+from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.decoding import batching, phrases, ranking
 from transformer_jax.decoding.batch_functions import DeviceParams
 from transformer_jax.decoding.batching import Batch, TokenRows
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.phrases import Phrase
 from transformer_jax.decoding.programs import Programs
-from transformer_jax.decoding.requests import EncodedText, RequestEncoder
-from transformer_jax.decoding.search_settings import SearchConstraints, structure_of, values_of
+from transformer_jax.decoding.requests import EncodedText
+from transformer_jax.decoding.search_settings import (
+    SearchConstraints,
+    SearchStructure,
+    structure_of,
+    values_of,
+)
 from transformer_jax.decoding.translation import (
     Translation,
-    distinct,
     fewest_unmet,
     no_translation,
 )
@@ -31,55 +32,22 @@ NOT_FINITE = "finite probabilities (the model gives NaN; its parameters may be d
 
 
 @dataclasses.dataclass(frozen=True)
-class TranslationSettings:
-    """What a call of `translate` asks for.
-
-    Args:
-      decode: search settings.
-      num_hypotheses: translations of each text; at most `decode.beam_size`, or
-        `decode.mbr_samples`.
-      target_lang: of a multilingual model; "": the config's.
-      source_lang: of a multilingual model that needs it; "": the config's.
-      attention: to come with the best translation; None: without.
-    """
-
-    decode: DecodeConfig
-    num_hypotheses: int = 1
-    target_lang: str = ""
-    source_lang: str = ""
-    attention: AttentionChoice | None = None
-
-    @functools.cached_property
-    def search(self) -> DecodeConfig:
-        """Settings of the search itself, in which a sample is a beam."""
-        samples = {"sample": self.num_hypotheses, "mbr": self.decode.mbr_samples}
-        beam_size = samples.get(self.decode.method, self.decode.beam_size)
-        return dataclasses.replace(self.decode, beam_size=beam_size)
-
-
-@dataclasses.dataclass(frozen=True)
 class BatchTranslator:
-    """Translates batches with one set of settings; safe to call from several threads.
+    """Translates batches; safe to call from several threads.
 
     Args:
       programs: run the model's functions.
       params: the model's parameters, on the devices.
-      encoder: turns requests into token ids, with the tags of the languages.
-      settings: what the call asks for.
+      tokenizers: turn ids into text.
+      max_len: tokens that the model reads and writes.
       bleu_tokenizer: splits words where `mbr` compares by BLEU.
     """
 
     programs: Programs
     params: DeviceParams
-    encoder: RequestEncoder
-    settings: TranslationSettings
+    tokenizers: TokenizerPair
+    max_len: int
     bleu_tokenizer: str
-
-    @property
-    def batch_limits(self) -> tuple[int, int, int]:
-        """Longest source, positions of a batch on a device, and number of devices."""
-        batch_tokens = max(1, self.settings.decode.batch_tokens // self.settings.search.beam_size)
-        return self.encoder.max_len, batch_tokens, self.programs.num_devices
 
     def translate_batch(
         self, batch: Batch, texts: Sequence[EncodedText]
@@ -88,13 +56,15 @@ class BatchTranslator:
 
         Args:
           batch: the shape.
-          texts: at most `batch.rows`, none longer than `batch.length`.
+          texts: at most `batch.rows`, none longer than `batch.length`; what their settings share
+            (`TranslationSettings.shared`) is equal.
         """
         sources = batching.pad_rows(
             [text.source for text in texts], batch.rows, batch.length, self.programs.ids.source_pad
         )
         max_decode_len, constraints = self._constraints(batch, texts, [()] * len(texts))
-        hypotheses = self._search(sources, constraints, max_decode_len)
+        structure = structure_of(texts[0].settings.search)
+        hypotheses = self._search(sources, constraints, structure, max_decode_len)
         results = [self._translations(hypotheses, row, text) for row, text in enumerate(texts)]
 
         # Texts whose outputs lack a phrase are searched again, with room for their phrases.
@@ -102,29 +72,33 @@ class BatchTranslator:
             self._possible_phrases(text) if any(t.unmet for t in translations) else ()
             for text, translations in zip(texts, results, strict=True)
         ]
-        if self.settings.decode.method == "beam" and any(wanted):
+        if not structure.is_sampling and any(wanted):
             longer, constraints = self._constraints(batch, texts, wanted)
             max_decode_len = max(max_decode_len, longer)
-            hypotheses = self._search(sources, constraints, longer)
+            hypotheses = self._search(sources, constraints, structure, longer)
             for row, (text, phrases_of_row) in enumerate(zip(texts, wanted, strict=True)):
                 if phrases_of_row:
                     more = self._translations(hypotheses, row, text)
                     best = fewest_unmet([*more, *results[row]])
-                    results[row] = best[: self.settings.num_hypotheses]
+                    results[row] = best[: text.settings.num_hypotheses]
 
-        if self.settings.attention:
+        if texts[0].settings.attention:
             self._add_attention(batch, texts, sources, results, max_decode_len)
         return results
 
     def _search(
-        self, sources: TokenRows, constraints: SearchConstraints, max_decode_len: int
+        self,
+        sources: TokenRows,
+        constraints: SearchConstraints,
+        structure: SearchStructure,
+        max_decode_len: int,
     ) -> Hypotheses:
         return self.programs.run(
             self.programs.functions.search,
             self.params,
             sources,
             constraints,
-            structure=structure_of(self.settings.search),
+            structure=structure,
             max_decode_len=max_decode_len,
         )
 
@@ -137,13 +111,15 @@ class BatchTranslator:
         max_lens: Any = np.zeros(batch.rows, np.int32)
         num_free: Any = np.zeros(batch.rows, np.int32)
         seeds: Any = np.zeros(batch.rows, np.uint32)
-        num_hypotheses: Any = np.full(batch.rows, self.settings.num_hypotheses, np.int32)
+        num_hypotheses: Any = np.ones(batch.rows, np.int32)
         for row, (text, row_phrases) in enumerate(zip(texts, wanted, strict=True)):
-            least, most = self._length_limits(len(text.source))
+            least, most = text.settings.length_limits(len(text.source), self.max_len)
             min_lens[row], max_lens[row] = least, max(most, text.min_output(row_phrases))
             num_free[row], seeds[row] = text.num_target_tags, text.seed
-        longest = max(int(max_lens.max()), self._length_limits(batch.length)[1])
-        room = batching.output_room(batch.length, longest, self.encoder.max_len)
+            num_hypotheses[row] = text.settings.num_hypotheses
+        settings = [text.settings for text in texts]
+        rooms = [one.output_room(batch.length, self.max_len) for one in set(settings)]
+        room = max(*rooms, batching.output_room(batch.length, int(max_lens.max()), self.max_len))
         phrase_arrays = phrases.stack(wanted, batch.rows)
         if phrase_arrays is not None:
             max_lens[[row for row, row_phrases in enumerate(wanted) if not row_phrases]] = 0
@@ -152,21 +128,13 @@ class BatchTranslator:
         if prefix_len:
             prefixes = [text.prefix for text in texts]
             prefix = batching.pad_rows(prefixes, batch.rows, prefix_len, -1).ids
-        values = values_of(self.settings.search, batch.rows)
+        values = values_of([one.search for one in settings], batch.rows)
         return room, SearchConstraints(
             max_lens, min_lens, values, num_hypotheses, prefix, num_free, phrase_arrays, seeds
         )
 
-    def _length_limits(self, source_len: int) -> tuple[int, int]:
-        """Fewest and most output tokens for a source, end symbols included."""
-        decode = self.settings.decode
-        most = math.ceil(decode.max_decode_ratio * source_len) + batching.EXTRA_TOKENS
-        most = min(most, decode.max_decode_len, self.encoder.max_len)
-        least = max(decode.min_decode_len, math.ceil(decode.min_decode_ratio * source_len))
-        return min(least, most), most
-
     def _possible_phrases(self, text: EncodedText) -> tuple[Phrase, ...]:
-        return tuple(p for p in text.phrases if phrases.is_possible(p, self.settings.decode))
+        return tuple(p for p in text.phrases if phrases.is_possible(p, text.settings.decode))
 
     def _translations(
         self, hypotheses: Hypotheses, row: int, text: EncodedText
@@ -174,25 +142,13 @@ class BatchTranslator:
         """Translations of one text, as many as asked for; an empty one where there is none."""
         translations = [
             self._translation(hypotheses, row, k, text)
-            for k in range(self.settings.search.beam_size)
+            for k in range(text.settings.search.beam_size)
             if hypotheses.scores[row, k] > NEVER
         ]
         if not translations:
             reason = NO_OUTPUT if hypotheses.finite[row] else NOT_FINITE
             return [no_translation(unmet=(reason, *(p.name for p in text.phrases)))]
-        decode = self.settings.decode
-        if decode.method == "mbr":
-            utilities = mbr.expected_utilities(
-                [t.text for t in translations], decode.mbr_metric, self.bleu_tokenizer
-            )
-            translations = [
-                dataclasses.replace(t, score=utility)
-                for t, utility in zip(translations, utilities, strict=True)
-            ]
-            translations.sort(key=lambda t: -t.score)
-        if decode.method != "sample":
-            translations = distinct(translations)
-        return translations[: self.settings.num_hypotheses]
+        return ranking.best_translations(translations, text.settings, self.bleu_tokenizer)
 
     def _translation(
         self, hypotheses: Hypotheses, row: int, k: int, text: EncodedText
@@ -200,7 +156,7 @@ class BatchTranslator:
         ids = hypotheses.tokens[row, k, text.num_target_tags : hypotheses.lengths[row, k]]
         if len(ids) and ids[-1] == self.programs.ids.target_eos:
             ids = ids[:-1]
-        target = self.encoder.tokenizers.target
+        target = self.tokenizers.target
         output = target.decode(ids)
         return Translation(
             text=output,
@@ -220,7 +176,7 @@ class BatchTranslator:
         max_decode_len: int,
     ) -> None:
         """Adds the attention of each best translation to its source."""
-        choice, ids = self.settings.attention, self.programs.ids
+        choice, ids = texts[0].settings.attention, self.programs.ids
         assert choice is not None
         outputs = [
             [*text.prefix[: text.num_target_tags], *best.ids, ids.target_eos][:max_decode_len]
@@ -245,6 +201,6 @@ class BatchTranslator:
             ]
             hypotheses[0] = dataclasses.replace(
                 hypotheses[0],
-                source_tokens=tuple(self.encoder.tokenizers.source.tokens(source)),
+                source_tokens=tuple(self.tokenizers.source.tokens(source)),
                 attention=part.copy(),  # a view would keep the batch's array alive
             )

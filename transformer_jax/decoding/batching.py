@@ -35,6 +35,14 @@ def padded_length(length: int, max_len: int) -> int:
     return min(size, max_len)
 
 
+def padded_lengths(max_len: int) -> list[int]:
+    """All batch lengths up to `max_len`, which is the last."""
+    lengths = [padded_length(1, max_len)]
+    while lengths[-1] < max_len:
+        lengths.append(padded_length(lengths[-1] + 1, max_len))
+    return lengths
+
+
 def output_room(source_length: int, limit: int, max_len: int) -> int:
     """Positions for the outputs of a batch: few sizes, whatever limits the settings give.
 
@@ -57,8 +65,8 @@ def next_power_of_two(size: int) -> int:
 
 
 def row_options(full: int) -> list[int]:
-    """Numbers of rows that are used, rising: one, an eighth of a full batch, a full batch."""
-    return sorted({1, max(1, full // 8), full})
+    """Numbers of rows that are used, rising: 1, 4, 16, … and a full batch."""
+    return [4**i for i in range(full.bit_length()) if 4**i < full] + [full]
 
 
 def shapes(
@@ -74,14 +82,15 @@ def shapes(
       num_devices: that share a batch.
     """
     size = padded_length(length, max_len)
-    options = _all_row_options(size, batch_tokens, num_devices)
+    options = all_row_options(size, batch_tokens, num_devices)
     most = next(n for n in options if n >= min(num_sentences, options[-1]))
     return [(n, size) for n in options if n <= most]
 
 
-def _all_row_options(size: int, batch_tokens: int, num_devices: int) -> list[int]:
+def all_row_options(size: int, batch_tokens: int, num_devices: int = 1) -> list[int]:
+    """Numbers of rows that batches may have, rising; arguments as of `shapes`."""
     full = max(1, batch_tokens // size)
-    return [1, *(n * num_devices for n in row_options(full))]
+    return sorted({1, *(n * num_devices for n in row_options(full))})
 
 
 def group_by_length(
@@ -102,7 +111,7 @@ def group_by_length(
     batches = []
     while order:
         size = padded_length(lengths[order[0]], max_len)
-        options = _all_row_options(size, batch_tokens, num_devices)
+        options = all_row_options(size, batch_tokens, num_devices)
         longest = order[: options[-1]]
         rows = next(n for n in options if n >= len(longest))
         batches.append(Batch(sorted(longest), rows, size))

@@ -1,16 +1,47 @@
-"""Search settings and numbers that a caller of Python gives as arguments, checked."""
+"""What a caller of Python gives as arguments, checked: settings, numbers, lists, models."""
 
 import dataclasses
 import operator
+import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from transformer_jax.config import Config, DecodeConfig, validate
-from transformer_jax.decoding.requests import described
+from transformer_jax.decoding.alignment import AttentionChoice
+from transformer_jax.decoding.requests import Request, described
+from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.errors import UserError, UserTypeError, did_you_mean
+
+
+def translation_settings(
+    config: Config,
+    settings: Mapping[str, Any],
+    *,
+    n_best: int | None,
+    target_lang: str,
+    source_lang: str,
+    attention: AttentionChoice | None,
+) -> TranslationSettings:
+    """The settings of a call.
+
+    Args:
+      config: of the model, with its default search settings.
+      settings: fields of `DecodeConfig` that replace the config's.
+      n_best: translations of each text; None: one.
+      target_lang: of a multilingual model.
+      source_lang: of a multilingual model that needs it.
+      attention: to come with the best translation.
+
+    Raises:
+      UserError: an unknown or impossible setting.
+    """
+    decode = decode_config(config, settings)
+    number = num_hypotheses(n_best, decode)
+    check_type("attention", attention, AttentionChoice | None, "an AttentionChoice")
+    return TranslationSettings(decode, number, target_lang, source_lang, attention)
 
 
 def decode_config(config: Config, settings: Mapping[str, Any]) -> DecodeConfig:
@@ -49,6 +80,33 @@ def count(name: str, value: Any) -> int:
     if value < 1:
         raise UserError(f"`{name}={value}` must be a number of at least 1.")
     return operator.index(value)
+
+
+def check_type(name: str, value: Any, kind: Any, wanted: str) -> None:
+    """Raises a `UserError` that is a TypeError if an argument is not of the type `kind`."""
+    if not isinstance(value, kind):
+        raise UserTypeError(f"`{name}` is {described(value)}, not {wanted}.")
+
+
+def check_list(name: str, value: Any, of: str) -> None:
+    """Raises a `UserError` that is a TypeError if an argument is no iterable, or one text."""
+    if isinstance(value, str | bytes | os.PathLike | Request) or not isinstance(value, Iterable):
+        raise UserTypeError(f"`{name}` is {described(value)}, not a list of {of}.")
+
+
+def ensemble_members(ensemble: Any) -> list[tuple[str | os.PathLike[str], str]]:
+    """(path, checkpoint) of each further model of an ensemble.
+
+    Raises:
+      UserError: one is neither a path nor such a pair; a TypeError too.
+    """
+    check_list("ensemble", ensemble, "models")
+    members = []
+    for index, one in enumerate(ensemble):
+        path, checkpoint = one if isinstance(one, tuple | list) and len(one) == 2 else (one, "best")
+        check_type(f"ensemble[{index}]", path, str | os.PathLike, "a path or a (path, checkpoint)")
+        members.append((path, str(checkpoint)))
+    return members
 
 
 def num_hypotheses(n_best: Any, decode: DecodeConfig) -> int:

@@ -1,18 +1,19 @@
 """Text in, text out: a model, or an ensemble, with its tokenizers."""
 
-import dataclasses
+import concurrent.futures
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
 
-from transformer_jax.config import Config, ModelConfig
+from transformer_jax.config import Config
 from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
-from transformer_jax.decoding import ON_ERROR, WINDOW, batching, call_settings, workers
-from transformer_jax.decoding.batch_translator import BatchTranslator, TranslationSettings
+from transformer_jax.decoding import ON_ERROR, WINDOW, batching, call_settings, scheduler
+from transformer_jax.decoding.batch_runner import BatchRunner
 from transformer_jax.decoding.batching import Batch
-from transformer_jax.decoding.phrases import starts_word
-from transformer_jax.decoding.processors import Processor
-from transformer_jax.decoding.programs import Programs, matmul_precision
+from transformer_jax.decoding.futures import gather
+from transformer_jax.decoding.in_order import Call, translate_windows
+from transformer_jax.decoding.jax_batch_runner import JaxBatchRunner
 from transformer_jax.decoding.requests import (
     EncodedText,
     RefusedItem,
@@ -22,54 +23,62 @@ from transformer_jax.decoding.requests import (
     item_error,
     place_of,
     read_requests,
-    warn,
     windows,
 )
 from transformer_jax.decoding.scoring import PairScorer, PairScores
-from transformer_jax.decoding.translation import Translation, join_parts, no_translation
+from transformer_jax.decoding.search_settings import TranslationSettings
+from transformer_jax.decoding.text_queue import Lane
+from transformer_jax.decoding.translation import Translation, join_hypotheses
 from transformer_jax.errors import UserError
-from transformer_jax.evaluation import bleu_tokenizers
 from transformer_jax.model.transformer import Params
-from transformer_jax.ops import platforms
-from transformer_jax.ops.platforms import compute_dtype
 
 
 class Engine:
-    """Translates and scores with given parameters; compiled programs stay for later calls.
+    """Translates and scores with given parameters.
+
+    It reads, checks and encodes texts, forms batches of them and schedules these. Its runner
+    computes them.
 
     Args:
-      config: of the run, with the model's sizes and the default search settings. As many local
-        devices as `parallel` asks for share the batches.
+      config: of the run, with the default search settings.
       tokenizers: turn text into the model's token ids, and back.
-      others: further models of the same vocabularies, whose probabilities are averaged with it.
-        Parameters are then a tuple, of the model and of the others.
-      processors: decoding rules besides those of the settings.
+      runner: computes batches; None: compiled programs of the one model of `config`.
     """
 
     def __init__(
-        self,
-        config: Config,
-        tokenizers: TokenizerPair,
-        others: Sequence[ModelConfig] = (),
-        processors: Sequence[Processor] = (),
+        self, config: Config, tokenizers: TokenizerPair, runner: BatchRunner | None = None
     ):
         self.config = config
         self.tokenizers = tokenizers
         self.ids = special_ids(tokenizers, config.model)
-        devices, parallel = platforms.local_devices(), config.parallel
-        # Fixed now, because a later caller may have another default device.
-        platform = platforms.of(devices[0])
-        self.models = tuple(
-            dataclasses.replace(model, dtype=compute_dtype(model, platform).name)  # type: ignore[arg-type]
-            for model in (config.model, *others)
-        )
-        self.max_len = min(model.max_len for model in self.models)
-        sizes = (parallel.data, parallel.fsdp, parallel.tensor)
-        if -1 not in sizes:
-            devices = devices[: math.prod(sizes)]
-        self.device = devices[0]
-        may_follow = starts_word(tokenizers.target, config.model.target_vocab_size)
-        self.programs = Programs(self.models, self.ids, devices, may_follow, processors)
+        self.runner = runner or JaxBatchRunner(config, tokenizers)
+
+    @property
+    def max_len(self) -> int:
+        """Tokens that are read and written at once, the end symbol included."""
+        return self.runner.max_len
+
+    def limit_len(self, max_len: int) -> None:
+        """Lets the engine read and write at most `max_len` tokens at once from now on."""
+        self.runner.max_len = min(self.runner.max_len, max_len)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether every shape of a batch needs a program."""
+        return self.runner.compiles
+
+    @property
+    def num_compiled(self) -> int:
+        """Programs that were compiled so far."""
+        return self.runner.num_compiled
+
+    def freeze(self) -> None:
+        """Lets nothing compile any more: what needs another program fails."""
+        self.runner.freeze()
+
+    def release(self) -> None:
+        """Frees the copy of the parameters on the devices."""
+        self.runner.release()
 
     def language_tags(
         self, target_lang: str = "", source_lang: str = ""
@@ -133,16 +142,80 @@ class Engine:
         if on_error not in ON_ERROR:
             raise UserError(f"`on_error={on_error}` must be one of {', '.join(ON_ERROR)}.")
         window = call_settings.count("window", window)
-        requests = read_requests(texts, settings.decode.method)
+        requests = read_requests(texts, self.runner.why_no_phrases(settings.decode.method))
         if isinstance(texts, Collection):
             items = list(requests)
             for index, item in enumerate(items):
                 if isinstance(item, RefusedItem) and on_error == "raise":
                     raise item_error(item.error, place_of(item, index))
             requests = iter(items)
-        translator, precision = self._batch_translator(params, settings), matmul_precision()
-        run = functools.partial(workers.run, self.device, precision, translator.translate_batch)
-        return _translate_windows(translator, run, windows(requests, window, ready), on_error)
+        call = Call(
+            self.encoder(settings.target_lang, settings.source_lang),
+            settings,
+            self.runner.batch_limits(settings),
+            self.runner.translate_batch(params, settings),
+            on_error,
+        )
+        return translate_windows(call, windows(requests, window, ready))
+
+    def submit(
+        self,
+        params: Params | tuple[Params, ...],
+        text: str | Request,
+        settings: TranslationSettings,
+        **waiting: Any,
+    ) -> concurrent.futures.Future[list[Translation]]:
+        """The future translations of a text, best first; cancelling it frees its place.
+
+        Texts of several callers share batches. As `translate` does, it translates a text that is
+        too long in parts.
+
+        Args:
+          params: the model's; a tuple for an ensemble.
+          text: to translate.
+          settings: of the search, and more.
+          **waiting: arguments of `Scheduler.submit`, such as `client` and `deadline`.
+
+        Raises:
+          UserError: what is no text, or cannot be translated with these settings.
+          QueueFullError: more texts than `max_waiting` wait.
+        """
+        (item,) = read_requests([text], self.runner.why_no_phrases(settings.decode.method))
+        if isinstance(item, RefusedItem):
+            raise item_error(item.error, "the text")
+        encoder = self.encoder(settings.target_lang, settings.source_lang)
+        (parts,) = encoder.encode([item], settings)
+        if isinstance(parts, UserError):
+            raise parts
+        most = waiting.get("max_waiting", math.inf)
+        if len(parts) > most:
+            raise UserError(
+                f"the text is translated in {len(parts):,} parts of {self.max_len} tokens, and at "
+                f"most {most:,} texts may wait: shorten it."
+            )
+        lane = self._lane(params, settings)
+        submitted: list[concurrent.futures.Future[list[Translation]]] = []
+        try:
+            for part in parts:
+                length = batching.padded_length(len(part.source), self.max_len)
+                submitted.append(
+                    scheduler.of_process().submit(lane, part, length, len(part.source), **waiting)
+                )
+        except BaseException:
+            for future in submitted:
+                future.cancel()
+            raise
+        return gather(submitted, join_hypotheses)
+
+    def _lane(
+        self, params: Params | tuple[Params, ...], settings: TranslationSettings
+    ) -> Lane[EncodedText, list[Translation]]:
+        """Of texts that can share a batch with those of these settings."""
+        return Lane(
+            (id(self), id(params), self.runner.lane_key(settings)),
+            functools.partial(self.runner.row_options, settings),
+            self.runner.translate_batch(params, settings),
+        )
 
     def warmup(
         self,
@@ -165,7 +238,23 @@ class Engine:
         Raises:
           UserError: a length that the model does not read.
         """
-        translator = self._batch_translator(params, settings)
+        calls = self.warmup_calls(params, lengths, num_texts, settings)
+        # In this thread, so that no thread of the scheduler waits for a compilation.
+        for call in calls.values():
+            call()
+        return len(calls)
+
+    def warmup_calls(
+        self,
+        params: Params | tuple[Params, ...],
+        lengths: Iterable[int],
+        num_texts: int,
+        settings: TranslationSettings,
+    ) -> dict[tuple[int, int], Callable[[], Any]]:
+        """For each batch shape (rows, length), what compiles and runs it; as of `warmup`.
+
+        Several threads may share the calls.
+        """
         shapes: set[tuple[int, int]] = set()
         for index, value in enumerate(lengths):
             length = call_settings.count(f"lengths[{index}]", value)
@@ -173,30 +262,14 @@ class Engine:
                 raise UserError(
                     f"No text has {length} tokens; the model reads 1 to {self.max_len}."
                 )
-            shapes |= set(batching.shapes(length, num_texts, *translator.batch_limits))
+            shapes |= set(self.runner.shapes(settings, length, num_texts))
         # An empty text ends the search soon; the shape alone decides what is compiled.
-        text = translator.encoder.empty_text()
-        calls = [(Batch([0], rows, length), [text]) for rows, length in sorted(shapes)]
-        for _ in workers.run(self.device, matmul_precision(), translator.translate_batch, calls):
-            pass
-        return len(shapes)
-
-    def _batch_translator(
-        self, params: Params | tuple[Params, ...], settings: TranslationSettings
-    ) -> BatchTranslator:
-        data, tokenizer = self.config.data, bleu_tokenizers.DEFAULT
-        if (settings.decode.method, settings.decode.mbr_metric) == ("mbr", "bleu"):
-            tokenizer = bleu_tokenizers.choose(
-                settings.target_lang or data.target_lang, data.pretokenized, data.bleu_tokenizer
-            )
-            bleu_tokenizers.make_bleu(tokenizer)  # a missing one shows before anything runs
-        return BatchTranslator(
-            self.programs,
-            self.programs.put_on_devices(params),
-            self.encoder(settings.target_lang, settings.source_lang),
-            settings,
-            tokenizer,
-        )
+        text = self.encoder(settings.target_lang, settings.source_lang).empty_text(settings)
+        translate_batch = self.runner.translate_batch(params, settings)
+        return {
+            shape: functools.partial(translate_batch, Batch([0], *shape), [text])
+            for shape in sorted(shapes)
+        }
 
     # --- Scoring -------------------------------------------------------------------------------
 
@@ -220,88 +293,55 @@ class Engine:
                     check_text(text)
                 except UserError as error:
                     raise item_error(error, place_of(text, index, name)) from error
-        scorer = PairScorer(
-            self.programs,
-            self.programs.put_on_devices(params),
-            self.encoder(target_lang, source_lang),
-            self.device,
-        )
+        scorer = self._pair_scorer(params, target_lang, source_lang)
         return scorer.score(sources, targets, batch_tokens)
 
+    def submit_pair(
+        self,
+        params: Params | tuple[Params, ...],
+        pair: tuple[str, str],
+        languages: tuple[str, str],
+        batch_tokens: int,
+        **waiting: Any,
+    ) -> concurrent.futures.Future[PairScores]:
+        """The future scores of a (source, target) pair; cancelling it frees its place.
 
-Items = list[Request | RefusedItem]
-RunBatches = Callable[
-    [Iterable[tuple[Batch, list[EncodedText]]]], Iterator[list[list[Translation]]]
-]
+        Args:
+          params: the model's; a tuple for an ensemble.
+          pair: of texts.
+          languages: of target and source; "": the config's.
+          batch_tokens: positions of each side of a batch on one device.
+          **waiting: arguments of `Scheduler.submit`, such as `client` and `deadline`.
 
+        Raises:
+          UserError: what is no text, or longer than the model reads.
+          QueueFullError: more texts than `max_waiting` wait.
+        """
+        for name, text in zip(("source", "target"), pair, strict=True):
+            try:
+                check_text(text)
+            except UserError as error:
+                raise item_error(error, f"the {name}") from error
+        scorer = self._pair_scorer(params, *languages)
+        return scorer.submit((id(self), id(params)), pair, batch_tokens, **waiting)
 
-def _translate_windows(
-    translator: BatchTranslator, run: RunBatches, read_windows: Iterable[Items], on_error: str
-) -> Iterator[list[Translation]]:
-    """Translations of each item of all windows, in order."""
-    num_read = 0
-    for items in read_windows:
-        places = [place_of(item, index) for index, item in enumerate(items, start=num_read)]
-        yield from _translate_window(translator, run, items, places, on_error)
-        num_read += len(items)
+    def warmup_score_calls(
+        self, params: Params | tuple[Params, ...], lengths: Iterable[int], batch_tokens: int
+    ) -> dict[tuple[int, int], Callable[[], Any]]:
+        """For each batch shape of `submit_pair`, what compiles and runs it; as `warmup_calls`."""
+        scorer, pair = self._pair_scorer(params), ([self.ids.source_eos], [self.ids.target_eos])
+        return {
+            (rows, length): functools.partial(scorer.score_batch, Batch([0], rows, length), [pair])
+            for length in lengths
+            for rows in scorer.row_options(batch_tokens, length)
+        }
 
-
-def _translate_window(
-    translator: BatchTranslator,
-    run: RunBatches,
-    items: Items,
-    places: Sequence[str],
-    on_error: str,
-) -> Iterator[list[Translation]]:
-    """Translations of each item, as soon as they and all before them are there.
-
-    Args:
-      translator: of batches.
-      run: translates batches, in threads.
-      items: of the window.
-      places: of the items, for messages.
-      on_error: what an item that cannot be translated gives.
-
-    Raises:
-      UserError: naming an item that cannot be translated, unless `on_error` is `skip`.
-    """
-    requests = [item for item in dict.fromkeys(items) if isinstance(item, Request)]
-    encoded: dict[Request | RefusedItem, list[EncodedText] | UserError] = {
-        item: item.error for item in items if isinstance(item, RefusedItem)
-    }
-    encoded |= zip(requests, translator.encoder.encode(requests), strict=True)
-    texts: list[EncodedText] = []
-    parts_of: dict[Request | RefusedItem, range] = {}  # numbers of an item's parts in `texts`
-    for item, place in zip(items, places, strict=True):
-        parts = encoded[item]
-        if isinstance(parts, UserError):
-            if on_error == "raise":
-                raise item_error(parts, place)
-        elif item not in parts_of:
-            if len(parts) > 1:
-                warn(
-                    f"{place}: longer than the {translator.encoder.max_len - 1} tokens that "
-                    f"the model reads; translated in {len(parts)} parts."
-                )
-            parts_of[item] = range(len(texts), len(texts) + len(parts))
-            texts += parts
-
-    translated: dict[int, list[Translation]] = {}  # of each of `texts`
-    batches = batching.group_by_length(
-        [len(text.source) for text in texts], *translator.batch_limits
-    )
-    results = run((batch, [texts[i] for i in batch.indices]) for batch in batches)
-    finished = zip(batches, results, strict=True)
-    for item, place in zip(items, places, strict=True):
-        problem = encoded[item]
-        if isinstance(problem, UserError):
-            yield [no_translation(error=str(item_error(problem, place)))]
-            continue
-        while not all(i in translated for i in parts_of[item]):
-            batch, batch_translations = next(finished)
-            translated |= zip(batch.indices, batch_translations, strict=True)
-        hypotheses = [translated[i] for i in parts_of[item]]
-        best = hypotheses[0] if len(hypotheses) == 1 else [join_parts([h[0] for h in hypotheses])]
-        if best[0].unmet:
-            warn(f"{place}: not met: {'; '.join(best[0].unmet)}.")
-        yield best
+    def _pair_scorer(
+        self, params: Params | tuple[Params, ...], target_lang: str = "", source_lang: str = ""
+    ) -> PairScorer:
+        return PairScorer(
+            self.encoder(target_lang, source_lang),
+            self.ids,
+            self.runner.num_devices,
+            self.runner.score_batch(params),
+        )

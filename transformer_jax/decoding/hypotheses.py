@@ -31,7 +31,6 @@ def length_penalty(length: jax.Array, alpha: float | jax.Array, kind: str) -> ja
       kind: `gnmt`, ((5 + length) / 6)^alpha (Wu et al., 2016, equation 14), or `power`,
         length^alpha. The same alpha has a different effect in each.
     """
-    length = jnp.asarray(length, jnp.float32)
     if kind == "gnmt":
         return ((5.0 + length) / 6.0) ** alpha
     if kind == "power":

@@ -16,14 +16,19 @@ from transformer_jax.decoding.batch_functions import BatchFunctions, DeviceParam
 from transformer_jax.decoding.batching import TokenRows
 from transformer_jax.decoding.processors import Processor
 from transformer_jax.decoding.search_settings import SearchConstraints
+from transformer_jax.errors import UserError
 from transformer_jax.model import decoder_weights
 from transformer_jax.model.transformer import Params
 
 AXIS = "data"
 Result = TypeVar("Result")
 # Compiled programs that are kept, those used last: a structure of settings has about two for each
-# of about ten lengths.
-MAX_PROGRAMS = 256
+# of about ten lengths; a server compiles all numbers of rows, which are about forty programs.
+MAX_PROGRAMS = 1024
+
+
+class NotCompiledError(RuntimeError):
+    """A batch needs a program that is not there, and nothing may be compiled any more."""
 
 
 class ProgramCache:
@@ -32,6 +37,7 @@ class ProgramCache:
     def __init__(self, max_programs: int):
         self.compiling = threading.Lock()  # held by the thread that compiles; others wait for it
         self.num_added = 0
+        self.is_frozen = False
         self._max_programs = max_programs
         self._programs: collections.OrderedDict[Hashable, Callable] = collections.OrderedDict()
         self._lock = threading.Lock()  # of `_programs`
@@ -110,6 +116,19 @@ class Programs:
             _, device_params = self._device_params
             return device_params
 
+    def freeze(self) -> None:
+        """Lets nothing compile any more: what needs another program raises `NotCompiledError`.
+
+        Raises:
+          UserError: more were compiled than are kept.
+        """
+        if self._cache.num_added > MAX_PROGRAMS:
+            raise UserError(
+                f"{self._cache.num_added} programs were compiled, and {MAX_PROGRAMS} are kept: ask "
+                "for fewer searches, or for shorter texts at once."
+            )
+        self._cache.is_frozen = True
+
     def release(self) -> None:
         """Frees the parameters of the last `put_on_devices`."""
         with self._device_params_lock:
@@ -141,6 +160,8 @@ class Programs:
         if program is None:
             with self._cache.compiling:
                 program = self._cache.find(key)
+                if program is None and self._cache.is_frozen:
+                    raise NotCompiledError(f"{function.__name__} of shapes {shapes}")
                 if program is None:
                     program = self._compile(function, params, batch, static, sharded)
                     self._cache.add(key, program)
@@ -171,6 +192,18 @@ class Programs:
 def matmul_precision() -> str | None:
     """What `jax.default_matmul_precision` says in this thread."""
     return getattr(jax.config, "jax_default_matmul_precision")  # noqa: B009
+
+
+def with_context(device: jax.Device, function: Callable[..., Result]) -> Callable[..., Result]:
+    """`function` for another thread, which inherits neither device nor precision of this one."""
+    precision = matmul_precision()
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Result:
+        with jax.default_device(device), jax.default_matmul_precision(precision):
+            return function(*arguments)
+
+    return call
 
 
 @functools.partial(jax.jit, static_argnames="models")

@@ -12,6 +12,7 @@ import numpy as np
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding import long_texts, phrases
 from transformer_jax.decoding.phrases import Phrase
+from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.errors import UserError, UserTypeError
 
 T = TypeVar("T")
@@ -51,12 +52,14 @@ class RefusedItem:
     part: str = ""  # of the item that is wrong, such as ".prefix"
 
 
-def read_requests(items: Iterable[Any], method: str) -> Iterator[Request | RefusedItem]:
+def read_requests(
+    items: Iterable[Any], why_no_phrases: str = ""
+) -> Iterator[Request | RefusedItem]:
     """The request of each item, or why there is none.
 
     Args:
       items: texts and requests.
-      method: of the search, which has to search for the phrases of requests.
+      why_no_phrases: why requests may have no phrases; "": they may.
     """
     for item in items:
         request = item if isinstance(item, Request) else Request(item)
@@ -64,8 +67,8 @@ def read_requests(items: Iterable[Any], method: str) -> Iterator[Request | Refus
         parts |= {f".phrases[{n}]": phrase for n, phrase in enumerate(request.phrases)}
         part = ""
         try:
-            if request.phrases and method != "beam":
-                raise UserError(PHRASES_NEED_BEAMS.format(method=method))
+            if request.phrases and why_no_phrases:
+                raise UserError(why_no_phrases)
             for name, value in parts.items():
                 part = name
                 check_text(value)
@@ -138,6 +141,7 @@ class EncodedText:
     """Token ids of a text, or of a part of a text that is longer than the model reads."""
 
     source: tuple[int, ...]  # with language tags and end symbol
+    settings: TranslationSettings
     prefix: tuple[int, ...] = ()  # what the output begins with, language tags included
     phrases: tuple[Phrase, ...] = ()
     num_source_tags: int = 0
@@ -181,11 +185,13 @@ class RequestEncoder:
         encoded = self.tokenizers.source.encode_batch(texts)
         return [[*self._source_tags, *ids] if ids else [] for ids in encoded]
 
-    def empty_text(self) -> EncodedText:
+    def empty_text(self, settings: TranslationSettings) -> EncodedText:
         """An empty text with the language tags that every text has."""
-        return self._encoded([*self._source_tags], len(self._source_tags))
+        return self._encoded([*self._source_tags], settings, len(self._source_tags))
 
-    def encode(self, requests: Sequence[Request]) -> list[list[EncodedText] | UserError]:
+    def encode(
+        self, requests: Sequence[Request], settings: TranslationSettings
+    ) -> list[list[EncodedText] | UserError]:
         """The parts of each request: none if it is empty, several if it is too long.
 
         Of a request whose phrases or prefix do not fit, what is wrong with it.
@@ -194,12 +200,14 @@ class RequestEncoder:
         encoded: list[list[EncodedText] | UserError] = []
         for request, ids in zip(requests, sources, strict=True):
             try:
-                encoded.append(self._encode(request, ids))
+                encoded.append(self._encode(request, ids, settings))
             except UserError as error:
                 encoded.append(error)
         return encoded
 
-    def _encode(self, request: Request, ids: list[int]) -> list[EncodedText]:
+    def _encode(
+        self, request: Request, ids: list[int], settings: TranslationSettings
+    ) -> list[EncodedText]:
         limit = self.max_len - 1  # the end symbol needs a position
         num_tags = len(self._source_tags)
         parts = [ids] if ids else []
@@ -216,12 +224,12 @@ class RequestEncoder:
             parts = [tags + part for part in bodies]
         if not parts:
             return []
-        first = self._with_output(self._encoded(parts[0], num_tags), request)
-        return [first, *(self._encoded(part, num_tags) for part in parts[1:])]
+        texts = [self._encoded(part, settings, num_tags) for part in parts]
+        return [self._with_output(texts[0], request), *texts[1:]]
 
-    def _encoded(self, ids: list[int], num_tags: int) -> EncodedText:
+    def _encoded(self, ids: list[int], settings: TranslationSettings, num_tags: int) -> EncodedText:
         tags = tuple(self.target_tags)
-        return EncodedText((*ids, self._source_eos), tags, (), num_tags, len(tags))
+        return EncodedText((*ids, self._source_eos), settings, tags, (), num_tags, len(tags))
 
     def _with_output(self, text: EncodedText, request: Request) -> EncodedText:
         """`text` with the prefix and phrases of `request`."""

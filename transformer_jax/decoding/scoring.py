@@ -1,18 +1,32 @@
 """Teacher-forced scores of sentence pairs."""
 
+import concurrent.futures
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
-import jax
 import numpy as np
 
-from transformer_jax.decoding import batching, workers
-from transformer_jax.decoding.batch_functions import DeviceParams
+from transformer_jax.data.tokenizer_pair import SpecialIds
+from transformer_jax.decoding import batching, scheduler
 from transformer_jax.decoding.batching import Batch
-from transformer_jax.decoding.programs import Programs, matmul_precision
+from transformer_jax.decoding.futures import gather
+from transformer_jax.decoding.programs import matmul_precision
 from transformer_jax.decoding.requests import RequestEncoder, warn
+from transformer_jax.decoding.text_queue import Lane
+from transformer_jax.errors import UserError
 
 Pair = tuple[list[int], list[int]]  # ids of source and target, end symbols included
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenScores:
+    """Scores of the target tokens of one pair, language tags and end symbol included."""
+
+    log_probs: np.ndarray  # [T]
+    # [T] boolean: whether the token is the likeliest; None: the engine does not say.
+    is_likeliest: np.ndarray | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +35,7 @@ class PairScores:
 
     log_prob: float
     num_tokens: int
-    num_correct: int
+    num_correct: int | None  # tokens that are the likeliest; None: the engine does not say
     tokens: tuple[str, ...]
     log_probs: tuple[float, ...]  # of each token
 
@@ -31,16 +45,16 @@ class PairScorer:
     """Scores pairs with one set of parameters.
 
     Args:
-      programs: run the model's functions.
-      params: the model's parameters, on the devices.
       encoder: turns texts into token ids, with the tags of the languages.
-      device: JAX's default device while a batch is scored.
+      ids: special ids of the model.
+      num_devices: that share a batch.
+      score_batch: run by the scheduler; gives the scores of each pair of a batch.
     """
 
-    programs: Programs
-    params: DeviceParams
     encoder: RequestEncoder
-    device: jax.Device
+    ids: SpecialIds
+    num_devices: int
+    score_batch: Callable[[Batch, Sequence[Pair]], list[TokenScores]]
 
     def score(
         self, sources: Sequence[str], targets: Sequence[str], batch_tokens: int
@@ -54,19 +68,60 @@ class PairScorer:
         """
         pairs = self._encode(sources, targets)
         lengths = [max(len(source), len(target)) for source, target in pairs]
-        limits = self.encoder.max_len, batch_tokens, self.programs.num_devices
+        limits = self.encoder.max_len, batch_tokens, self.num_devices
         results: dict[int, PairScores] = {}
         batches = batching.group_by_length(lengths, *limits)
         for batch in batches:
             call = (batch, [pairs[i] for i in batch.indices])
-            # On a worker, so that batches of all users take turns; one at a time, to save memory.
-            (scores,) = workers.run(self.device, matmul_precision(), self._score_batch, [call])
-            results |= zip(batch.indices, scores, strict=True)
+            # Batches of all callers take turns; one at a time, to save memory.
+            (scores,) = scheduler.of_process().run(self.score_batch, [call])
+            for i, token_scores in zip(batch.indices, scores, strict=True):
+                results[i] = self._pair_scores(pairs[i][1], token_scores)
         return [results[i] for i in range(len(pairs))]
+
+    def submit(
+        self, model: Hashable, pair: tuple[str, str], batch_tokens: int, **waiting: Any
+    ) -> concurrent.futures.Future[PairScores]:
+        """The future scores of one pair, which may share a batch with those of other callers.
+
+        Args:
+          model: equal for pairs that can share a batch.
+          pair: source and target.
+          batch_tokens: positions of each side of a batch on one device.
+          **waiting: arguments of `Scheduler.submit`.
+
+        Raises:
+          UserError: a side is longer than the model reads.
+          QueueFullError: too many texts wait.
+        """
+        source = self.encoder.source_ids([pair[0]])[0]
+        target = [*self.encoder.target_tags, *self.encoder.tokenizers.target.encode(pair[1])]
+        most = self.encoder.max_len - 1
+        for name, ids in (("source", source), ("target", target)):
+            if len(ids) > most:
+                raise UserError(f"the {name} has {len(ids)} tokens; {most} can be scored.")
+        encoded = ([*source, self.ids.source_eos], [*target, self.ids.target_eos])
+        size = max(map(len, encoded))
+        future = scheduler.of_process().submit(
+            Lane(
+                ("score", model, matmul_precision()),
+                functools.partial(self.row_options, batch_tokens),
+                self.score_batch,
+            ),
+            encoded,
+            batching.padded_length(size, self.encoder.max_len),
+            size,
+            **waiting,
+        )
+        return gather([future], lambda results: self._pair_scores(encoded[1], results[0]))
+
+    def row_options(self, batch_tokens: int, length: int) -> list[int]:
+        """Numbers of rows that batches of `submit` may have, rising."""
+        return batching.all_row_options(length, batch_tokens, self.num_devices)
 
     def _encode(self, sources: Sequence[str], targets: Sequence[str]) -> list[Pair]:
         """Ids of each pair, cut to what the model reads."""
-        ids, limit, num_cut = self.programs.ids, self.encoder.max_len - 1, 0
+        ids, limit, num_cut = self.ids, self.encoder.max_len - 1, 0
         pairs = []
         target_ids = self.encoder.tokenizers.target.encode_batch(list(targets))
         for source, text in zip(self.encoder.source_ids(sources), target_ids, strict=True):
@@ -80,27 +135,14 @@ class PairScorer:
             )
         return pairs
 
-    def _score_batch(self, batch: Batch, pairs: Sequence[Pair]) -> list[PairScores]:
-        """Scores of the pairs of one batch; language tags do not count."""
-        ids = self.programs.ids
-        sources, targets = zip(*pairs, strict=True)
-        scores = self.programs.run(
-            self.programs.functions.score,
-            self.params,
-            batching.pad_rows(sources, batch.rows, batch.length, ids.source_pad),
-            batching.pad_rows(targets, batch.rows, batch.length, ids.target_pad),
+    def _pair_scores(self, target: Sequence[int], scores: TokenScores) -> PairScores:
+        """Scores of a target; language tags do not count."""
+        counted = slice(len(self.encoder.target_tags), len(target))
+        log_probs, likeliest = scores.log_probs[counted], scores.is_likeliest
+        return PairScores(
+            log_prob=float(log_probs.sum(dtype=np.float64)),
+            num_tokens=log_probs.size,
+            num_correct=None if likeliest is None else int(likeliest[counted].sum()),
+            tokens=tuple(self.encoder.tokenizers.target.tokens(target[counted])),
+            log_probs=tuple(map(float, log_probs)),
         )
-        results = []
-        for row, target in enumerate(targets):
-            counted = slice(len(self.encoder.target_tags), len(target))
-            log_probs = scores.log_probs[row, counted]
-            results.append(
-                PairScores(
-                    log_prob=float(log_probs.sum(dtype=np.float64)),
-                    num_tokens=log_probs.size,
-                    num_correct=int(scores.correct[row, counted].sum()),
-                    tokens=tuple(self.encoder.tokenizers.target.tokens(target[counted])),
-                    log_probs=tuple(map(float, log_probs)),
-                )
-            )
-        return results

@@ -1,6 +1,9 @@
-"""What a search is given: the structure it is compiled for, and arrays with a row a sentence."""
+"""What a caller asks for; and what a search is given of it: a structure, and arrays of rows."""
 
 import dataclasses
+import functools
+import math
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import flax.struct
@@ -8,9 +11,63 @@ import jax
 import numpy as np
 
 from transformer_jax.config import DecodeConfig
+from transformer_jax.decoding import batching
+from transformer_jax.decoding.alignment import AttentionChoice
 
 MIN_SUPPRESSED = 16  # room for suppressed ids; for more of them it doubles
 NO_TOKEN = np.iinfo(np.int32).max  # pads suppressed ids
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationSettings:
+    """What a caller asks for.
+
+    Args:
+      decode: search settings.
+      num_hypotheses: translations of each text; at most `decode.beam_size`, or
+        `decode.mbr_samples`.
+      target_lang: of a multilingual model; "": the config's.
+      source_lang: of a multilingual model that needs it; "": the config's.
+      attention: to come with the best translation; None: without.
+    """
+
+    decode: DecodeConfig
+    num_hypotheses: int = 1
+    target_lang: str = ""
+    source_lang: str = ""
+    attention: AttentionChoice | None = None
+
+    @functools.cached_property
+    def search(self) -> DecodeConfig:
+        """Settings of the search itself, in which a sample is a beam."""
+        samples = {"sample": self.num_hypotheses, "mbr": self.decode.mbr_samples}
+        beam_size = samples.get(self.decode.method, self.decode.beam_size)
+        return dataclasses.replace(self.decode, beam_size=beam_size)
+
+    @property
+    def shared(self) -> Hashable:
+        """What the texts of a batch have in common; all else may differ from row to row."""
+        decode = self.decode
+        size = suppressed_size(len(decode.suppressed_ids))
+        return structure_of(self.search), decode.method, decode.batch_tokens, self.attention, size
+
+    def length_limits(self, source_len: int, max_len: int) -> tuple[int, int]:
+        """Fewest and most output tokens, end symbols included.
+
+        Args:
+          source_len: tokens of the source, its end symbol included.
+          max_len: most tokens that the model writes.
+        """
+        decode = self.decode
+        most = math.ceil(decode.max_decode_ratio * source_len) + batching.EXTRA_TOKENS
+        most = min(most, decode.max_decode_len, max_len)
+        least = max(decode.min_decode_len, math.ceil(decode.min_decode_ratio * source_len))
+        return min(least, most), most
+
+    def output_room(self, source_len: int, max_len: int) -> int:
+        """Positions for outputs in a batch of sources padded to `source_len`."""
+        most = self.length_limits(source_len, max_len)[1]
+        return batching.output_room(source_len, most, max_len)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,21 +126,32 @@ class SearchValues:
     suppressed_ids: jax.Array | None = None  # [R, N] int32, padded with `NO_TOKEN`
 
 
-def values_of(config: DecodeConfig, num_rows: int) -> SearchValues:
-    """The numbers of `config`, the same for each of `num_rows` rows."""
+def suppressed_size(count: int) -> int:
+    """Columns for `count` suppressed ids."""
+    return max(MIN_SUPPRESSED, batching.next_power_of_two(count)) if count else 0
+
+
+def values_of(configs: Sequence[DecodeConfig], num_rows: int) -> SearchValues:
+    """The numbers of each row's config; rows beyond them get those of the first.
+
+    Args:
+      configs: at least one, all of one structure.
+      num_rows: at least as many.
+    """
     types = {"top_k": np.int32, "seed": np.uint32}
+    by_row = [*configs, *[configs[0]] * (num_rows - len(configs))]
     values: dict[str, Any] = {
-        field.name: np.full(
-            num_rows, getattr(config, field.name), types.get(field.name, np.float32)
+        field.name: np.array(
+            [getattr(config, field.name) for config in by_row], types.get(field.name, np.float32)
         )
         for field in dataclasses.fields(SearchValues)
         if field.name != "suppressed_ids"
     }
-    ids = config.suppressed_ids
-    if ids:
-        size = max(MIN_SUPPRESSED, 1 << (len(ids) - 1).bit_length())
-        padded = np.full((num_rows, size), NO_TOKEN, np.int32)
-        padded[:, : len(ids)] = ids
+    longest = max(len(config.suppressed_ids) for config in configs)
+    if longest:
+        padded = np.full((num_rows, suppressed_size(longest)), NO_TOKEN, np.int32)
+        for row, config in enumerate(by_row):
+            padded[row, : len(config.suppressed_ids)] = config.suppressed_ids
         values["suppressed_ids"] = padded
     return SearchValues(**values)
 

@@ -57,6 +57,11 @@ def join_parts(parts: Sequence[Translation]) -> Translation:
     )
 
 
+def join_hypotheses(parts: Sequence[list[Translation]]) -> list[Translation]:
+    """The translations of a text, given those of each part; of several parts the best, joined."""
+    return parts[0] if len(parts) == 1 else [join_parts([part[0] for part in parts])]
+
+
 def distinct(hypotheses: Sequence[Translation]) -> list[Translation]:
     """The first of those with the same tokens, which groups and samples may repeat."""
     first: dict[tuple[int, ...], Translation] = {}

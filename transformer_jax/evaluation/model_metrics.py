@@ -3,12 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import cast
 
 from transformer_jax import distributed
 from transformer_jax.config import DataConfig, DecodeConfig
-from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.requests import Request
+from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.decoding.translation import Translation
 from transformer_jax.evaluation import bleu_tokenizers
 from transformer_jax.evaluation.corpus_metrics import corpus_scores
@@ -87,7 +88,7 @@ def evaluate(
     evaluation = Evaluation(
         loss=loss,
         perplexity=math.exp(min(loss, 700.0)),
-        token_accuracy=100.0 * sum(pair.num_correct for pair in scored) / tokens,
+        token_accuracy=100.0 * sum(cast(int, pair.num_correct) for pair in scored) / tokens,
         num_sentences=len(pairs),
         **dataclasses.asdict(scores),
     )

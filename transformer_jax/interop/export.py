@@ -12,7 +12,6 @@ from transformer_jax import paths
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import model_metrics
 from transformer_jax.interop import (
-    ctranslate2,
     layout,
     model_card,
     parity,
@@ -20,6 +19,9 @@ from transformer_jax.interop import (
     stablehlo,
     usage_examples,
 )
+from transformer_jax.interop.ctranslate2 import package
+from transformer_jax.interop.ctranslate2 import writing as ctranslate2_writing
+from transformer_jax.interop.ctranslate2.peer import TOLERANCES, CTranslate2Peer
 from transformer_jax.interop.huggingface import checking, families, writing
 from transformer_jax.interop.model_facts import ModelFacts
 from transformer_jax.interop.parity import Examples, Peer, Reference
@@ -71,7 +73,7 @@ def export_model(
         temporary = epath.Path(new_folder)
         exporter = _Exporter(model, format_name, text, say)
         peer = exporter.write(temporary, "float32")
-        if isinstance(peer, ctranslate2.CTranslate2Peer) and quantization != "float32":
+        if isinstance(peer, CTranslate2Peer) and quantization != "float32":
             before = exporter.translate(peer)
             peer = exporter.write(temporary, quantization)
             exporter.judge(quantization, before, exporter.translate(peer), max_bleu_loss)
@@ -129,7 +131,7 @@ class _Exporter:
 
     def translate(self, peer: Peer) -> list[str]:
         """Translations of all sentences by a CTranslate2 directory."""
-        assert isinstance(peer, ctranslate2.CTranslate2Peer)
+        assert isinstance(peer, CTranslate2Peer)
         source_ids = self._encoder.source_ids(self._text.sentences)
         model = self._model
         search = usage_examples.ctranslate2_search(model.config.decode, model.tokenizers)
@@ -169,7 +171,7 @@ def _check_arguments(format_name: str, output: epath.Path, quantization: str) ->
 
 def _check_judgeable(text: SampleText, quantization: str, max_bleu_loss: float) -> None:
     """Refuses a quantization that nothing could judge."""
-    needs_references = ctranslate2.TOLERANCES[quantization] is None
+    needs_references = TOLERANCES[quantization] is None
     if needs_references and not text.references and max_bleu_loss < NO_LIMIT:
         raise UserError(
             f"`quantization={quantization}` is judged by BLEU, which needs references: set "
@@ -215,12 +217,14 @@ def _write_marian(
 def _write_ctranslate2(
     folder: epath.Path, model: Pretrained, params: layout.Params, say: Say, *, quantization: str
 ) -> MakePeer:
-    ctranslate2.require()
+    package.require("A CTranslate2 export")
     if model.config.decode.suppressed_ids:
         tokens = model.tokenizers.target.tokens(model.config.decode.suppressed_ids)
         say(f"pass suppress_sequences={[[token] for token in tokens]} to translate_batch")
-    ctranslate2.write_directory(folder, model.config, model.tokenizers, params, quantization)
-    return functools.partial(ctranslate2.CTranslate2Peer, quantization=quantization)
+    ctranslate2_writing.write_directory(
+        folder, model.config, model.tokenizers, params, quantization
+    )
+    return functools.partial(CTranslate2Peer, quantization=quantization)
 
 
 def _write_stablehlo(

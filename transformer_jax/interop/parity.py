@@ -11,8 +11,8 @@ import numpy as np
 
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.decoding.batch_translator import TranslationSettings
 from transformer_jax.decoding.engine import Engine
+from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.errors import UserError
 from transformer_jax.model.transformer import Params, Transformer
 

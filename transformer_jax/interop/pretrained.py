@@ -1,14 +1,17 @@
 """A trained model from a work directory, a bundle, a Hugging Face directory, or the Hub."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 from etils import epath
 
+from transformer_jax import paths
 from transformer_jax.config import Config, validate
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 from transformer_jax.interop import bundle
+from transformer_jax.interop.ctranslate2 import reading as reading_ct2
 from transformer_jax.interop.huggingface import hub, reading
 from transformer_jax.model.transformer import Params, init_params
 from transformer_jax.runs import directory_kinds
@@ -33,6 +36,8 @@ def read_config(path: epath.PathLike) -> Config:
       UserError: there is no model.
     """
     path = hub.locate(path)
+    if directory_kinds.is_ctranslate2(path):
+        return reading_ct2.read_directory(path).config
     if directory_kinds.is_bundle(path):
         return bundle.read_config(path)
     if directory_kinds.is_hugging_face(path):
@@ -60,6 +65,8 @@ def load(
       UserError: something is missing or damaged.
     """
     path = hub.locate(path)
+    if directory_kinds.is_ctranslate2(path):
+        raise UserError(f"{path} {directory_kinds.NO_PARAMETERS}.")
     if directory_kinds.is_bundle(path):
         _refuse_checkpoint(path, checkpoint, "a bundle")
         stored = bundle.read(path)
@@ -74,6 +81,36 @@ def load(
     target = jax.eval_shape(lambda: init_params(config.model, jax.random.key(0)))
     params, step = load_params(path, checkpoint, config.checkpoint, target)
     return Pretrained(config, tokenizers, params, step)
+
+
+def load_ensemble(
+    members: Sequence[tuple[epath.PathLike, str]],
+    config: Config | None = None,
+    allow_pickle: bool = False,
+) -> list[Pretrained]:
+    """Reads models that have one vocabulary.
+
+    Args:
+      members: (path, checkpoint) of each, as of `load`; `~` is expanded in a path.
+      config: as of `load`, for the first.
+      allow_pickle: as of `load`.
+
+    Raises:
+      UserError: something is missing or damaged, or the vocabularies differ.
+    """
+    models: list[Pretrained] = []
+    for member, checkpoint in members:
+        path = paths.expand(member)
+        paths.require(path)
+        model = load(path, checkpoint, None if models else config, allow_pickle)
+        models.append(model)
+        if model.tokenizers.fingerprint != models[0].tokenizers.fingerprint or (
+            model.config.model.decoder_start_id != models[0].config.model.decoder_start_id
+        ):
+            raise UserError(
+                f"{member} has another vocabulary than {members[0][0]}: they cannot be an ensemble."
+            )
+    return models
 
 
 def _adapted(stored: Config, config: Config | None) -> Config:

@@ -28,6 +28,7 @@ def keep_programs() -> bool:
     folder = str(cache_folder() / FOLDER)
     if setting("jax_enable_compilation_cache") and setting("jax_compilation_cache_dir") is None:
         jax.config.update("jax_compilation_cache_dir", folder)
-        if setting("jax_persistent_cache_min_compile_time_secs") == JAX_MIN_COMPILE_SECONDS:
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
+    keeps = setting("jax_enable_compilation_cache") and setting("jax_compilation_cache_dir")
+    if keeps and setting("jax_persistent_cache_min_compile_time_secs") == JAX_MIN_COMPILE_SECONDS:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
     return setting("jax_compilation_cache_dir") == folder

@@ -89,6 +89,11 @@ def of_arrays(tree: Any) -> str:
     return hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
 
 
+def of_file(path: epath.Path) -> str:
+    """Digest of a file's content."""
+    return _digest(path, is_md5=False)
+
+
 def has(folder: epath.Path, part: str) -> bool:
     """Whether a folder `part` was written in `folder`, even if it is missing now."""
     if (folder / part).exists():

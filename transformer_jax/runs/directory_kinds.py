@@ -5,9 +5,14 @@ from typing import Any
 
 from etils import epath
 
-_CTRANSLATE2 = (
-    "a CTranslate2 export, which cannot be read back; ctranslate2.Translator loads it. Name the "
-    "work directory that it was made from"
+_CTRANSLATE2 = "a CTranslate2 model, which only translates and scores, and no work directory"
+# Of a CTranslate2 model, where its parameters are needed.
+NO_PARAMETERS = (
+    "is a CTranslate2 model: it translates and scores, but its parameters cannot be read; name the "
+    "model that it was made from"
+)
+VOCABULARIES = tuple(
+    f"{name}_vocabulary.{ending}" for name in ("shared", "source") for ending in ("json", "txt")
 )
 # Files that all have to be present -> what the folder is, and what to name instead. The first entry
 # that fits counts.
@@ -17,14 +22,7 @@ KINDS: tuple[tuple[tuple[str, ...], str], ...] = (
         "a StableHLO export, which cannot be read back; its README.md shows how to use it. Name "
         "the work directory that it was made from",
     ),
-    (
-        ("model.bin", "shared_vocabulary.json"),
-        _CTRANSLATE2,
-    ),
-    (
-        ("model.bin", "source_vocabulary.json"),
-        _CTRANSLATE2,
-    ),
+    *((("model.bin", name), _CTRANSLATE2) for name in VOCABULARIES),
     (
         ("adapter_config.json",),
         "an adapter for another model; merge it into that model first, by peft's merge_and_unload",
@@ -73,6 +71,14 @@ def is_bundle(path: epath.PathLike) -> bool:
         return False
     with path.open("rb") as file:
         return file.read(HEADER_START + len(BUNDLE_BEGIN))[HEADER_START:] == BUNDLE_BEGIN
+
+
+def is_ctranslate2(path: epath.PathLike) -> bool:
+    """Whether a folder has a model of CTranslate2's."""
+    folder = epath.Path(path)
+    return (folder / "model.bin").is_file() and any(
+        (folder / name).exists() for name in VOCABULARIES
+    )
 
 
 def is_hugging_face(path: epath.PathLike) -> bool:
@@ -141,7 +147,8 @@ def describe(path: epath.PathLike) -> str:
 def _is_model(path: epath.Path) -> bool:
     """Whether a path is a model that can be read."""
     try:
-        return is_run(path) or is_hugging_face(path) or is_bundle(path)
+        kinds = (is_run, is_hugging_face, is_bundle, is_ctranslate2)
+        return any(is_kind(path) for is_kind in kinds)
     except OSError:
         return False
 

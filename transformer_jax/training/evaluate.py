@@ -29,7 +29,7 @@ def evaluate(
         config.decode, method="beam", beam_size=config.train.eval_beam_size, beam_groups=1
     )
     scores, translations = model_metrics.evaluate(engine, params, pairs, decode)
-    engine.programs.release()
+    engine.release()
     metrics = {f"eval_{name}": value for name, value in dataclasses.asdict(scores).items()}
     samples = [
         {"source": source, "reference": reference, "hypothesis": translation.text}

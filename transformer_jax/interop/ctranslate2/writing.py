@@ -1,6 +1,7 @@
 """Export to a CTranslate2 directory, through `ctranslate2.specs`."""
 
-from collections.abc import Sequence
+import dataclasses
+import json
 from typing import Any
 
 import numpy as np
@@ -10,24 +11,12 @@ from jax.typing import ArrayLike
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.foreign_tokenizers import JsonTokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.errors import UserError
 from transformer_jax.interop import capabilities, layout
-from transformer_jax.interop.parity import Batch, Examples, Reference, log_softmax
+from transformer_jax.interop.ctranslate2.reading import SETTINGS_FILE
 
-# Largest difference in a token's log-probability that a comparison accepts. None: the numbers of
-# int8 differ too much to find mistakes by them; BLEU judges it.
-TOLERANCES: dict[str, float | None] = {"float32": 1e-3, "float16": 5e-2, "int8": None}
+# Attention that comes with translations: as `AttentionChoice()`, the mean of all heads.
+ALIGNMENT_LAYER, ALL_HEADS = -2, 0
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
-
-
-def require() -> None:
-    """Raises a `UserError` if ctranslate2 is not installed."""
-    try:
-        import ctranslate2  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            "A CTranslate2 export needs ctranslate2; install it: pip install 'ctranslate2>=4.8'."
-        ) from error
 
 
 def write_directory(
@@ -37,9 +26,10 @@ def write_directory(
     params: layout.Params,
     quantization: str = "float32",
 ) -> None:
-    """Writes `model.bin`, vocabularies, `config.json` and the tokenizers.
+    """Writes `model.bin`, vocabularies, `config.json`, the tokenizers and our own settings.
 
-    The end symbol is added to sources by CTranslate2 itself (`add_source_eos`).
+    The end symbol is added to sources by CTranslate2 itself (`add_source_eos`). Our settings let
+    `reading.read_directory` translate with the directory as with the run.
 
     Args:
       folder: created if it is missing.
@@ -55,7 +45,11 @@ def write_directory(
     spec = transformer_spec.TransformerSpec(
         _stack(transformer_spec.TransformerEncoderSpec, model, model.num_encoder_layers),
         _stack(
-            transformer_spec.TransformerDecoderSpec, model.for_decoder(), model.num_decoder_layers
+            transformer_spec.TransformerDecoderSpec,
+            model.for_decoder(),
+            model.num_decoder_layers,
+            alignment_layer=ALIGNMENT_LAYER if model.num_decoder_layers > 1 else -1,
+            alignment_heads=ALL_HEADS,
         ),
     )
     _fill(spec, model, params)
@@ -73,6 +67,8 @@ def write_directory(
     spec.optimize(quantization=quantization)
     folder.mkdir(parents=True, exist_ok=True)
     spec.save(str(folder))
+    state = {"config": dataclasses.asdict(config), "tokenizers": tokenizers.state}
+    (folder / SETTINGS_FILE).write_text(json.dumps(state, ensure_ascii=False) + "\n")
     if isinstance(source, JsonTokenizer):
         (folder / "tokenizer.json").write_bytes(source.model)
         return
@@ -80,7 +76,7 @@ def write_directory(
     (folder / "target.spm").write_bytes(target.model)
 
 
-def _stack(spec_class: Any, model: ModelConfig, num_layers: int) -> Any:
+def _stack(spec_class: Any, model: ModelConfig, num_layers: int, **further: Any) -> Any:
     from ctranslate2.specs import common_spec
 
     rotary: dict[str, Any] = {}
@@ -93,6 +89,7 @@ def _stack(spec_class: Any, model: ModelConfig, num_layers: int) -> Any:
         activation=common_spec.Activation[ACTIVATIONS[model.activation]],
         head_dim=model.head_dim,
         **rotary,
+        **further,
     )
 
 
@@ -152,65 +149,3 @@ def _fill_norm(spec: Any, params: layout.Params) -> None:
 
 def _array(x: ArrayLike) -> np.ndarray:
     return np.array(x, np.float32)  # a copy: quantization works in place
-
-
-class CTranslate2Peer:
-    """The directory as `ctranslate2.Translator` loads it, on the CPU."""
-
-    measure = "log-probability"
-
-    def __init__(
-        self, folder: epath.Path, reference: Reference, examples: Examples, quantization: str
-    ):
-        import ctranslate2
-
-        self.name = f"ctranslate2 {ctranslate2.__version__} ({quantization})"
-        self.tolerance = TOLERANCES[quantization]
-        self._translator = ctranslate2.Translator(str(folder), device="cpu")
-        self._examples, self._tokenizers = examples, reference.engine.tokenizers
-        suppressed = self._tokenizers.target.tokens(reference.config.decode.suppressed_ids)
-        self._suppressed = [[token] for token in suppressed] or None
-        self._prefix = self._tokenizers.target.tokens(examples.target_prefix)
-
-    def _sources(self, batch: Batch) -> list[list[str]]:
-        ids = self._examples.source_ids
-        return [self._tokenizers.source.tokens(ids[i][:-1]) for i in batch.rows]
-
-    def largest_difference(self, batch: Batch) -> float:
-        outputs = [self._tokenizers.target.tokens(self._examples.output_ids[i]) for i in batch.rows]
-        targets = [[*self._prefix, *tokens] for tokens in outputs]
-        scored = self._translator.score_batch(self._sources(batch), targets)
-        largest = 0.0
-        for row, result in enumerate(scored):
-            tokens = batch.targets[row][batch.mask[row]]
-            ours = log_softmax(batch.logits[row])[np.arange(len(tokens)), tokens]
-            largest = max(largest, float(np.max(np.abs(np.asarray(result.log_probs) - ours))))
-        return largest
-
-    def outputs(self, batch: Batch) -> list[list[int]]:
-        sources = self._sources(batch)
-        results = self._translator.translate_batch(
-            sources,
-            target_prefix=[self._prefix or None] * len(sources),
-            beam_size=1,
-            max_decoding_length=self._examples.max_decode_len,
-            suppress_sequences=self._suppressed,
-        )
-        target, start = self._tokenizers.target, len(self._prefix)
-        return [[target.token_id(p) for p in r.hypotheses[0][start:]] for r in results]
-
-    def translate(self, source_ids: Sequence[list[int]], search: dict[str, Any]) -> list[str]:
-        """Translations of tokenized sentences.
-
-        Args:
-          source_ids: with language tag, without end symbol.
-          search: arguments of `translate_batch`.
-        """
-        sources = [self._tokenizers.source.tokens(ids) for ids in source_ids]
-        prefix = [self._prefix] * len(sources) if self._prefix else None
-        results = self._translator.translate_batch(
-            sources, target_prefix=prefix, max_batch_size=1024, batch_type="tokens", **search
-        )
-        target, start = self._tokenizers.target, len(self._prefix)
-        hypotheses = (result.hypotheses[0][start:] for result in results)
-        return [target.decode(target.token_id(t) for t in tokens) for tokens in hypotheses]

@@ -1,0 +1,175 @@
+"""Runs batches with compiled programs of this package's models, on the local devices."""
+
+import dataclasses
+import math
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from transformer_jax.config import Config, ModelConfig
+from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
+from transformer_jax.decoding import batching, ranking
+from transformer_jax.decoding.batch_functions import DeviceParams
+from transformer_jax.decoding.batch_runner import ScoreBatch, TranslateBatch
+from transformer_jax.decoding.batch_translator import BatchTranslator
+from transformer_jax.decoding.batching import Batch
+from transformer_jax.decoding.phrases import starts_word
+from transformer_jax.decoding.processors import Processor
+from transformer_jax.decoding.programs import Programs, matmul_precision, with_context
+from transformer_jax.decoding.requests import PHRASES_NEED_BEAMS
+from transformer_jax.decoding.scoring import Pair, TokenScores
+from transformer_jax.decoding.search_settings import TranslationSettings
+from transformer_jax.model.transformer import Params
+from transformer_jax.ops import platforms
+from transformer_jax.ops.platforms import compute_dtype
+from transformer_jax.runs import digests
+
+
+class JaxBatchRunner:
+    """A `BatchRunner` of JAX programs, one for each shape.
+
+    Args:
+      config: of the run, with the model's sizes. As many local devices as `parallel` asks for share
+        the batches.
+      tokenizers: of the model.
+      others: further models of the same vocabularies, whose probabilities are averaged with it.
+        Parameters are then a tuple, of the model and of the others.
+      processors: decoding rules besides those of the settings.
+    """
+
+    kind = "jax"
+    compiles = True
+
+    def __init__(
+        self,
+        config: Config,
+        tokenizers: TokenizerPair,
+        others: Sequence[ModelConfig] = (),
+        processors: Sequence[Processor] = (),
+    ):
+        self._config, self._tokenizers = config, tokenizers
+        devices, parallel = platforms.local_devices(), config.parallel
+        # Fixed now, because a later caller may have another default device.
+        platform = platforms.of(devices[0])
+        self.models = tuple(
+            dataclasses.replace(model, dtype=compute_dtype(model, platform).name)  # type: ignore[arg-type]
+            for model in (config.model, *others)
+        )
+        self.max_len = min(model.max_len for model in self.models)
+        sizes = (parallel.data, parallel.fsdp, parallel.tensor)
+        if -1 not in sizes:
+            devices = devices[: math.prod(sizes)]
+        self.device = devices[0]
+        may_follow = starts_word(tokenizers.target, config.model.target_vocab_size)
+        ids = special_ids(tokenizers, config.model)
+        self.programs = Programs(self.models, ids, devices, may_follow, processors)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that share a batch."""
+        return self.programs.num_devices
+
+    @property
+    def num_compiled(self) -> int:
+        """Programs that were compiled, or read from JAX's persistent cache."""
+        return self.programs.num_compiled
+
+    def freeze(self) -> None:
+        """Lets nothing compile any more."""
+        self.programs.freeze()
+
+    def release(self) -> None:
+        """Frees the parameters of the last batch."""
+        self.programs.release()
+
+    def describe(self, params: Params | tuple[Params, ...]) -> dict[str, Any]:
+        """Digest of the parameters, sizes of the models, and precision of products."""
+        return {
+            "parameters": digests.of_arrays(params),
+            "matmul_precision": str(matmul_precision()),
+            "models": {str(i): dataclasses.asdict(model) for i, model in enumerate(self.models)},
+        }
+
+    def check(self, settings: TranslationSettings, given: Collection[str] = ()) -> None:
+        """Refuses attention of a layer or head that a model does not have.
+
+        Raises:
+          UserError: naming it.
+        """
+        del given
+        if settings.attention:
+            for model in self.models:
+                settings.attention.check(model)
+
+    def why_no_phrases(self, method: str) -> str:
+        """Why a search cannot place phrases: only beam search can; "" for that."""
+        return "" if method == "beam" else PHRASES_NEED_BEAMS.format(method=method)
+
+    def batch_limits(self, settings: TranslationSettings) -> tuple[int, int, int]:
+        """Longest source, positions of a batch on a device, and number of devices."""
+        batch_tokens = max(1, settings.decode.batch_tokens // settings.search.beam_size)
+        return self.max_len, batch_tokens, self.programs.num_devices
+
+    def row_options(self, settings: TranslationSettings, length: int) -> list[int]:
+        """Numbers of rows that are compiled for a padded length, rising."""
+        _, batch_tokens, num_devices = self.batch_limits(settings)
+        return batching.all_row_options(length, batch_tokens, num_devices)
+
+    def shapes(
+        self, settings: TranslationSettings, length: int, num_texts: int
+    ) -> list[tuple[int, int]]:
+        """(rows, padded length) of every batch that calls of `num_texts` can form."""
+        return batching.shapes(length, num_texts, *self.batch_limits(settings))
+
+    def lane_key(self, settings: TranslationSettings) -> Hashable:
+        """Equal for settings that have one program for each shape, and one metric of `mbr`."""
+        return self._bleu_tokenizer(settings), matmul_precision(), settings.shared
+
+    def translate_batch(
+        self, params: Params | tuple[Params, ...], settings: TranslationSettings
+    ) -> TranslateBatch:
+        """`BatchTranslator.translate_batch` with these parameters.
+
+        Args:
+          params: the model's; a tuple for an ensemble.
+          settings: of the texts.
+        """
+        translator = BatchTranslator(
+            self.programs,
+            self.programs.put_on_devices(params),
+            self._tokenizers,
+            self.max_len,
+            self._bleu_tokenizer(settings),
+        )
+        return with_context(self.device, translator.translate_batch)
+
+    def _bleu_tokenizer(self, settings: TranslationSettings) -> str:
+        return ranking.choose_bleu_tokenizer(settings, self._config.data)
+
+    def score_batch(self, params: Params | tuple[Params, ...]) -> ScoreBatch:
+        """What scores batches of pairs with these parameters."""
+        scorer = _BatchScorer(self.programs, self.programs.put_on_devices(params))
+        return with_context(self.device, scorer.score_batch)
+
+
+@dataclasses.dataclass(frozen=True)
+class _BatchScorer:
+    programs: Programs
+    params: DeviceParams
+
+    def score_batch(self, batch: Batch, pairs: Sequence[Pair]) -> list[TokenScores]:
+        """Scores of each target token of the pairs."""
+        ids = self.programs.ids
+        sources, targets = zip(*pairs, strict=True)
+        scores = self.programs.run(
+            self.programs.functions.score,
+            self.params,
+            batching.pad_rows(sources, batch.rows, batch.length, ids.source_pad),
+            batching.pad_rows(targets, batch.rows, batch.length, ids.target_pad),
+        )
+        log_probs, correct = np.asarray(scores.log_probs), np.asarray(scores.correct)
+        return [
+            TokenScores(log_probs[row, : len(target)], correct[row, : len(target)])
+            for row, target in enumerate(targets)
+        ]

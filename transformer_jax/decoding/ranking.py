@@ -1,0 +1,46 @@
+"""Which of the hypotheses that a search or sampling gives are the translations of a text."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from transformer_jax.config import DataConfig
+from transformer_jax.decoding import mbr
+from transformer_jax.decoding.search_settings import TranslationSettings
+from transformer_jax.decoding.translation import Translation, distinct
+from transformer_jax.evaluation import bleu_tokenizers
+
+
+def best_translations(
+    hypotheses: Sequence[Translation], settings: TranslationSettings, bleu_tokenizer: str
+) -> list[Translation]:
+    """The translations of a text, best first, as many as asked for.
+
+    Args:
+      hypotheses: of the text, best first; or samples in any order.
+      settings: of the text.
+      bleu_tokenizer: splits words where `mbr` compares by BLEU.
+    """
+    method, best = settings.decode.method, list(hypotheses)
+    if method == "mbr":
+        utilities = mbr.expected_utilities(
+            [one.text for one in best], settings.decode.mbr_metric, bleu_tokenizer
+        )
+        best = [
+            dataclasses.replace(one, score=utility)
+            for one, utility in zip(best, utilities, strict=True)
+        ]
+        best.sort(key=lambda one: -one.score)
+    if method != "sample":
+        best = distinct(best)
+    return best[: settings.num_hypotheses]
+
+
+def choose_bleu_tokenizer(settings: TranslationSettings, data: DataConfig) -> str:
+    """What splits words where `mbr` compares by BLEU; checked before anything runs."""
+    if (settings.decode.method, settings.decode.mbr_metric) != ("mbr", "bleu"):
+        return bleu_tokenizers.DEFAULT
+    tokenizer = bleu_tokenizers.choose(
+        settings.target_lang or data.target_lang, data.pretokenized, data.bleu_tokenizer
+    )
+    bleu_tokenizers.make_bleu(tokenizer)
+    return tokenizer
