@@ -1,4 +1,5 @@
 # make quickstart   train, evaluate and use a small translator
+# make demo         serve the quickstart's model, with a page to try it
 # make test         the tests, 4 minutes on two fast cores
 # make test-newest  the same with the newest Python here and the newest JAX
 # make test-slow    the tests that start processes, kill them, take long, or follow the README
@@ -21,7 +22,7 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c const
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: quickstart test test-newest test-slow test-peers test-all docs lint types wheel clean
+.PHONY: quickstart demo test test-newest test-slow test-peers test-all docs lint types wheel clean
 
 # PYTHON=... has to be the Python of the environment, if there is one already.
 ifneq ($(origin PYTHON),file)
@@ -45,12 +46,16 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 	$(INSTALL) -e '.[plot]'
 	@touch $@
 
+$(BIN)/.installed-serve: $(BIN)/.installed
+	$(INSTALL) -e '.[serve]'
+	@touch $@
+
 $(BIN)/.installed-test: $(BIN)/.installed
-	$(INSTALL) -e '.[test]'
+	$(INSTALL) -e '.[test,serve]'
 	@touch $@
 
 $(BIN)/.installed-peers: $(BIN)/.installed-test
-	$(INSTALL) -e '.[test,interop]' alembic mlflow-skinny sqlalchemy
+	$(INSTALL) -e '.[test,serve,interop]' alembic mlflow-skinny sqlalchemy
 	$(INSTALL) --no-deps --upgrade --target $(VENV)/libtpu libtpu
 	@touch $@
 
@@ -68,6 +73,16 @@ quickstart: $(BIN)/.installed
 	@$(BIN)/transformer-jax decode --workdir=runs/quickstart --input=runs/quickstart/input.txt \
 	  | paste -d '\t' runs/quickstart/input.txt -
 	@echo "next: source $(BIN)/activate, then transformer-jax --help"
+
+# The evaluation is the last file of a quickstart that is complete.
+runs/quickstart/eval.json:
+	@$(MAKE) --no-print-directory quickstart
+
+PORT ?= 8080
+demo: $(BIN)/.installed-serve runs/quickstart/eval.json
+	@echo "The first start compiles for minutes. After \"ready\", open http://127.0.0.1:$(PORT)/"
+	@echo "and type a number in words. Ctrl-C ends the server."
+	@$(BIN)/transformer-jax serve --model=numbers=runs/quickstart --port=$(PORT)
 
 # Most of this target's time is compilation. Before jaxlib 0.11 XLA for CPU can use older emitters,
 # which compile a third faster. `make test-newest` runs the same tests with the newer ones.

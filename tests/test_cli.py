@@ -111,7 +111,7 @@ def test_out_of_memory_advice_names_settings_of_the_command(name, capsys, monkey
     assert "allocate 9 bytes.)" in said
     assert "frames" not in said
     assert ("accumulate_steps" in said) == (name in ("init", "train"))
-    assert ("--batch_tokens" in said) == (name in ("decode", "eval"))
+    assert ("--batch_tokens" in said) == (name in ("decode", "eval", "serve"))
     with pytest.raises(SystemExit), main._errors_as_sentences(text):
         raise KeyboardInterrupt
     resumes = name in ("decode", "data")  # `train` says so where it saves

@@ -19,6 +19,7 @@ COMMANDS = {
     "export": "Write a model in the format of another tool.",
     "bundle": "Write a model as one file, with digests and a model card.",
     "convert": "Make a published model's pytorch_model.bin readable without pickle.",
+    "serve": "Serve models over HTTP: for programs, and as a page.",
     "data": "Fetch a public data set, verify it, and write it as text files.",
     "plot": "Draw attention, learning curves and more; write report.html.",
     "runs": "List runs with their state, step and scores.",

@@ -1,0 +1,266 @@
+"""This project's own API: `/v1/translate`, `/v1/score`, `/v1/sentences`, `/v1/models`."""
+
+import dataclasses
+import json
+import logging
+import math
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import fastapi
+import pydantic
+from fastapi.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from transformer_jax.decoding import alignment
+from transformer_jax.decoding.translation import Translation
+from transformer_jax.serving import passages
+from transformer_jax.serving.context import (
+    charged,
+    client_of,
+    collect,
+    off_loop,
+    read_body,
+    service_of,
+)
+from transformer_jax.serving.errors import ServiceError, frames
+from transformer_jax.serving.jobs import Job, ScoreJob
+from transformer_jax.serving.openapi import body_of, errors_as
+from transformer_jax.serving.submitted import (
+    Submitted,
+    cancel,
+    in_order,
+    translations_in_order,
+)
+from transformer_jax.serving.v1_fields import (
+    SEARCH,
+    Alternative,
+    ErrorAnswer,
+    ModelsAnswer,
+    PairScore,
+    ScoreAnswer,
+    ScoreRequest,
+    SentenceAnswer,
+    SentencesAnswer,
+    SentencesRequest,
+    TranslateAnswer,
+    TranslateRequest,
+    TranslationAnswer,
+)
+
+router = fastapi.APIRouter(prefix="/v1", tags=["v1"])
+_ERRORS: Any = errors_as(ErrorAnswer)
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "description": "data is JSON: index and fields of a translation, or those of an error.",
+}
+_ALIGNMENT_COST = 10  # of a character, compared with one that is only translated
+_log = logging.getLogger(__name__)
+
+
+@router.post(
+    "/translate",
+    response_model=TranslateAnswer,
+    responses={
+        **_ERRORS,
+        200: {
+            "description": "Translations; with `stream`, the same as events.",
+            "content": {"text/event-stream": {"schema": _EVENT}},
+        },
+    },
+    openapi_extra=body_of(TranslateRequest),
+)
+async def translate(request: fastapi.Request) -> Response:
+    """Translates texts of one sentence each.
+
+    The search is that of the model, or one that was compiled at the start (`searches` of
+    `/v1/models`). Settings that are numbers, such as `length_penalty`, may differ in each request.
+    """
+    client = client_of(request)
+    body = await read_body(request, TranslateRequest)
+    model = service_of(request).model(body.model, body.source_lang, body.target_lang)
+    model.check_size(body.texts)
+    num_chars = sum(map(len, body.texts))
+    with charged(request, client, num_chars):
+        submitted = await off_loop(num_chars, model.submit, _job(body, client))
+    if body.stream:
+        return _Events(model.name, submitted)
+    results = await collect(request, translations_in_order(submitted))
+
+    def answer() -> Response:
+        answers = [_answer(best) for best in results]
+        return _json(TranslateAnswer(model=model.name, translations=answers))
+
+    # Links between words take longer than all else of an answer.
+    return await off_loop(num_chars * (_ALIGNMENT_COST if body.alignment else 1), answer)
+
+
+def _job(body: Any, client: str) -> Job:
+    chosen = {name: getattr(body, name) for name in SEARCH}
+    search = {name: value for name, value in chosen.items() if value is not None}
+    return Job(
+        body.texts,
+        client,
+        body.n_best,
+        body.alignment,
+        body.source_lang,
+        body.target_lang,
+        search,
+        body.timeout_ms,
+    )
+
+
+def _answer(hypotheses: Sequence[Translation]) -> TranslationAnswer:
+    """The JSON of a text's translations; a score of -inf, of no output, is null."""
+    best, *others = hypotheses
+    answer = TranslationAnswer(
+        text=best.text,
+        score=_finite(best.score),
+        log_prob=_finite(best.log_prob),
+        tokens=list(best.tokens),
+        alternatives=[Alternative(text=t.text, score=_finite(t.score)) for t in others],
+    )
+    if best.attention is not None:
+        weights = alignment.word_attention(best.attention, best.source_tokens, best.tokens)
+        answer.source_words = alignment.join_words(best.source_tokens)
+        answer.words = alignment.join_words(best.tokens)
+        answer.alignment = alignment.links(weights)
+    return answer
+
+
+def _finite(score: float) -> float | None:
+    return score if math.isfinite(score) else None
+
+
+def _json(answer: pydantic.BaseModel) -> Response:
+    return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
+
+
+class _Events(StreamingResponse):
+    """Server-sent events of texts on their way, whose places are free when it ends."""
+
+    def __init__(self, model: str, submitted: Submitted):
+        super().__init__(_events(model, submitted), media_type="text/event-stream")
+        self.headers["Cache-Control"] = "no-store"
+        self.headers["X-Accel-Buffering"] = "no"  # a proxy is to pass each on at once
+        self._submitted = submitted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            cancel(self._submitted)
+
+
+async def _events(model: str, submitted: Submitted) -> AsyncIterator[str]:
+    """Server-sent events: each translation, then `done`; or `error`."""
+    index = 0
+    try:
+        async for best in translations_in_order(submitted):
+            answer = _answer(best).model_dump(exclude_none=True)
+            yield _event("translation", {"index": index, **answer})
+            index += 1
+        yield _event("done", {"model": model, "count": index})
+    except ServiceError as error:
+        yield _event("error", error_body(error))
+    except Exception as error:
+        _log.error("A stream failed: %s", frames(error))
+        yield _event("error", error_body(ServiceError(500, "The server failed.", index)))
+
+
+def _event(name: str, data: dict[str, Any]) -> str:
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
+@router.post(
+    "/sentences",
+    response_model=SentencesAnswer,
+    responses=_ERRORS,
+    openapi_extra=body_of(SentencesRequest),
+)
+async def sentences(request: fastapi.Request) -> Response:
+    """The sentences of texts, with their places, for clients that translate them one by one."""
+    client_of(request)
+    body = await read_body(request, SentencesRequest)
+    model = service_of(request).model(body.model, body.source_lang, body.target_lang)
+    model.check_size(body.texts)
+    language = body.source_lang or model.languages[0][0]
+
+    def split() -> SentencesAnswer:
+        return SentencesAnswer(texts=[_sentences(text, language) for text in body.texts])
+
+    return _json(await off_loop(sum(map(len, body.texts)), split))
+
+
+def _sentences(text: str, language: str) -> list[SentenceAnswer]:
+    """The sentences of a text, with places in UTF-16 units, of which an emoji has two or more."""
+    answers, index, units = [], 0, 0
+    for sentence in passages.split(text, language):
+        start = units + _utf16_length(text[index : sentence.start])
+        index, units = sentence.end, start + _utf16_length(sentence.text)
+        answers.append(SentenceAnswer(text=sentence.text, start=start, end=units))
+    return answers
+
+
+def _utf16_length(text: str) -> int:
+    return len(text.encode("utf-16-le")) // 2
+
+
+@router.post(
+    "/score",
+    response_model=ScoreAnswer,
+    responses=_ERRORS,
+    openapi_extra=body_of(ScoreRequest),
+)
+async def score(request: fastapi.Request) -> Response:
+    """Natural log-probabilities of given translations, without length penalty."""
+    client = client_of(request)
+    body = await read_body(request, ScoreRequest)
+    model = service_of(request).model(body.model, body.source_lang, body.target_lang)
+    texts = [text for pair in body.pairs for text in pair]
+    model.check_size(texts, per_item=2)
+    num_chars = sum(map(len, texts))
+    job = ScoreJob(body.pairs, client, body.source_lang, body.target_lang, body.timeout_ms)
+    with charged(request, client, num_chars):
+        submitted = await off_loop(num_chars, model.submit_pairs, job)
+    scores = [
+        PairScore(
+            log_prob=_finite(one.log_prob),
+            tokens=list(one.tokens),
+            log_probs=list(map(_finite, one.log_probs)),
+        )
+        for one in await collect(request, in_order(submitted))
+    ]
+    return _json(ScoreAnswer(model=model.name, scores=scores))
+
+
+@router.get("/models", response_model=ModelsAnswer, responses=_ERRORS)
+async def models(request: fastapi.Request) -> dict[str, Any]:
+    """The models, their languages, searches and limits. No key is needed."""
+    return {
+        "models": [
+            {
+                "name": model.name,
+                "source_langs": model.languages[0],
+                "target_langs": model.languages[1],
+                "searches": [dict(search) for search in model.searches],
+                "most_alternatives": model.most_alternatives,
+                "alignment": model.can_align,
+                "engine": model.translator.engine.runner.kind,
+                "limits": dataclasses.asdict(model.limits),
+            }
+            for model in service_of(request).models.values()
+        ]
+    }
+
+
+def error_body(error: ServiceError) -> dict[str, Any]:
+    """The JSON of an error."""
+    fields = {"code": error.code, "message": error.message, "item": error.item}
+    return {"error": {name: value for name, value in fields.items() if value is not None}}
+
+
+def error_status(error: ServiceError) -> int:
+    """Its status."""
+    return error.status
