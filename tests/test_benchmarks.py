@@ -1,9 +1,18 @@
 """Counts, comparisons and tables of the benchmarks."""
 
+import importlib.util
+import json
+import subprocess
+import sys
+
 import attention_report
 import attention_workers
 import numpy as np
 import pytest
+import serve_load
+import serve_report
+import serve_slots
+import serve_soak
 import train_step_corpus
 import train_step_undone
 import train_step_workers
@@ -192,3 +201,86 @@ def test_train_step_with_a_part_undone_is_the_same_step(our_losses, monkeypatch,
     undone = train_step_undone.Undone(STEP, change)
     assert calls == changed != set()  # the step does use the plain forms
     assert losses_of(undone) == pytest.approx(our_losses, rel=1e-5)
+
+
+def answers(*times_and_status):
+    return [serve_load.Answer(due, done, status) for due, done, status in times_and_status]
+
+
+def test_serve_row_counts_what_is_due_in_its_window():
+    turn = answers(
+        (0.0, 0.1, 200), (1.0, 1.2, 200), (1.5, 1.6, 429), (2.0, 2.4, 200), (2.5, 3.0, 504)
+    )
+    turn += answers((2.7, 2.9, serve_load.FAILED))
+    row = serve_report.row("ours", "200%", [turn, turn], (1.0, float("inf")), cpu_seconds=0.6)
+    # Two turns of 2 seconds each, with 5 requests: 2 translated, one of each other kind.
+    assert (row.offered, row.throughput) == (10 / 4, 4 / 4)
+    assert row.p50 == pytest.approx(300)
+    assert (row.refused, row.expired, row.failed) == (0.2, 0.2, 2)
+    assert row.refused_p99 == pytest.approx(100)
+    assert row.cpu_ms == pytest.approx(100)  # 6 translations, those before the window included
+    nothing = serve_report.row("ours", "1 client", [[]], (1.0, 2.0), 0.0)
+    assert serve_report.as_json([nothing])[0]["p50"] is None
+    assert serve_report.ratio([row], "200%", "ours", "ours") == 1
+    assert serve_report.ratio([row], "32 clients", "ours", "ours") is None
+    header, line, first = serve_report.table([row]).splitlines()
+    assert len(header) == len(line) == len(first)
+
+
+def test_serve_load_reads_answers_in_any_parts():
+    complete = b"HTTP/1.1 429 Too Many\r\nretry-after: 1\r\nContent-Length: 4\r\n\r\nbusy"
+    for size in range(len(complete)):
+        assert serve_load.read_answer(complete[:size]) is None
+    assert serve_load.read_answer(complete) == (429, b"busy")
+
+
+def test_serve_load_arrivals_have_their_rate():
+    times = serve_load.arrivals(50, 100)
+    gaps = np.diff([0.0, *times])
+    assert times == sorted(times)
+    assert len(times) == pytest.approx(5000, rel=0.05)
+    # Of a Poisson process, the gaps' standard deviation is their mean.
+    assert np.std(gaps) == pytest.approx(np.mean(gaps), rel=0.1)
+
+
+def test_serve_soak_growth_is_that_after_the_warm_up():
+    memory = [50, 90] + [100] * 8 + [110] * 10
+    assert serve_soak.growth(memory) == pytest.approx(0.1)
+
+
+def test_serve_slots_count_row_steps_of_the_batches_that_wait():
+    options = lambda length: (1, 4)  # noqa: E731
+    batches = list(serve_slots.form_batches([5, 5, 5, 20, 5], options, 4, 128))
+    # The first batch is of those of 8 tokens; then the longer text takes the last one with it.
+    assert batches == [(4, [0, 1, 2]), (4, [3, 4])]
+    shares = serve_slots.share([1, 2, 3, 6, 2], batches, (1, 2, 4))
+    assert (shares.needed, shares.computed) == (14, 4 * 3 + 4 * 6)
+    # 3, 2 and 1 rows unfinished; then 2, 2, and 1 four times.
+    assert shares.shrunk == (4 + 2 + 1) + (2 + 2 + 1 + 1 + 1 + 1)
+    assert shares.bound == pytest.approx(36 / 14)
+
+
+@pytest.mark.slow
+def test_serve_benchmark_measures_a_tiny_model(tiny_run, tmp_path):
+    pytest.importorskip("ctranslate2")
+    if importlib.util.find_spec("locust") is None:  # its import patches threads
+        pytest.skip("Locust is not installed")
+    text, path = tmp_path / "text", tmp_path / "result.json"
+    text.write_text("one two\nthree\nfour five six\n" * 4)
+    command = [sys.executable, "benchmarks/serve.py", f"--model={tiny_run[1]}", f"--text={text}"]
+    options = ["--clients=1,32", "--shares=2", "--seconds=2", "--open_seconds=2", "--turns=1"]
+    subprocess.run([*command, *options, f"--json={path}"], check=True, timeout=600)
+    result = json.loads(path.read_text())
+    assert {(row["server"], row["load"]) for row in result["rows"]} == {
+        (server, load)
+        for server in result["same_outputs"]
+        for load in ("1 client", "32 clients", "200%")
+    }
+    assert all(row["failed"] == 0 and row["throughput"] > 0 for row in result["rows"])
+    assert all(count >= 11 for count in result["same_outputs"].values())
+    assert all(one["throughput"] > 0 for one in result["locust"].values())
+
+    subprocess.run([*command, "--soak=3", f"--json={path}"], check=True, timeout=600)
+    result = json.loads(path.read_text())
+    assert result["sent"] == result["translated"]
+    assert (result["lost_at_term"], result["exit_status"]) == (0, 0)
