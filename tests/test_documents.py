@@ -81,3 +81,12 @@ def test_quickstart_scores_have_the_same_range_everywhere():
     scores = [score for row in rows for score in row.split(", ")]
     assert len(scores) >= 12
     assert stated == {(min(scores, key=float), max(scores, key=float))}
+
+
+def test_submit_and_atranslate_work_as_the_document_says(translator, capsys, monkeypatch):
+    text = (DOCS / "translate_text.md").read_text(encoding="utf-8")
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if ".submit(" in b)
+    monkeypatch.setattr(type(translator), "load", lambda path: translator)
+    exec(compile(block, "translate_text.md", "exec"), {})
+    best = translator.translate("A dog runs.").text
+    assert capsys.readouterr().out == f"{best}\n{best}\n"
