@@ -15,7 +15,6 @@ from transformer_jax.decoding.text_queue import (
     Lane,
     QueueFullError,
     TextQueue,
-    num_rows_used,
 )
 
 FOREVER = 1e9
@@ -36,7 +35,7 @@ class Recorder:
 
     def __init__(self, key="lane"):
         self.batches = []
-        self.lane = Lane(key, lambda length: (1, 2, 4), self._run)
+        self.lane = Lane(key, lambda length: (1, 2, 4), self._run, step_rows=4.0)
 
     def _run(self, batch, items):
         self.batches.append((batch.rows, batch.length, list(items)))
@@ -130,7 +129,7 @@ def test_scheduler_waits_for_a_full_batch_or_for_the_time_given(scheduler, clock
     rest = [scheduler.submit(recorder.lane, text, 8, wait_seconds=FOREVER) for text in "bcd"]
     assert first.result(60) == "A"  # four are a full batch
     fifth = scheduler.submit(recorder.lane, "e", 8, wait_seconds=5)
-    clock.now = 4.0
+    clock.now = 1.0
     scheduler.submit(other.lane, "x", 8).result(60)  # wakes the thread
     assert not fifth.done()
     clock.now = 6.0
@@ -353,25 +352,60 @@ future.add_done_callback(lambda f: print(f.result()))
     assert done.stdout == "translated\n"
 
 
+def entry(lane, name, length, arrived=0.0, wait=0.0):
+    future = concurrent.futures.Future()
+    return Entry("client", future, arrived, arrived + wait, lane=lane, item=name, length=length)
+
+
+def batch_lengths(options, step_rows, lengths, num_takers=1):
+    """Lengths of the batch that a queue of items gives; the first item arrives first."""
+    queue = TextQueue()
+    lane = Lane("lane", lambda length: options, None, step_rows)
+    for index, length in enumerate(lengths):
+        queue.add(entry(lane, index, length))
+    return [one.length for one in queue.take(1.0, num_takers)]
+
+
 @pytest.mark.parametrize(
-    ("num_waiting", "used"),
-    [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (8, 8), (9, 9), (15, 15), (16, 16), (40, 16)],
+    ("num_waiting", "step_rows", "used"),
+    [
+        # Rows and the cost of a step, over texts: 17 / 12 with all in 16 rows, 5 / 4 without.
+        (12, 1.0, 4),
+        (14, 1.0, 14),  # 17 / 14 and 5 / 4
+        (16, 1.0, 16),
+        (40, 1.0, 16),
+        (3, 1.0, 3),  # 5 / 3 and 2 / 1
+        (8, 16.0, 8),  # 32 / 8 and 20 / 4
+        (5, 16.0, 4),  # 32 / 5 and 20 / 4
+    ],
 )
-def test_batch_takes_all_that_wait_where_half_of_its_rows_are_used(num_waiting, used):
-    assert num_rows_used(num_waiting, (1, 2, 4, 8, 16)) == used
+def test_batch_has_the_rows_that_take_least_time_a_text(num_waiting, step_rows, used):
+    assert len(batch_lengths((1, 4, 16), step_rows, [8] * num_waiting)) == used
 
 
-def test_batch_takes_fewer_where_most_rows_would_be_padding():
-    assert [num_rows_used(n, (1, 8, 64)) for n in (2, 3, 4, 9, 31, 32, 63)] == [
-        1,
-        1,
-        4,
-        8,
-        8,
-        32,
-        63,
-    ]
-    assert num_rows_used(2, (8,)) == 2
+def test_batch_is_longer_than_its_first_text_where_that_fills_it():
+    # 16 positions of 1 + 4 rows for one text, or 24 of as many for four.
+    assert batch_lengths((4, 8), 1.0, [16, 24, 24, 24]) == [16, 24, 24, 24]
+    # 8 positions for four texts are less a text than 128 for five.
+    assert batch_lengths((4, 8), 1.0, [8, 8, 8, 8, 128]) == [8, 8, 8, 8]
+
+
+def test_texts_that_wait_are_shared_by_all_who_are_free():
+    assert len(batch_lengths(range(1, 17), 1.0, [8] * 8, num_takers=2)) == 4
+    assert len(batch_lengths(range(1, 17), 1.0, [8] * 9, num_takers=2)) == 5
+    assert len(batch_lengths(range(1, 17), 1.0, [8] * 8, num_takers=1)) == 8
+
+
+def test_text_waits_no_longer_where_no_other_comes():
+    queue, lane = TextQueue(), Lane("lane", lambda length: (4,), None)
+    queue.add(entry(lane, "a", 8, arrived=0.0, wait=8.0))
+    assert queue.first_due() == 2.0  # a quarter of the time
+    queue.add(entry(lane, "b", 8, arrived=1.0, wait=8.0))
+    assert queue.first_due() == 3.0
+    assert queue.take(2.5) == []
+    queue.add(entry(lane, "c", 8, arrived=7.0, wait=8.0))
+    assert queue.first_due() == 8.0  # the first has waited long enough
+    assert [one.item for one in queue.take(8.0)] == ["a", "b", "c"]
 
 
 def test_whole_batches_are_a_few_calls_ahead_and_end_with_their_reader(scheduler):

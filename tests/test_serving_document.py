@@ -11,6 +11,7 @@ pytest.importorskip("fastapi")
 
 from tests.walkthrough import read_blocks, run
 from tests.web_server import Server
+from transformer_jax import Translator
 from transformer_jax.serving.app import create_app
 from transformer_jax.serving.metrics import Metrics
 from transformer_jax.serving.served_model import ServedModel
@@ -24,7 +25,9 @@ ADDRESS = "http://127.0.0.1:8080"
 def test_commands_of_the_document_are_answered(translator, tmp_path):
     pytest.importorskip("deepl")
     pytest.importorskip("libretranslatepy")
-    model = ServedModel("numbers", translator)
+    # A translator of the test, because preparing lets nothing compile afterwards.
+    fresh = Translator(translator.config, translator.tokenizers, translator.params)
+    model = ServedModel("numbers", fresh)
     model.prepare()
     server = Server(create_app(Service([model])))
     blocks = read_blocks(TEXT.replace(ADDRESS, server.address.rstrip("/")))

@@ -48,6 +48,7 @@ class CommandHelp:
       less_memory: what to change where the device is out of memory.
       words: its arguments that are no flags, which `run` gets; None: it has none.
       uses_jax: False for commands that only read files.
+      keeps_memory: False where the model decides whether freed memory is kept (`Translator.load`).
       resumes: whether the same command resumes where an interrupted one ended. False for `train`,
         which says so itself once it has saved.
       examples: (purpose, command line) of each; a line starts with `transformer-jax COMMAND`.
@@ -63,6 +64,7 @@ class CommandHelp:
     pages: tuple[tuple[str, str], ...] = ()
     words: Words | None = None
     uses_jax: bool = True
+    keeps_memory: bool = True
     resumes: bool = False
 
     @property

@@ -61,9 +61,10 @@ def main() -> None:
 
 def run(command: str, argv: Sequence[str]) -> NoReturn:
     """Runs a command with its flags and ends the process; `argv[0]` is the program's name."""
-    host_memory.keep_freed_memory()
     module = importlib.import_module(f"transformer_jax.commands.{command}")
     text: command_help.CommandHelp = module.HELP
+    if text.keeps_memory:
+        host_memory.keep_freed_memory()
 
     def call(remaining: Sequence[str]) -> None:
         with _errors_as_sentences(text):

@@ -1,6 +1,7 @@
 """The command `serve`: an HTTP server for one model or several."""
 
 import ast
+import concurrent.futures
 import functools
 import ipaddress
 import os
@@ -26,6 +27,7 @@ HELP = CommandHelp(
     "ends; a second one ends at once. SIGHUP loads models and keys again, and loses no request. "
     "/docs describes the API.",
     less_memory="lower --batch_tokens or --max_tokens",
+    keeps_memory=False,
     examples=(
         (
             "A run, on this machine only:",
@@ -105,7 +107,7 @@ def define_flags(argv: list[str]) -> list[str]:
 def run() -> None:
     """Serves until a signal ends it."""
     try:
-        from transformer_jax.serving import app, keys, lifecycle, server
+        from transformer_jax.serving import app, keys, lifecycle, priority, server
         from transformer_jax.serving.service import Service
     except ModuleNotFoundError as error:
         raise UserError(
@@ -125,7 +127,9 @@ def run() -> None:
     bound = server.bind(FLAGS.host, FLAGS.port)
     server.allow_connections()
     address = server.address_of(bound)
-    service = Service([load() for load in loaders.values()])
+    # In a thread, because those that an engine starts have the priority of their first one.
+    with concurrent.futures.ThreadPoolExecutor(1, initializer=priority.lower) as pool:
+        service = Service(list(pool.map(lambda load: load(), loaders.values())))
     # A character has up to 12 bytes, as two escapes of JSON.
     web = app.create_app(service, known, 12 * FLAGS.max_chars + 100_000, origins)
     life = lifecycle.Lifecycle(web, loaders, read_keys, _say)

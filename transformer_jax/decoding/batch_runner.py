@@ -33,6 +33,10 @@ class BatchRunner(Protocol):
         """Whether every shape of a batch needs a program."""
 
     @property
+    def step_rows(self) -> float:
+        """As of `Lane`."""
+
+    @property
     def num_compiled(self) -> int:
         """Programs that were compiled."""
 

@@ -215,6 +215,7 @@ class Engine:
             (id(self), id(params), self.runner.lane_key(settings)),
             functools.partial(self.runner.row_options, settings),
             self.runner.translate_batch(params, settings),
+            self.runner.step_rows,
         )
 
     def warmup(

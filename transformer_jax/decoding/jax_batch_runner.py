@@ -71,6 +71,11 @@ class JaxBatchRunner:
         return self.programs.num_devices
 
     @property
+    def step_rows(self) -> float:
+        """Of a CPU, measured: 1, 4 and 16 rows take 8, 16 and 56 ms. Others gain more by rows."""
+        return 1.0 if self.device.platform == "cpu" else 16.0
+
+    @property
     def num_compiled(self) -> int:
         """Programs that were compiled, or read from JAX's persistent cache."""
         return self.programs.num_compiled

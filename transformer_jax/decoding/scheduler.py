@@ -69,7 +69,7 @@ class Scheduler:
         self._changed = threading.Condition()
         self._queue = TextQueue()
         self._wait_estimate = WaitEstimate(num_workers)
-        self._num_active = 0
+        self._num_active = self._num_busy = 0  # threads
 
     @property
     def num_waiting(self) -> int:
@@ -168,18 +168,31 @@ class Scheduler:
         self._add(entry, math.inf)
         return entry.future
 
+    def check_room(self, client: Hashable, deadline: float, max_waiting: float) -> None:
+        """Refuses an item as `submit` would, before any work is done for it.
+
+        Raises:
+          QueueFullError: as of `submit`.
+        """
+        with self._changed:
+            self._check_room(client, self._clock(), deadline, max_waiting)
+
+    def _check_room(
+        self, client: Hashable, now: float, deadline: float, max_waiting: float
+    ) -> None:
+        num_waiting = len(self._queue)
+        if num_waiting >= max_waiting:
+            raise QueueFullError(f"{num_waiting} texts wait already; try again later.")
+        wait = self._wait_estimate.seconds(self._queue.num_before(client), now)
+        if wait and now + wait > deadline:
+            raise QueueFullError(
+                f"{num_waiting} texts wait already, for about {wait:.1f} s; try again later.",
+                retry_seconds=wait,
+            )
+
     def _add(self, entry: Entry, max_waiting: float) -> None:
         with self._changed:
-            num_waiting = len(self._queue)
-            if num_waiting >= max_waiting:
-                raise QueueFullError(f"{num_waiting} texts wait already; try again later.")
-            num_before = self._queue.num_before(entry.client)
-            wait = self._wait_estimate.seconds(num_before, entry.arrived)
-            if wait and entry.arrived + wait > entry.deadline:
-                raise QueueFullError(
-                    f"{num_waiting} texts wait already, for about {wait:.1f} s; try again later.",
-                    retry_seconds=wait,
-                )
+            self._check_room(entry.client, entry.arrived, entry.deadline, max_waiting)
             if self._queue.add(entry):
                 self._changed.notify()
             if self._num_active < self._num_workers:
@@ -205,6 +218,8 @@ class Scheduler:
                 _run_call(entries[0])
             else:
                 self._run_items(entries)
+            with self._changed:
+                self._num_busy -= 1
 
     def _next_batch(self) -> list[Entry]:
         """What to compute next; waits for it. Nothing where the thread is not needed any more."""
@@ -214,9 +229,16 @@ class Scheduler:
                 expired = self._queue.take_expired(now)
                 # Where the main thread has ended, the process waits for the last results.
                 is_ending = not threading.main_thread().is_alive()
-                entries = [] if expired else self._queue.take(math.inf if is_ending else now)
+                entries = (
+                    []
+                    if expired
+                    else self._queue.take(
+                        math.inf if is_ending else now, self._num_workers - self._num_busy
+                    )
+                )
                 started = [e for e in entries if e.future.set_running_or_notify_cancel()]
                 if started:
+                    self._num_busy += 1
                     return started
                 if not entries and not expired:
                     first_due = self._queue.first_due()

@@ -4,6 +4,7 @@ Clients take turns, both for the next batch and for its rows, so that one with m
 others by one batch at most.
 """
 
+import bisect
 import collections
 import concurrent.futures
 import dataclasses
@@ -15,6 +16,9 @@ from typing import Any, Generic, TypeVar
 
 from transformer_jax.decoding.batching import Batch
 from transformer_jax.errors import UserError
+
+# Of the time that a text may wait for others: where none comes for so long, few will follow.
+QUIET_SHARE = 0.25
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -45,11 +49,13 @@ class Lane(Generic[Item, Result]):
       key: equal for items that can share a batch.
       row_options: numbers of rows that batches of a padded length may have, rising.
       run: the result of each item of a batch.
+      step_rows: rows whose computation takes as long as what a step takes besides its rows.
     """
 
     key: Hashable
     row_options: Callable[[int], Sequence[int]] = dataclasses.field(compare=False)
     run: Callable[[Batch, Sequence[Item]], Sequence[Result]] = dataclasses.field(compare=False)
+    step_rows: float = dataclasses.field(default=1.0, compare=False)
 
 
 @dataclasses.dataclass(eq=False)
@@ -154,6 +160,7 @@ class TextQueue:
         self._client_sizes: collections.Counter[int] = collections.Counter()
         self._buckets: dict[Lane[Any, Any], dict[int, _Bucket]] = {}
         self._num_full = 0  # buckets
+        self._last_arrived = -math.inf
         self._by_due = _EarliestFirst(lambda entry: entry.due)
         self._by_deadline = _EarliestFirst(lambda entry: entry.deadline)
 
@@ -173,6 +180,7 @@ class TextQueue:
         # First, because a lane's function may raise.
         is_full = entry.lane is not None and self._count(entry, 1)
         self._num_waiting += 1
+        self._last_arrived = entry.arrived
         client = self._by_client.setdefault(entry.client, _ClientEntries())
         client.add(entry)
         self._count_client(client.num_waiting - 1, client.num_waiting)
@@ -221,9 +229,16 @@ class TextQueue:
         return bucket.is_full
 
     def first_due(self) -> float | None:
-        """When the next text need not wait any more; None where nothing waits."""
+        """When the next text need not wait any more; None where nothing waits.
+
+        That is when its time is over, or when no text has come for a share of that time.
+        """
         entry = self._by_due.first()
-        return None if entry is None else entry.due
+        return None if entry is None else self._due(entry)
+
+    def _due(self, entry: Entry) -> float:
+        """When an entry need not wait any more, unless another comes."""
+        return min(entry.due, self._last_arrived + QUIET_SHARE * (entry.due - entry.arrived))
 
     def take_expired(self, now: float) -> list[Entry]:
         """Takes out what is past its deadline."""
@@ -233,8 +248,13 @@ class TextQueue:
             expired.append(entry)
         return expired
 
-    def take(self, now: float) -> list[Entry]:
-        """The next batch: of the first client with a text that is due. It waits no longer."""
+    def take(self, now: float, num_takers: int = 1) -> list[Entry]:
+        """The next batch: of the first client with a text that is due. It waits no longer.
+
+        Args:
+          now: by the clock of the entries.
+          num_takers: batches that can be computed at once now, which share what waits.
+        """
         first_due = self.first_due()
         if first_due is None or (first_due > now and not self._num_full):
             return []
@@ -242,33 +262,53 @@ class TextQueue:
             first = next((e for e in waiting.in_order() if self._is_due(e, now)), None)
             if first is not None:
                 self._by_client.move_to_end(client)
-                entries = [first] if first.lane is None else self._batch_of(first)
+                entries = [first] if first.lane is None else self._batch_of(first, num_takers)
                 for entry in entries:
                     self.remove(entry)
                 return entries
         return []
 
     def _is_due(self, entry: Entry, now: float) -> bool:
-        if entry.lane is None or entry.due <= now:
+        if entry.lane is None or self._due(entry) <= now:
             return True
         return self._buckets[entry.lane][entry.length].is_full
 
-    def _batch_of(self, first: Entry) -> list[Entry]:
-        """`first`, and what shares its batch: a row of each client in turn, longest first."""
+    def _batch_of(self, first: Entry, num_takers: int) -> list[Entry]:
+        """`first`, and what shares its batch: an item of each client in turn, longest first."""
+        length, num_items = self._cheapest_size(first, num_takers)
+        others = (entry for entry in self._in_turns(first, length) if entry is not first)
+        return [first, *itertools.islice(others, num_items - 1)]
+
+    def _cheapest_size(self, first: Entry, num_takers: int) -> tuple[int, int]:
+        """Longest item and number of items of the batch with `first` that takes least time an item.
+
+        Of those that take the same, it is the one with most items.
+        """
         lane = first.lane
         assert lane is not None
-        buckets = self._buckets[lane]
-        num_possible = sum(b.num_waiting for n, b in buckets.items() if n <= first.length)
-        rows = num_rows_used(num_possible, lane.row_options(first.length))
-        others = (entry for entry in self._in_turns(first) if entry is not first)
-        return [first, *itertools.islice(others, rows - 1)]
+        sizes: list[tuple[float, int, int]] = []
+        num_possible = 0
+        for length, bucket in sorted(self._buckets[lane].items()):
+            num_possible += bucket.num_waiting
+            if length >= first.length:
+                share = math.ceil(num_possible / num_takers)
+                for num_items, rows in used_rows(share, lane.row_options(length)):
+                    cost = length * (lane.step_rows + rows) / num_items
+                    sizes.append((cost, -num_items, length))
+        _, negative_items, length = min(sizes)
+        return length, -negative_items
 
-    def _in_turns(self, first: Entry) -> Iterator[Entry]:
-        """What may share the batch of `first`, whose client has had its first turn by it."""
+    def _in_turns(self, first: Entry, length: int) -> Iterator[Entry]:
+        """What may share the batch of `first`, whose client has had its first turn by it.
+
+        Args:
+          first: of the batch.
+          length: of the longest item.
+        """
         assert first.lane is not None
         later = []
         for client, waiting in self._by_client.items():
-            entries = waiting.longest_first(first.lane, first.length)
+            entries = waiting.longest_first(first.lane, length)
             if client != first.client:
                 entry = next(entries, None)
                 if entry is None:
@@ -292,16 +332,15 @@ def _drop_first_left(entries: collections.deque[Entry]) -> None:
         entries.popleft()
 
 
-def num_rows_used(num_waiting: int, options: Sequence[int]) -> int:
-    """How many of those that wait are a batch: no more than half of its rows are padding.
+def used_rows(num_waiting: int, options: Sequence[int]) -> list[tuple[int, int]]:
+    """How many of those that wait a batch can have, with its rows: all, or no padding.
 
     Args:
       num_waiting: at least 1.
       options: numbers of rows, rising.
     """
-    if num_waiting >= options[-1]:
-        return options[-1]
-    rows = next(n for n in options if n >= num_waiting)
-    if 2 * num_waiting >= rows:
-        return num_waiting
-    return max((n for n in options if n <= num_waiting), default=num_waiting)
+    index = bisect.bisect_left(options, num_waiting)
+    used = [(options[index - 1], options[index - 1])] if index > 0 else []
+    if index < len(options):
+        used.append((num_waiting, options[index]))
+    return used

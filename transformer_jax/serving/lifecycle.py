@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import fastapi
 
 from transformer_jax.errors import UserError
-from transformer_jax.serving import languages
+from transformer_jax.serving import languages, priority
 from transformer_jax.serving.keys import Keys
 from transformer_jax.serving.served_model import ServedModel
 from transformer_jax.serving.service import Service
@@ -52,12 +52,14 @@ class Lifecycle:
         """
 
         def prepare() -> None:
+            priority.lower()
             try:
                 with self._working:
                     # The first detection reads a file, which would keep all requests waiting.
                     languages.detect("", self._service.source_langs)
                     for model in self._service.models.values():
                         self._say(f"{model.name}: {self._prepare(model)} programs")
+                    _collect_garbage()
             except BaseException as error:
                 self.failure = error
                 on_failure()
@@ -83,6 +85,7 @@ class Lifecycle:
 
         The former model answers until the new one is compiled, and what it has accepted.
         """
+        priority.lower()
         with self._working:
             try:
                 if self._read_keys is not None:
@@ -102,9 +105,19 @@ class Lifecycle:
                 step = model.translator.checkpoint_step
                 self._service.replace(model)
                 self._say(f"{name}: loaded again, step {step}")
-            gc.collect()  # models refer to themselves, and are large
+            _collect_garbage()  # former models refer to themselves, and are large
 
     @property
     def _service(self) -> Service:
         service: Service = self._app.state.service
         return service
+
+
+def _collect_garbage() -> None:
+    """Frees what is not used, and lets later collections pass over what is.
+
+    A collection of all objects stops every thread, and those of modules and models are many.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from transformer_jax.api import Translator
-from transformer_jax.decoding import batching
+from transformer_jax.decoding import batching, scheduler
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.requests import check_text
 from transformer_jax.decoding.scoring import PairScores
@@ -223,14 +223,17 @@ class ServedModel:
         limits = self.limits
         self.check_room(len(items))
         wait = limits.timeout_ms if timeout_ms is None else min(timeout_ms, limits.timeout_ms)
-        waiting = {
+        room = {
             "client": client,
-            "wait_seconds": min(limits.batch_wait_ms, wait / 2) / 1000,
             "deadline": time.monotonic() + wait / 1000,
             "max_waiting": limits.max_queue,
         }
+        waiting = {**room, "wait_seconds": min(limits.batch_wait_ms, wait / 2) / 1000}
         submitted: list[concurrent.futures.Future[Result]] = []
         try:
+            if items:
+                # A server that has too much to do refuses before it tokenises.
+                scheduler.of_process().check_room(**room)
             for item in items:
                 submitted.append(submit_one(item, **waiting))
         except BaseException as error:
