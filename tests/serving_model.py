@@ -1,5 +1,6 @@
 """A small model that is served, for tests of the server: by itself, and over a real socket."""
 
+import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -46,3 +47,14 @@ def running(app, **arguments) -> Iterator[str]:
     finally:
         one.should_exit = True
         thread.join()
+
+
+def wait_until(condition) -> None:
+    """Returns as soon as `condition()` holds; fails after minutes."""
+
+    async def poll():
+        async with asyncio.timeout(240):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    asyncio.run(poll())

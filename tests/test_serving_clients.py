@@ -1,6 +1,5 @@
 """The server over real sockets: official clients, slow clients, clients that go away."""
 
-import asyncio
 import json
 import socket
 import urllib.error
@@ -16,7 +15,7 @@ import deepl
 import libretranslatepy
 import requests
 
-from tests.serving_model import prepared, running, served_model
+from tests.serving_model import prepared, running, served_model, wait_until
 from transformer_jax.decoding import scheduler
 from transformer_jax.serving.app import create_app
 from transformer_jax.serving.keys import Keys, add_key
@@ -121,19 +120,10 @@ def test_places_of_clients_that_go_away_are_freed(translator):
             with socket.create_connection((where.hostname, where.port), timeout=30) as connection:
                 connection.sendall(b"POST /v1/translate HTTP/1.1\r\nHost: x\r\n")
                 connection.sendall(head.encode() + body)
-                _wait(lambda: queue.num_waiting == 2)
+                wait_until(lambda: queue.num_waiting == 2)
                 linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # as of a client that was killed
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            _wait(lambda: queue.num_waiting == 0)
-
-
-def _wait(condition):
-    async def poll():
-        async with asyncio.timeout(30):
-            while not condition():
-                await asyncio.sleep(0.001)
-
-    asyncio.run(poll())
+            wait_until(lambda: queue.num_waiting == 0)
 
 
 def test_server_needs_keys_for_texts_only(address, keys):

@@ -1,6 +1,5 @@
 """`transformer-jax serve` as a process: its address, signals, and requests under way."""
 
-import asyncio
 import contextlib
 import json
 import os
@@ -18,6 +17,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 from tests.conftest import copy_run, transformer_jax
+from tests.serving_model import wait_until
 
 ROOT = Path(__file__).parent.parent
 SMALL = ("--max_tokens=8", "--batch_tokens=1024")
@@ -134,15 +134,6 @@ def load(address: str, statuses: list, num_clients: int = 4):
         ended.set()
         for thread in threads:
             thread.join()
-
-
-def wait_until(condition):
-    async def poll():
-        async with asyncio.timeout(240):
-            while not condition():
-                await asyncio.sleep(0.01)
-
-    asyncio.run(poll())
 
 
 def metric(address: str, name: str) -> float:

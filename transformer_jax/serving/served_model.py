@@ -223,7 +223,7 @@ class ServedModel:
         limits = self.limits
         self.check_room(len(items))
         wait = limits.timeout_ms if timeout_ms is None else min(timeout_ms, limits.timeout_ms)
-        room = {
+        room: dict[str, Any] = {
             "client": client,
             "deadline": time.monotonic() + wait / 1000,
             "max_waiting": limits.max_queue,

@@ -30,10 +30,7 @@ class _Timed(_Base):
         self._header_seconds = header_seconds
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def awaits_headers(self) -> bool:
-        """Whether the client is to send headers, or the rest of them."""
-        raise NotImplementedError
+    awaits_headers: bool  # whether the client is to send headers, or the rest of them
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Waits for the headers of the first request."""
@@ -80,7 +77,7 @@ class TimedH11Protocol(_Timed, H11Protocol):
     """In Python; it bounds the size of headers itself."""
 
     @property
-    def awaits_headers(self) -> bool:
+    def awaits_headers(self) -> bool:  # type: ignore[override]
         """Whether the client is to send headers, or the rest of them."""
         return self.conn.their_state is h11.IDLE
 
