@@ -14,6 +14,9 @@ from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 FAILED = 0  # in place of a status: no answer
+# After which a connection is not used again: servers close one that is idle, uvicorn after 5 s, and
+# a request that is sent at that moment has no answer.
+IDLE_SECONDS = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,18 +182,16 @@ async def _closed(target: Target, clients: int, seconds: float) -> list[Answer]:
 
 async def _open(target: Target, times: Sequence[float]) -> list[Answer]:
     requests, answers = target.requests(), []
-    free: list[Connection] = []
+    free: list[tuple[Connection, float]] = []  # with the time of its last answer
     started = time.monotonic()
 
     async def ask_once(due: float, request: bytes) -> None:
         status = FAILED
         try:
-            while free and not free[-1].is_open:
-                free.pop()
-            connection = free.pop() if free else await _connect(target)
+            connection = _take_free(free) or await _connect(target)
             status, _ = await connection.ask(request)
             if status != FAILED:
-                free.append(connection)
+                free.append((connection, time.monotonic()))
         except OSError:
             pass
         answers.append(Answer(due, time.monotonic() - started, status))
@@ -201,9 +202,19 @@ async def _open(target: Target, times: Sequence[float]) -> list[Answer]:
             await asyncio.sleep(wait)
         tasks.append(asyncio.create_task(ask_once(due, next(requests))))
     await asyncio.gather(*tasks)
-    for connection in free:
+    for connection, _ in free:
         connection.close()
     return answers
+
+
+def _take_free(free: list[tuple[Connection, float]]) -> Connection | None:
+    """The connection that was used last, if the server has not closed it, nor will soon."""
+    while free:
+        connection, used = free.pop()
+        if connection.is_open and time.monotonic() - used < IDLE_SECONDS:
+            return connection
+        connection.close()
+    return None
 
 
 def bodies(texts: Sequence[str], wrap: Any) -> tuple[bytes, ...]:
