@@ -1,6 +1,6 @@
 """Sentences a second of an engine by the rows of its batches: what a server can win by batches.
 
-    python benchmarks/batch_rows.py --models=runs/m30k,exports/float32,exports/int8 --text=test.en
+    python benchmarks/batch_rows.py --model=exports/int8 --text=test.en
 
 Two threads compute batches, as in the server, without HTTP and without waiting. Batches have
 sentences of similar length: each is a part of the next 64, sorted by length.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from transformer_jax import Translator
 from transformer_jax.decoding import batching
@@ -22,11 +22,11 @@ from transformer_jax.decoding.requests import EncodedText, read_requests
 from transformer_jax.decoding.scheduler import NUM_WORKERS
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("models", None, "Folders of one model, for each engine.", required=True)
+flags.DEFINE_string("model", None, "Of any engine.", required=True)
 flags.DEFINE_string("text", None, "Sentences.", required=True)
 flags.DEFINE_integer("count", 1024, "Sentences to translate, of the first of --text.")
 flags.DEFINE_list("rows", ["1", "4", "16", "64"], "Rows of a batch.")
-flags.DEFINE_integer("turns", 3, "Turns of each engine and number of rows.")
+flags.DEFINE_integer("turns", 3, "Turns of each number of rows.")
 SORTED = 64
 
 
@@ -54,23 +54,22 @@ def rate(translate: Callable[..., Any], batches: Sequence[tuple[Any, Any]]) -> f
 
 def main(argv: list[str]) -> None:
     del argv
+    logging.set_verbosity(logging.WARNING)
     lines = Path(FLAGS.text).read_text().splitlines()[: FLAGS.count]
-    for model in FLAGS.models:
-        translator = Translator.load(model)
-        engine, settings = translator.engine, translator.settings()
-        encoder = engine.encoder()
-        parts = encoder.encode(list(read_requests(lines, "")), settings)
-        texts = [part for one in parts for part in one]
-        translate = engine.runner.translate_batch(translator.params, settings)
-        by_rows = {int(n): form_batches(texts, int(n), engine.max_len) for n in FLAGS.rows}
-        rates: dict[int, list[float]] = {rows: [] for rows in by_rows}
-        for turn in range(1 + FLAGS.turns):
-            for rows, batches in by_rows.items():
-                value = rate(translate, batches)
-                if turn:  # in the first, programs are compiled
-                    rates[rows].append(value)
-        for rows, values in rates.items():
-            print(f"{model}: {rows} rows, {statistics.median(values):.0f} sentences/s")
+    translator = Translator.load(FLAGS.model)
+    engine, settings = translator.engine, translator.settings()
+    parts = engine.encoder().encode(list(read_requests(lines, "")), settings)
+    texts = [part for one in parts for part in one]
+    translate = engine.runner.translate_batch(translator.params, settings)
+    by_rows = {int(n): form_batches(texts, int(n), engine.max_len) for n in FLAGS.rows}
+    rates: dict[int, list[float]] = {rows: [] for rows in by_rows}
+    for turn in range(1 + FLAGS.turns):
+        for rows, batches in by_rows.items():
+            value = rate(translate, batches)
+            if turn:  # in the first, programs are compiled
+                rates[rows].append(value)
+    for rows, values in rates.items():
+        print(f"{FLAGS.model}: {rows} rows, {statistics.median(values):.0f} sentences/s")
 
 
 if __name__ == "__main__":
