@@ -251,13 +251,14 @@ def test_serve_soak_growth_is_that_after_the_warm_up():
 def test_serve_slots_count_row_steps_of_the_batches_that_wait():
     options = lambda length: (1, 4)  # noqa: E731
     batches = list(serve_slots.form_batches([5, 5, 5, 20, 5], options, 4, 128))
-    # The first batch is of those of 8 tokens; then the longer text takes the last one with it.
-    assert batches == [(4, [0, 1, 2]), (4, [3, 4])]
+    # The first batch is of those of 8 tokens. The longer text takes the last one not with it: a row
+    # of 24 and one of 8 take less time than four of 24.
+    assert batches == [(4, [0, 1, 2]), (1, [3]), (1, [4])]
     shares = serve_slots.share([1, 2, 3, 6, 2], batches, (1, 2, 4))
-    assert (shares.needed, shares.computed) == (14, 4 * 3 + 4 * 6)
-    # 3, 2 and 1 rows unfinished; then 2, 2, and 1 four times.
-    assert shares.shrunk == (4 + 2 + 1) + (2 + 2 + 1 + 1 + 1 + 1)
-    assert shares.bound == pytest.approx(36 / 14)
+    assert (shares.needed, shares.computed) == (14, 4 * 3 + 6 + 2)
+    # 3, 2 and 1 rows unfinished; then one row twice.
+    assert shares.shrunk == (4 + 2 + 1) + 6 + 2
+    assert shares.bound == pytest.approx(20 / 14)
 
 
 @pytest.mark.slow
