@@ -18,8 +18,9 @@ from absl import app, flags, logging
 from transformer_jax import Translator
 from transformer_jax.decoding import batching
 from transformer_jax.decoding.batching import Batch
-from transformer_jax.decoding.requests import EncodedText, read_requests
+from transformer_jax.decoding.requests import EncodedText, Request
 from transformer_jax.decoding.scheduler import NUM_WORKERS
+from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("model", None, "Of any engine.", required=True)
@@ -58,8 +59,11 @@ def main(argv: list[str]) -> None:
     lines = Path(FLAGS.text).read_text().splitlines()[: FLAGS.count]
     translator = Translator.load(FLAGS.model)
     engine, settings = translator.engine, translator.settings()
-    parts = engine.encoder().encode(list(read_requests(lines, "")), settings)
-    texts = [part for one in parts for part in one]
+    texts: list[EncodedText] = []
+    for parts in engine.encoder().encode([Request(line) for line in lines], settings):
+        if isinstance(parts, UserError):
+            raise parts
+        texts += parts
     translate = engine.runner.translate_batch(translator.params, settings)
     by_rows = {int(n): form_batches(texts, int(n), engine.max_len) for n in FLAGS.rows}
     rates: dict[int, list[float]] = {rows: [] for rows in by_rows}
