@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import math
 import random
 import time
 from collections.abc import Coroutine, Iterator, Sequence
@@ -49,12 +50,14 @@ class Answer:
 
     Attributes:
       due: when it was to be sent.
+      sent: when it was; infinite where there was no connection.
       done: when its answer was complete.
       status: of HTTP, or `FAILED`.
       body: of the answer, where it is wanted.
     """
 
     due: float
+    sent: float
     done: float
     status: int
     body: bytes = b""
@@ -160,7 +163,7 @@ async def _ask_each(target: Target) -> list[Answer]:
     for request in itertools.islice(target.requests(), len(target.bodies)):
         begun = time.monotonic()
         status, body = await connection.ask(request)
-        answers.append(Answer(0.0, time.monotonic() - begun, status, body))
+        answers.append(Answer(0.0, 0.0, time.monotonic() - begun, status, body))
     connection.close()
     return answers
 
@@ -173,7 +176,7 @@ async def _closed(target: Target, clients: int, seconds: float) -> list[Answer]:
     async def ask_again(connection: Connection) -> None:
         while (now := time.monotonic() - started) < seconds and connection.is_open:
             status, _ = await connection.ask(next(requests))
-            answers.append(Answer(now, time.monotonic() - started, status))
+            answers.append(Answer(now, now, time.monotonic() - started, status))
         connection.close()
 
     await asyncio.gather(*map(ask_again, connections))
@@ -186,15 +189,16 @@ async def _open(target: Target, times: Sequence[float]) -> list[Answer]:
     started = time.monotonic()
 
     async def ask_once(due: float, request: bytes) -> None:
-        status = FAILED
+        status, sent = FAILED, math.inf
         try:
             connection = _take_free(free) or await _connect(target)
+            sent = time.monotonic() - started
             status, _ = await connection.ask(request)
             if status != FAILED:
                 free.append((connection, time.monotonic()))
         except OSError:
             pass
-        answers.append(Answer(due, time.monotonic() - started, status))
+        answers.append(Answer(due, sent, time.monotonic() - started, status))
 
     tasks = []
     for due in times:

@@ -144,6 +144,6 @@ def _end_under_load(
     answers = load.call("open", server.target(texts), times)
     timer.join()
     ended = sent_at[0] - started - SETTLE_SECONDS
-    accepted = [a for a in answers if a.due < ended]
+    accepted = [a for a in answers if a.sent < ended]
     lost = sum(a.status == serve_load.FAILED for a in accepted)
     return {"accepted_before_term": len(accepted), "lost_at_term": lost, "exit_status": status[0]}

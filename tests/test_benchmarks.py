@@ -204,7 +204,7 @@ def test_train_step_with_a_part_undone_is_the_same_step(our_losses, monkeypatch,
 
 
 def answers(*times_and_status):
-    return [serve_load.Answer(due, done, status) for due, done, status in times_and_status]
+    return [serve_load.Answer(due, due, done, status) for due, done, status in times_and_status]
 
 
 def test_serve_row_counts_what_is_due_in_its_window():

@@ -4,8 +4,10 @@ import asyncio
 import concurrent.futures
 import json
 import logging
+import os
 import random
 import re
+import sys
 import threading
 import tracemalloc
 import weakref
@@ -22,7 +24,7 @@ from transformer_jax.decoding import scheduler
 from transformer_jax.decoding.batch_translator import NOT_FINITE
 from transformer_jax.decoding.text_queue import DeadlineError
 from transformer_jax.decoding.translation import no_translation
-from transformer_jax.serving import languages, texts
+from transformer_jax.serving import languages, priority, texts
 from transformer_jax.serving.app import create_app
 from transformer_jax.serving.errors import ServiceError
 from transformer_jax.serving.jobs import Job
@@ -249,6 +251,27 @@ def test_model_that_was_replaced_is_freed(translator, monkeypatch):
     life.reload()
     assert said == ["tiny: loaded again, step 0"]
     assert former() is None
+    # What a reload leaves is not looked at by later collections, but freed by the next reload.
+    former = weakref.ref(service.models["tiny"].translator.engine.runner)
+    service.models["tiny"].submit(Job(()))
+    life.reload()
+    assert former() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others have no priorities of threads")
+def test_threads_that_compute_yield_and_others_do_not():
+    def nice() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    with concurrent.futures.ThreadPoolExecutor(1, initializer=priority.lower) as pool:
+        inherited = pool.submit(lambda: _in_thread(nice)).result(60)
+        assert (pool.submit(nice).result(60), inherited) == (priority.NICE, priority.NICE)
+    assert nice() < priority.NICE
+
+
+def _in_thread(function):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result(60)
 
 
 def test_server_reads_what_detects_languages_before_it_is_ready(model):

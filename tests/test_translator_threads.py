@@ -14,6 +14,7 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.decoding import batching, scheduler
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.batch_translator import BatchTranslator
+from transformer_jax.decoding.jax_batch_runner import JaxBatchRunner
 from transformer_jax.decoding.programs import Programs
 from transformer_jax.decoding.requests import Request
 from transformer_jax.decoding.text_queue import DeadlineError, QueueFullError
@@ -119,7 +120,10 @@ def test_submitted_texts_of_other_settings_share_a_batch_and_give_the_same(trans
         return original(translator, batch, texts)
 
     monkeypatch.setattr(BatchTranslator, "translate_batch", count)
-    release = occupy_workers()
+    # One thread, for which a step is costly: all that can share a batch do.
+    monkeypatch.setattr(scheduler._process, "scheduler", scheduler.Scheduler(num_workers=1))
+    monkeypatch.setattr(JaxBatchRunner, "step_rows", 100.0)
+    release = occupy_workers(num_threads=1)
     submitted = [t.submit(text, **one) for one in settings]
     release()
     for future, expected in zip(submitted, want, strict=True):
@@ -131,15 +135,15 @@ def test_submitted_texts_of_other_settings_share_a_batch_and_give_the_same(trans
     assert sorted(sizes) == [1, 1, 2, 3]
 
 
-def occupy_workers():
+def occupy_workers(num_threads=scheduler.NUM_WORKERS):
     """Keeps the scheduler's threads; what is submitted waits. Returns what ends that."""
-    threads, begun, end = scheduler.NUM_WORKERS, threading.Semaphore(0), threading.Event()
+    begun, end = threading.Semaphore(0), threading.Event()
 
     def hold():
         begun.release()
         assert end.wait(120)
 
-    for _ in range(threads):
+    for _ in range(num_threads):
         scheduler.of_process()._submit_call(object(), hold, ())
         assert begun.acquire(timeout=120)
     return end.set

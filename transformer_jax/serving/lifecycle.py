@@ -85,7 +85,6 @@ class Lifecycle:
 
         The former model answers until the new one is compiled, and what it has accepted.
         """
-        priority.lower()
         with self._working:
             try:
                 if self._read_keys is not None:

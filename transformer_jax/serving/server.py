@@ -15,6 +15,7 @@ import fastapi
 import uvicorn
 
 from transformer_jax.errors import UserError
+from transformer_jax.serving import priority
 from transformer_jax.serving.slow_clients import HEADER_BYTES, HEADER_SECONDS, fastest_protocol
 
 
@@ -60,6 +61,10 @@ class Server(uvicorn.Server):
         self._service.is_draining = True
         self.should_exit = True
 
+    def _reload(self) -> None:
+        priority.lower()  # compiling is not to delay requests
+        self._on_reload()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Handles signals, in the main thread, until the server has ended."""
@@ -68,7 +73,7 @@ class Server(uvicorn.Server):
             return
 
         def reload(number: int, frame: types.FrameType | None) -> None:
-            threading.Thread(target=self._on_reload, daemon=True).start()
+            threading.Thread(target=self._reload, daemon=True).start()
 
         handlers: dict[int, Any] = {
             signal.SIGTERM: self.handle_exit,
