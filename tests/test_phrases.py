@@ -21,7 +21,7 @@ from tests.test_search_options import contains, finished
 from transformer_jax import Translator
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Tokenizer
-from transformer_jax.decoding import phrases
+from transformer_jax.decoding import phrases, ranking
 from transformer_jax.decoding.batch_translator import BatchTranslator
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.phrases import begins_word
@@ -308,5 +308,19 @@ def test_translation_as_json_has_unmet():
 def test_distinct_keeps_the_order_of_hypotheses():
     a, b = (Translation(x, -1.0, -1.0, (), (i,)) for i, x in enumerate("ab"))
     again = dataclasses.replace(a, text="a again")
-    assert distinct([a, b, again]) == [a, b]
-    assert distinct([b, a, a, b]) == [b, a]
+    assert list(distinct([a, b, again])) == [a, b]
+    assert list(distinct([b, a, a, b])) == [b, a]
+
+
+def test_texts_of_hypotheses_that_are_not_wanted_are_not_written():
+    written = []
+
+    def hypotheses():
+        for text in ("a", "a", "b", "c"):
+            written.append(text)
+            yield Translation(text, -1.0, -1.0, (), (ord(text),))
+
+    settings = TranslationSettings(DecodeConfig(beam_size=4), num_hypotheses=2)
+    best = ranking.best_translations(hypotheses(), settings, "13a")
+    assert [one.text for one in best] == ["a", "b"]
+    assert written == ["a", "a", "b"]

@@ -1,6 +1,7 @@
 """The HTTP server's APIs on a small model: answers, errors, nothing compiled after the start."""
 
 import functools
+import gc
 import json
 
 import pytest
@@ -10,6 +11,7 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 from tests.serving_model import prepared, served_model
+from transformer_jax.serving import lifecycle
 from transformer_jax.serving.app import create_app
 from transformer_jax.serving.service import Service
 
@@ -163,6 +165,13 @@ def test_preparing_a_model_says_how_far_it_is(translator, model):
     assert seen == [(n, total, n) for n in range(1, total + 1)]
 
 
+def test_batches_of_single_texts_have_few_rows_on_a_cpu(translator):
+    runner, settings = translator.engine.runner, translator.settings()
+    assert runner.batch_limits(settings)[1] // 8 > 64
+    assert runner.row_options(settings, 8) == [1, 4, 16]
+    assert runner.row_options(settings, runner.batch_limits(settings)[1] // 2) == [1, 2]
+
+
 def test_server_counts_without_texts_or_addresses(client):
     client.post("/v1/translate", json={"texts": ["seven nine"]})
     client.get("/no/such/path")
@@ -173,3 +182,22 @@ def test_server_counts_without_texts_or_addresses(client):
     assert "seven" not in page
     assert "no/such" not in page
     assert "testclient" not in page
+
+
+def test_a_server_rarely_looks_for_garbage_of_all_ages():
+    """It would stop all threads for a tenth of a second where a thousand requests wait."""
+    thresholds, generations = gc.get_threshold(), set()
+
+    def count(phase, info):
+        generations.add(info["generation"])
+
+    try:
+        lifecycle._collect_garbage()
+        gc.callbacks.append(count)
+        kept = [[] for _ in range(500_000)]
+        assert generations == {0, 1}
+        del kept
+    finally:
+        gc.callbacks.remove(count)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

@@ -140,14 +140,13 @@ class BatchTranslator:
         self, hypotheses: Hypotheses, row: int, text: EncodedText
     ) -> list[Translation]:
         """Translations of one text, as many as asked for; an empty one where there is none."""
-        translations = [
-            self._translation(hypotheses, row, k, text)
-            for k in range(text.settings.search.beam_size)
-            if hypotheses.scores[row, k] > NEVER
+        ranks = [
+            k for k in range(text.settings.search.beam_size) if hypotheses.scores[row, k] > NEVER
         ]
-        if not translations:
+        if not ranks:
             reason = NO_OUTPUT if hypotheses.finite[row] else NOT_FINITE
             return [no_translation(unmet=(reason, *(p.name for p in text.phrases)))]
+        translations = (self._translation(hypotheses, row, k, text) for k in ranks)
         return ranking.best_translations(translations, text.settings, self.bleu_tokenizer)
 
     def _translation(

@@ -21,10 +21,11 @@ def gather(
     """
     joined: concurrent.futures.Future[Joined] = concurrent.futures.Future()
     lock, num_left = threading.Lock(), len(futures)
+    parts = list(futures)
 
     def finish() -> None:
         try:
-            joined.set_result(combine([f.result() for f in futures]))
+            joined.set_result(combine([part.result() for part in parts]))
         except concurrent.futures.InvalidStateError:
             pass  # cancelled, or another part has failed
         except BaseException as error:
@@ -43,11 +44,13 @@ def gather(
                 joined.set_exception(part.exception())
             elif is_last and not joined.done():
                 finish()
+        if is_last:
+            parts.clear()  # which refer to `joined`: it would be left to the garbage collector
 
-    def free(_: object) -> None:
-        if joined.cancelled() or joined.exception() is not None:
-            for future in futures:
-                future.cancel()  # those that run or are done stay as they are
+    def free(done: concurrent.futures.Future[Joined]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            for part in list(parts):
+                part.cancel()  # those that run or are done stay as they are
 
     joined.add_done_callback(free)
     for future in futures:

@@ -1,7 +1,8 @@
 """Which of the hypotheses that a search or sampling gives are the translations of a text."""
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable
 
 from transformer_jax.config import DataConfig
 from transformer_jax.decoding import mbr
@@ -11,28 +12,30 @@ from transformer_jax.evaluation import bleu_tokenizers
 
 
 def best_translations(
-    hypotheses: Sequence[Translation], settings: TranslationSettings, bleu_tokenizer: str
+    hypotheses: Iterable[Translation], settings: TranslationSettings, bleu_tokenizer: str
 ) -> list[Translation]:
     """The translations of a text, best first, as many as asked for.
 
     Args:
-      hypotheses: of the text, best first; or samples in any order.
+      hypotheses: of the text, best first; or samples in any order. No more of them are read than
+        are needed, so that the texts of others need not be written.
       settings: of the text.
       bleu_tokenizer: splits words where `mbr` compares by BLEU.
     """
-    method, best = settings.decode.method, list(hypotheses)
+    method = settings.decode.method
     if method == "mbr":
+        samples = list(hypotheses)
         utilities = mbr.expected_utilities(
-            [one.text for one in best], settings.decode.mbr_metric, bleu_tokenizer
+            [one.text for one in samples], settings.decode.mbr_metric, bleu_tokenizer
         )
-        best = [
+        hypotheses = [
             dataclasses.replace(one, score=utility)
-            for one, utility in zip(best, utilities, strict=True)
+            for one, utility in zip(samples, utilities, strict=True)
         ]
-        best.sort(key=lambda one: -one.score)
+        hypotheses.sort(key=lambda one: -one.score)
     if method != "sample":
-        best = distinct(best)
-    return best[: settings.num_hypotheses]
+        hypotheses = distinct(hypotheses)
+    return list(itertools.islice(hypotheses, settings.num_hypotheses))
 
 
 def choose_bleu_tokenizer(settings: TranslationSettings, data: DataConfig) -> str:

@@ -203,10 +203,12 @@ class Scheduler:
                     self._queue.remove(entry)
                     raise
                 self._num_active += 1
-        entry.future.add_done_callback(functools.partial(self._free_place, entry))
+        entry.future.add_done_callback(functools.partial(self._free_place, [entry]))
 
-    def _free_place(self, entry: Entry, future: concurrent.futures.Future[Any]) -> None:
-        """Takes an entry out of the queue if its future was cancelled."""
+    def _free_place(self, place: list[Entry], future: concurrent.futures.Future[Any]) -> None:
+        """Takes the entry of a place out of the queue if its future was cancelled."""
+        # A future keeps its callbacks, and would refer to itself by them and the entry.
+        entry = place.pop()
         if future.cancelled():
             with self._changed:
                 self._queue.remove(entry)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,16 +62,17 @@ def join_hypotheses(parts: Sequence[list[Translation]]) -> list[Translation]:
     return parts[0] if len(parts) == 1 else [join_parts([part[0] for part in parts])]
 
 
-def distinct(hypotheses: Sequence[Translation]) -> list[Translation]:
+def distinct(hypotheses: Iterable[Translation]) -> Iterator[Translation]:
     """The first of those with the same tokens, which groups and samples may repeat."""
-    first: dict[tuple[int, ...], Translation] = {}
+    seen: set[tuple[int, ...]] = set()
     for hypothesis in hypotheses:
-        first.setdefault(hypothesis.ids, hypothesis)
-    return list(first.values())
+        if hypothesis.ids not in seen:
+            seen.add(hypothesis.ids)
+            yield hypothesis
 
 
 def fewest_unmet(hypotheses: Sequence[Translation]) -> list[Translation]:
     """Those that lack the fewest phrases, best score first."""
     fewest = min(len(hypothesis.unmet) for hypothesis in hypotheses)
     kept = [hypothesis for hypothesis in hypotheses if len(hypothesis.unmet) == fewest]
-    return distinct(sorted(kept, key=lambda hypothesis: -hypothesis.score))
+    return list(distinct(sorted(kept, key=lambda hypothesis: -hypothesis.score)))

@@ -1,7 +1,7 @@
 """How long a text will wait, judged by the batches before it."""
 
 WEIGHT = 0.2  # of the last batch, in averages that forget
-MARGIN = 1.3  # batches vary, and what is accepted has to be in time
+MARGIN = 1.4  # batches vary, and what is accepted has to be in time
 # After which averages are forgotten, with the time of two batches. A busy scheduler renews them
 # with each batch; one that refuses all that comes, because of former times, never would.
 OLD_SECONDS = 5.0

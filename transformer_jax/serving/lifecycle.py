@@ -14,6 +14,7 @@ from transformer_jax.serving.served_model import ServedModel
 from transformer_jax.serving.service import Service
 
 _NUM_REPORTS = 10  # of each model that is compiled
+_RARELY = 100_000  # collections of young objects, before one of all; Python has 10
 
 
 class Lifecycle:
@@ -115,8 +116,10 @@ class Lifecycle:
 def _collect_garbage() -> None:
     """Frees what is not used, and lets later collections pass over what is.
 
-    A collection of all objects stops every thread, and those of modules and models are many.
+    A collection of all objects stops every thread: those of modules and models are many, and so are
+    those of a thousand requests that wait. Requests leave nothing that only it would free.
     """
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], _RARELY)

@@ -96,7 +96,12 @@ class ServedModel:
         for settings in self._compiled_settings():
             # With attention, the same program searches.
             if settings.attention or not self.can_align:
-                calls += engine.warmup_calls(params, lengths, sys.maxsize, settings).items()
+                shapes = engine.warmup_calls(params, lengths, sys.maxsize, settings)
+                calls += (
+                    (shape, call)
+                    for shape, call in shapes.items()
+                    if shape[0] in engine.runner.row_options(settings, shape[1])
+                )
         calls += engine.warmup_score_calls(params, lengths, self._scored_tokens).items()
         calls.sort(key=lambda one: one[0][::-1])  # by length, then by rows
         return [call for _, call in (*calls[-1:], *calls[:-1])]

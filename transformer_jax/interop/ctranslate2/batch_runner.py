@@ -214,15 +214,16 @@ class CTranslate2BatchRunner:
         """
         decode = text.settings.decode
         divisor = search.length_divisor(decode)
-        hypotheses = []
+        hypotheses: list[tuple[Sequence[str], float, float]] = []
         for tokens, score in zip(result.hypotheses, result.scores, strict=True):
             length: Any = float(len(tokens))  # with the end symbol
             log_prob = score * length**divisor + prefix_cost
             penalty: Any = length_penalty(length, decode.length_penalty, decode.length_penalty_kind)
-            hypotheses.append(self._translation(text, tokens, log_prob, log_prob / penalty))
+            hypotheses.append((tokens, log_prob, log_prob / penalty))
         if decode.method == "beam":
-            hypotheses.sort(key=lambda one: -one.score)
-        return ranking.best_translations(hypotheses, text.settings, bleu_tokenizer)
+            hypotheses.sort(key=lambda one: -one[-1])
+        translations = (self._translation(text, *one) for one in hypotheses)
+        return ranking.best_translations(translations, text.settings, bleu_tokenizer)
 
     def _translation(
         self, text: EncodedText, tokens: Sequence[str], log_prob: float, score: float
