@@ -377,7 +377,7 @@ def test_decode_record_changes_with_all_that_could_change_the_output(translator,
         other.params = translator.params if params is None else params
         data = dataclasses.replace(translator.config.data, **data)
         other.config = dataclasses.replace(translator.config, data=data)
-        return decode_output._flat(decode_run._description(other))
+        return decode_output._flat(decode_run.description(other))
 
     def differing(**changes):
         result = described(**changes)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent / "transformer_jax"
 ORDER = [
     "errors", "units", "config", "paths", "ops", "model", "data", "distributed", "runs",
     "evaluation.bleu_tokenizers", "decoding", "evaluation", "interop", "training", "diagnostics",
-    "own_corpus", "api", "serving", "plotting", "configs", "commands",
+    "own_corpus", "text", "api", "serving", "plotting", "configs", "commands",
 ]  # fmt: skip
 
 

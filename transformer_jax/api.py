@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from etils import epath
 
@@ -19,11 +19,14 @@ from transformer_jax.decoding.requests import Request
 from transformer_jax.decoding.scoring import PairScores
 from transformer_jax.decoding.text_submitter import TextSubmitter
 from transformer_jax.decoding.translation import Translation
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, missing_package
 from transformer_jax.interop import pretrained
 from transformer_jax.interop.ctranslate2 import batch_runner as ctranslate2_runner
 from transformer_jax.interop.pretrained import Pretrained
 from transformer_jax.runs import compilation_cache, directory_kinds, host_memory
+
+if TYPE_CHECKING:
+    from transformer_jax.text.documents import DocumentTranslation
 
 
 class Translator(TextSubmitter):
@@ -208,6 +211,31 @@ class Translator(TextSubmitter):
         call = self.settings(n_best, target_lang, source_lang, attention, settings)
         results = self.engine.translate(self.params, texts, call, window, on_error, ready)
         return results if n_best is not None else (best[0] for best in results)
+
+    def translate_document(
+        self, text: str, format: str = "txt", **settings: Any
+    ) -> "DocumentTranslation":
+        """The translation of a text of several sentences, with its layout and markup.
+
+        Example:
+          >>> t.translate_document("<p>One <b>dog</b>.</p>", format="html").text
+          '<p>Ein <b>Hund</b>.</p>'
+
+        Args:
+          text: of the document.
+          format: `txt`, `md` or `html`.
+          **settings: as in `translate_iterable`, but no `n_best`, `attention` and `on_error`.
+
+        Raises:
+          UserError: an unknown format, an impossible setting, or a sentence that cannot be
+            translated; or the packages of the extra `documents` are missing.
+        """
+        try:
+            from transformer_jax.text import documents
+        except ModuleNotFoundError as error:
+            raise missing_package(error, "documents") from error
+        call_settings.check_type("text", text, str, "a string")
+        return documents.translate(self, text, format, **settings)
 
     def warmup(
         self,

@@ -17,6 +17,14 @@ class UserTypeError(UserError, TypeError):
     """A `UserError` about an object of the wrong type, which `except TypeError` catches too."""
 
 
+def missing_package(error: ModuleNotFoundError, extra: str) -> UserError:
+    """The error where a package is not installed that an extra of this one has."""
+    return UserError(
+        f"The package {error.name} is missing; the extra [{extra}] of this package has it: "
+        f"pip install 'transformer-jax[{extra}]'."
+    )
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: `; did you mean X?`, or a full stop."""
     close = difflib.get_close_matches(name, known, 1)

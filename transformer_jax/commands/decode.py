@@ -25,6 +25,11 @@ HELP = CommandHelp(
             "The three best translations of each line, as JSON, with scores:",
             "transformer-jax decode --workdir=runs/mine --input=text.en --n_best=3 --format=jsonl",
         ),
+        (
+            "A document, whose layout and tags are kept:",
+            "transformer-jax decode --workdir=runs/mine --document --input=page.html "
+            "--output=seite.html",
+        ),
     ),
     fields=("parallel.data",),
     pages=(
@@ -45,6 +50,17 @@ def define_flags(argv: list[str]) -> list[str]:
     )
     command_line.define_path(
         "output", "-", "FILE", "Where the translations go; - is standard output."
+    )
+    flags.DEFINE_bool(
+        "document",
+        False,
+        "Translate the input as a document: sentence by sentence, with layout and markup kept.",
+    )
+    flags.DEFINE_enum(
+        "document_format",
+        "",
+        ["", "txt", "md", "html"],
+        "With --document: format of the input; empty: by the ending of its name.",
     )
     flags.DEFINE_enum("format", "text", ["text", "jsonl"], "Format of the output.")
     flags.DEFINE_integer(
@@ -87,6 +103,6 @@ def define_flags(argv: list[str]) -> list[str]:
 
 def run() -> None:
     """Translates or scores the input."""
-    from transformer_jax.commands import decode_run
+    from transformer_jax.commands import decode_document, decode_run
 
-    decode_run.run()
+    decode_document.run() if flags.FLAGS.document else decode_run.run()

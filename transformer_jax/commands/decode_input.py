@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
+from transformer_jax import paths
 from transformer_jax.data import text_lines
 from transformer_jax.errors import UserError
 
@@ -43,6 +44,27 @@ def read_lines(path: str) -> Iterator[str]:
         stream = open(sys.stdin.fileno(), "rb", closefd=False)  # noqa: SIM115
         return text_lines.decode_lines(stream, "standard input", allow_nul=True)
     return text_lines.read_lines(epath.Path(path), allow_nul=True)
+
+
+def read_text(path: str) -> str:
+    """The whole of a file, or of standard input (-), with its line ends as they are.
+
+    Raises:
+      UserError: it is no UTF-8.
+    """
+    if path == "-":
+        if sys.stdin is None or sys.stdin.closed:
+            raise UserError("Standard input is closed; name a file with --input.")
+        data, name = sys.stdin.buffer.read(), "standard input"
+    else:
+        with paths.store_errors():
+            data, name = epath.Path(path).read_bytes(), path
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{name}: byte {error.start:,} is not UTF-8; convert the file first."
+        ) from error
 
 
 class Lines:

@@ -87,14 +87,16 @@ def run() -> None:
     check_phrases(search_flags.given().get("method", translator.config.decode.method))
     is_primary = distributed.is_primary()
     output = ResumableOutput(
-        FLAGS.output if is_primary else os.devnull, functools.partial(_description, translator)
+        FLAGS.output if is_primary else os.devnull, functools.partial(description, translator)
     )
     columns = {name: Lines(FLAGS[name].value, FLAGS.window) for name in INPUTS if FLAGS[name].value}
     with contextlib.ExitStack() as stack:
         distributed.run_on_all(lambda: bool(stack.enter_context(output)), "output")
         output.skip, output.expected = distributed.all_gather((output.skip, output.expected))[0]
         lines = _score_lines if FLAGS.score else _translation_lines
-        for line in _with_progress(lines(translator, columns, output), output):
+        results = lines(translator, columns, output)
+        count = functools.partial(count_lines, FLAGS.input)
+        for line in with_progress(results, output, "line", count):
             output.write(line)
         output.finish()
     if is_primary:
@@ -126,7 +128,7 @@ def _translation_lines(
 
     output_format = _output_format()
     requests = output.remaining(request for request, _ in _rows(columns))
-    results = _shared(requests, translate, functools.partial(_ready, columns))
+    results = shared(requests, translate, functools.partial(_ready, columns))
     for number, hypotheses in enumerate(results, start=output.skip):
         if hypotheses[0].error and distributed.is_primary():
             print(hypotheses[0].error, file=sys.stderr)
@@ -150,7 +152,7 @@ def _score_lines(
     output_format = _output_format()
     rows = _rows(columns)
     pairs = output.remaining((request, target or "") for request, target in rows)
-    for target, scores in _shared(pairs, score, functools.partial(_ready, columns)):
+    for target, scores in shared(pairs, score, functools.partial(_ready, columns)):
         yield output_format.score(target, scores)
 
 
@@ -177,7 +179,7 @@ def _ready(columns: dict[str, Lines]) -> bool:
     return all(lines.ready() for lines in columns.values())
 
 
-def _shared(
+def shared(
     items: Iterator[T], compute: Callable[[Iterator[T], Ready], Iterator[R]], ready: Ready
 ) -> Iterator[R]:
     """Results of `compute` for all items, in order. Each of several processes computes a share."""
@@ -195,15 +197,23 @@ def _output_format() -> OutputFormat:
     )
 
 
-def _with_progress(lines: Iterator[str], output: ResumableOutput) -> Iterator[str]:
-    """The lines, with a progress bar if standard error is a terminal."""
+def with_progress(
+    items: Iterator[T], output: ResumableOutput, unit: str, total: Callable[[], int | None]
+) -> Iterator[T]:
+    """The items, with a progress bar if standard error is a terminal.
+
+    Args:
+      items: results.
+      output: says how many are done already.
+      unit: what an item is.
+      total: counts all, where a bar is shown.
+    """
     hidden = not (distributed.is_primary() and sys.stderr.isatty())
-    total = None if hidden else count_lines(FLAGS.input)
-    bar = tqdm.tqdm(lines, initial=output.skip, unit="line", disable=hidden, total=total)
-    return iter(bar)
+    number = None if hidden else total()
+    return iter(tqdm.tqdm(items, initial=output.skip, unit=unit, disable=hidden, total=number))
 
 
-def _description(translator: Translator) -> dict[str, Any]:
+def description(translator: Translator) -> dict[str, Any]:
     """All that determines the output, except the input."""
     config = translator.config
     return {

@@ -16,7 +16,7 @@ from absl import flags
 
 from transformer_jax.commands import command_line
 from transformer_jax.commands.command_help import CommandHelp
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, missing_package
 
 FLAGS = flags.FLAGS
 HELP = CommandHelp(
@@ -110,10 +110,7 @@ def run() -> None:
         from transformer_jax.serving import app, keys, lifecycle, priority, server
         from transformer_jax.serving.service import Service
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"The package {error.name} is missing; the extra [serve] of this package has it: "
-            "pip install 'transformer-jax[serve]'."
-        ) from error
+        raise missing_package(error, "serve") from error
     if FLAGS.new_key is not None:
         if not FLAGS.api_keys:
             raise UserError("--api_keys=FILE is missing: the file that gets the key's digest.")

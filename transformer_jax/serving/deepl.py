@@ -11,7 +11,6 @@ import pydantic
 from transformer_jax.serving import languages, texts
 from transformer_jax.serving.context import FORMS, client_of, read_body, service_of
 from transformer_jax.serving.errors import ServiceError
-from transformer_jax.serving.markup import NO_LINES, NO_SPLIT, SENTENCES
 from transformer_jax.serving.openapi import body_of, errors_as
 from transformer_jax.serving.texts import Wanted
 
@@ -107,15 +106,13 @@ async def translate(request: fastapi.Request) -> dict[str, Any]:
     client = client_of(request)
     _check_options(body)
     is_html = body.tag_handling == "html"
-    splitting = body.split_sentences or (NO_LINES if is_html else SENTENCES)
-    assert splitting in (NO_SPLIT, SENTENCES, NO_LINES)
     wanted = Wanted(
         body.text,
         client,
         body.target_lang,
         body.source_lang or "",
         is_html=is_html,
-        splitting=splitting,
+        splitting=body.split_sentences or "",
     )
     return {
         "translations": [

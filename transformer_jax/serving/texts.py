@@ -1,18 +1,22 @@
 """Texts of several sentences, translated for the APIs of LibreTranslate and DeepL."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import fastapi
 
+from transformer_jax.decoding.translation import Translation
 from transformer_jax.serving import languages
 from transformer_jax.serving.context import charged, collect, off_loop, service_of
 from transformer_jax.serving.jobs import Job
-from transformer_jax.serving.markup import SENTENCES, Document, Html, PlainText
 from transformer_jax.serving.served_model import ServedModel
 from transformer_jax.serving.service import Service
 from transformer_jax.serving.submitted import Submitted, cancel, translations_in_order
+from transformer_jax.text import formats
+from transformer_jax.text.document import Document, DocumentSentence, SentenceTranslation
+
+_JOINING_COST = 10  # of a character, compared with one that is only split into sentences
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Wanted:
       source_lang: as the client writes it; "": it is detected for each text.
       num_alternatives: further translations; there may be fewer.
       is_html: whether the texts are HTML.
-      splitting: as of `PlainText`.
+      splitting: into sentences, as of `formats.read`.
     """
 
     texts: Sequence[str]
@@ -35,7 +39,7 @@ class Wanted:
     source_lang: str = ""
     num_alternatives: int = 0
     is_html: bool = False
-    splitting: str = SENTENCES
+    splitting: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +69,7 @@ class _Part:
     target_lang: str
 
     @property
-    def sentences(self) -> list[str]:
+    def sentences(self) -> list[DocumentSentence]:
         return self.document.sentences if self.model else []
 
 
@@ -82,15 +86,23 @@ async def translate(request: fastapi.Request, wanted: Wanted) -> list[TextTransl
     with charged(request, wanted.client, num_chars):
         submitted = await off_loop(num_chars, _submit, parts, wanted)
     results = iter(await collect(request, translations_in_order(submitted)))
+    return await off_loop(num_chars * _JOINING_COST, _joined, parts, results)
+
+
+def _joined(parts: Sequence[_Part], results: Iterator[list[Translation]]) -> list[TextTranslation]:
+    """The answer of each text, from the translations of all sentences."""
     answers = []
     for part in parts:
-        by_sentence = [[one.text for one in next(results)] for _ in part.sentences]
-        translations = _by_rank(part.document, by_sentence) if part.model else [part.text]
-        answers.append(TextTranslation(translations, part.detected, part.source_lang))
+        by_sentence = [
+            [SentenceTranslation.of(sentence, one) for one in next(results)]
+            for sentence in part.sentences
+        ]
+        texts = _by_rank(part.document, by_sentence) if part.model else [part.text]
+        answers.append(TextTranslation(texts, part.detected, part.source_lang))
     return answers
 
 
-def _by_rank(document: Document, by_sentence: Sequence[Sequence[str]]) -> list[str]:
+def _by_rank(document: Document, by_sentence: Sequence[Sequence[SentenceTranslation]]) -> list[str]:
     """Translations of a text, best first. A sentence with fewer than others repeats its last."""
     return [
         document.join([best[min(rank, len(best) - 1)] for best in by_sentence])
@@ -100,7 +112,7 @@ def _by_rank(document: Document, by_sentence: Sequence[Sequence[str]]) -> list[s
 
 def _parts(service: Service, wanted: Wanted) -> list[_Part]:
     """The sentences of each text, and the model for its language."""
-    kind = Html if wanted.is_html else PlainText
+    kind = "html" if wanted.is_html else "txt"
     parts = []
     for text in wanted.texts:
         detected, source, target = None, wanted.source_lang, wanted.target_lang
@@ -110,7 +122,7 @@ def _parts(service: Service, wanted: Wanted) -> list[_Part]:
         model = None
         if detected is None or languages.find(target, [source]) is None:
             model, source, target = service.find(source, target)
-        document = kind(text, source, wanted.splitting)
+        document = formats.read(text, kind, source, wanted.splitting)
         parts.append(_Part(text, source, detected, document, model, target))
     return parts
 
@@ -127,9 +139,10 @@ def _submit(parts: Sequence[_Part], wanted: Wanted) -> Submitted:
             n_best = 1 + min(wanted.num_alternatives, part.model.most_alternatives)
             submitted += part.model.submit(
                 Job(
-                    part.sentences,
+                    [sentence.text for sentence in part.sentences],
                     wanted.client,
                     n_best,
+                    alignment=part.model.can_align and part.document.has_markup,
                     source_lang=part.source_lang,
                     target_lang=part.target_lang,
                 )

@@ -14,7 +14,6 @@ from starlette.types import Receive, Scope, Send
 
 from transformer_jax.decoding import alignment
 from transformer_jax.decoding.translation import Translation
-from transformer_jax.serving import passages
 from transformer_jax.serving.context import (
     charged,
     client_of,
@@ -47,6 +46,7 @@ from transformer_jax.serving.v1_fields import (
     TranslateRequest,
     TranslationAnswer,
 )
+from transformer_jax.text import sentences as sentence_splitting
 
 router = fastapi.APIRouter(prefix="/v1", tags=["v1"])
 _ERRORS: Any = errors_as(ErrorAnswer)
@@ -196,7 +196,7 @@ async def sentences(request: fastapi.Request) -> Response:
 def _sentences(text: str, language: str) -> list[SentenceAnswer]:
     """The sentences of a text, with places in UTF-16 units, of which an emoji has two or more."""
     answers, index, units = [], 0, 0
-    for sentence in passages.split(text, language):
+    for sentence in sentence_splitting.split(text, language):
         start = units + _utf16_length(text[index : sentence.start])
         index, units = sentence.end, start + _utf16_length(sentence.text)
         answers.append(SentenceAnswer(text=sentence.text, start=start, end=units))

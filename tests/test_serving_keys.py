@@ -1,80 +1,14 @@
-"""Plain texts and HTML as sentences, keys, and limits of keys."""
+"""Keys of a server's clients, and their limits."""
 
 import stat
 
 import pytest
 
 pytest.importorskip("fastapi")
-pytest.importorskip("sentencex")
 
 from transformer_jax.errors import UserError
 from transformer_jax.serving.errors import ServiceError
 from transformer_jax.serving.keys import Keys, add_key
-from transformer_jax.serving.markup import NO_LINES, NO_SPLIT, Html, PlainText
-
-PAGE = """<!DOCTYPE html><!-- Not > this. -->
-<html><head><title>A title.</title><style>p > a { color: red }</style>
-<script>if (a < b) { say("</p> no"); }</script></head>
-<body class='x' title="a > b"><p>One &amp; two.  Three <b>four</b>!<br/>Five</p>
-<p translate="no">Name <i>Other</i></p><span class="a notranslate b">Brand</span>
-<code>x = 1</code> &nbsp; 6 &lt; 7 <p>unclosed <a href=x>end</a>"""
-
-
-def test_html_keeps_markup_and_what_is_not_to_be_translated():
-    document = Html(PAGE, "en")
-    assert document.sentences == [
-        "A title.",
-        "One & two.",
-        "Three",
-        "four",
-        "Five",
-        "6 < 7",
-        "unclosed",
-        "end",
-    ]
-    upper = document.join([sentence.upper() for sentence in document.sentences])
-    for text in ("A title.", "One &amp; two.", "Three", "four", "Five", "unclosed", ">end<"):
-        assert text.upper() in upper.replace("&amp;", "&AMP;")
-    for text in (
-        "a < b",
-        "Name <i>Other</i>",
-        ">Brand<",
-        "x = 1",
-        "<body class='x' title=\"a > b\">",
-    ):
-        assert text in upper
-    assert document.join(document.sentences) == PAGE.replace("&nbsp;", "\xa0")
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "<", "a < b", "<a", "<a title='", "<!--", "</", "<script>x", "<b>x</i></b>", "&#0;&bad;"],
-)
-def test_html_that_is_broken_stays_as_it_is(text):
-    document = Html(text, "en")
-    joined = document.join(document.sentences)
-    assert joined == text or joined.replace("&lt;", "<") == text or "&" in text
-
-
-@pytest.mark.parametrize(
-    "part", ["<a ", "<a b='", "<!--", "<", "</", "&", "<a =\"' ", "<b>", "<script>"]
-)
-def test_html_takes_linear_time(part):
-    # Quadratic time would be minutes here.
-    document = Html(part * (600_000 // len(part)), "en")
-    document.join(document.sentences)
-
-
-def test_markup_in_translations_is_text():
-    document = Html("<b>one</b>", "en")
-    assert document.join(["<script>x</script>"]) == "<b>&lt;script&gt;x&lt;/script&gt;</b>"
-
-
-def test_plain_text_is_split_as_the_client_says():
-    text = "One\ntwo. Three."
-    assert PlainText(text, "en").sentences == ["One", "two.", "Three."]
-    assert PlainText(text, "en", NO_LINES).sentences == ["One two.", "Three."]
-    assert PlainText(text, "en", NO_SPLIT).sentences == [text]
 
 
 def test_keys_are_kept_as_digests_in_a_file_of_the_owner(tmp_path):

@@ -1,0 +1,201 @@
+"""Documents: sentences to translate, and everything else, which comes back as it is."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from scipy import sparse
+
+from transformer_jax.decoding.translation import Translation
+from transformer_jax.text import sentences as sentence_splitting
+from transformer_jax.text import tag_transfer, tagged_text, word_links
+from transformer_jax.text.tag_transfer import Translated
+from transformer_jax.text.tagged_text import Element, Item
+from transformer_jax.text.word_links import Link
+
+
+@dataclasses.dataclass(frozen=True)
+class SentenceTranslation:
+    """What a document needs of a sentence's translation.
+
+    Attributes:
+      text: of the translation.
+      links: between its words and those of the sentence, where tags are in it.
+    """
+
+    text: str
+    links: tuple[Link, ...] = ()
+
+    @classmethod
+    def of(cls, sentence: "DocumentSentence", translation: Translation) -> "SentenceTranslation":
+        """That of a sentence."""
+        links = word_links.links_of(sentence.text, translation) if sentence.has_markup else ()
+        return cls(translation.text, tuple(links))
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentSentence:
+    """A sentence as it is translated.
+
+    Attributes:
+      text: with a space for each white space.
+      has_markup: whether there is markup in its paragraph.
+    """
+
+    text: str
+    has_markup: bool
+
+
+class Document:
+    """A text that is translated sentence by sentence.
+
+    Args:
+      parts: in order; text that stays as it is, and paragraphs: a tree of text and tags, with how
+        it becomes sentences, as of `sentences.split`.
+      language: code of the language.
+      escape: writes text into the document.
+    """
+
+    def __init__(
+        self,
+        parts: Iterable[str | tuple[Sequence[Item], str]],
+        language: str,
+        escape: Callable[[str], str] = str,
+    ):
+        self._parts: list[str | _Segment] = [
+            part if isinstance(part, str) else _Segment(*part, language, escape) for part in parts
+        ]
+        self.sentences = [
+            sentence
+            for part in self._parts
+            if isinstance(part, _Segment)
+            for sentence in part.shown
+        ]
+
+    @property
+    def has_markup(self) -> bool:
+        """Whether a paragraph has markup within."""
+        return any(sentence.has_markup for sentence in self.sentences)
+
+    def after(self, text: str) -> "Document":
+        """This document, with a text before it that stays as it is."""
+        self._parts.insert(0, text)
+        return self
+
+    def join(self, translations: Sequence[SentenceTranslation]) -> str:
+        """The document with the translation of each sentence in its place.
+
+        A paragraph whose sentences have not changed is as it was.
+        """
+        rest = iter(translations)
+        text = "".join(
+            part if isinstance(part, str) else part.join(list(itertools.islice(rest, part.size)))
+            for part in self._parts
+        )
+        assert next(rest, None) is None
+        return text
+
+
+class _Segment:
+    """A paragraph: what is translated together, with its tags."""
+
+    def __init__(
+        self, items: Sequence[Item], splitting: str, language: str, escape: Callable[[str], str]
+    ):
+        self._escape = escape
+        self._before, self._items, self._after = _without_outer(items)
+        self._plain = tagged_text.plain_of(self._items)
+        self._sentences = sentence_splitting.split(self._plain, language, splitting)
+        self._has_markup = tagged_text.has_markup(self._items)
+        self.size = len(self._sentences)
+
+    @functools.cached_property
+    def shown(self) -> list[DocumentSentence]:
+        """Its sentences, as they are translated."""
+        return [
+            DocumentSentence(" ".join(sentence.text.split()), self._has_markup)
+            for sentence in self._sentences
+        ]
+
+    def join(self, translations: Sequence[SentenceTranslation]) -> str:
+        """The paragraph, translated."""
+        texts = [one.text for one in translations]
+        if texts == [one.text for one in self.shown]:
+            inner = tagged_text.raw_of(self._items)
+        else:
+            between = sentence_splitting.between(self._plain, self._sentences, texts)
+            if self._has_markup:
+                inner = tag_transfer.write(self._items, self._translated(between, translations))
+            else:
+                pairs = itertools.zip_longest(between, texts, fillvalue="")
+                inner = self._escape("".join(itertools.chain.from_iterable(pairs)))
+        return self._before + inner + self._after
+
+    def _translated(
+        self, between: Sequence[str], translations: Sequence[SentenceTranslation]
+    ) -> Translated:
+        """The words of all sentences, and of what is between them."""
+        text, source_end = "", 0
+        words: list[tuple[int, int]] = []
+        source_words: list[tuple[int, int]] = []
+        blocks: list[Any] = []
+        borders: dict[int, int] = {}
+        for (sentence, translation), gap in zip(
+            self._with_gaps(translations), _doubled(between), strict=True
+        ):
+            # A gap is nearly always white space; other marks in it are linked to themselves.
+            source = self._plain[source_end : sentence[0]] if translation is None else sentence[1]
+            written = gap if translation is None else translation.text
+            start = source_end if translation is None else sentence[0]
+            target_spans, source_spans = map(word_links.word_spans, (written, source))
+            if translation is None:
+                links: Sequence[Link] = [
+                    (n, n, 1.0) for n in range(min(len(target_spans), len(source_spans)))
+                ]
+            else:
+                links = translation.links
+            blocks.append(word_links.matrix(links, len(target_spans), len(source_spans)))
+            words += ((len(text) + a, len(text) + b) for a, b in target_spans)
+            source_words += ((start + a, start + b) for a, b in source_spans)
+            text += written
+            source_end = start + len(source)
+            borders[len(source_words)] = len(words)
+        weights = sparse.csc_array(sparse.block_diag(blocks, format="csc"))
+        return Translated(text, self._plain, words, source_words, weights, borders, self._escape)
+
+    def _with_gaps(
+        self, translations: Sequence[SentenceTranslation]
+    ) -> Iterator[tuple[tuple[int, str], SentenceTranslation | None]]:
+        """For each gap and sentence in turn: (end of the gap or start, text), and translation."""
+        for sentence, translation in zip(self._sentences, translations, strict=True):
+            yield (sentence.start, ""), None
+            yield (sentence.start, sentence.text), translation
+        yield (len(self._plain), ""), None
+
+
+def _doubled(between: Sequence[str]) -> Iterator[str]:
+    """Each gap, and "" for the sentence after it."""
+    for gap in between[:-1]:
+        yield gap
+        yield ""
+    yield between[-1]
+
+
+def _without_outer(items: Sequence[Item]) -> tuple[str, Sequence[Item], str]:
+    """What encloses all text, which is never moved: (what is before, items, what is after)."""
+    before, after = "", ""
+    while True:
+        with_text = [n for n, item in enumerate(items) if tagged_text.plain_of([item]).strip()]
+        if not with_text:
+            return before, items, after
+        first, last = with_text[0], with_text[-1]
+        before += tagged_text.raw_of(items[:first])
+        after = tagged_text.raw_of(items[last + 1 :]) + after
+        items = items[first : last + 1]
+        only = items[0]
+        if first != last or not isinstance(only, Element):
+            return before, items, after
+        before, after = before + only.opening, only.closing + after
+        items = only.items

@@ -1,0 +1,46 @@
+"""The formats of documents, by name and by the ending of a file's name."""
+
+from pathlib import PurePath
+
+from transformer_jax.errors import UserError, did_you_mean
+from transformer_jax.text import html, markdown, plain_text
+from transformer_jax.text.document import Document
+
+READERS = {"txt": plain_text.read, "md": markdown.read, "html": html.read}
+ENDINGS = {
+    ".txt": "txt",
+    ".text": "txt",
+    ".md": "md",
+    ".markdown": "md",
+    ".html": "html",
+    ".htm": "html",
+    ".xhtml": "html",
+}
+_BOM = "\ufeff"
+
+
+def read(text: str, format: str, language: str, splitting: str = "") -> Document:
+    """The document of a text. A byte order mark stays before it.
+
+    Args:
+      text: of the document.
+      format: a name of `READERS`.
+      language: code of the text's language.
+      splitting: into sentences, as of `sentences.split`; "": as the format has it.
+
+    Raises:
+      UserError: an unknown format.
+    """
+    if format not in READERS:
+        raise UserError(
+            f"There is no format {format}{did_you_mean(format, READERS)} There are "
+            f"{', '.join(READERS)}."
+        )
+    has_mark = text.startswith(_BOM)
+    document = READERS[format](text.removeprefix(_BOM), language, splitting)
+    return document.after(_BOM) if has_mark else document
+
+
+def of_file(path: str) -> str | None:
+    """The format of a file by the ending of its name; None where that is not in `ENDINGS`."""
+    return ENDINGS.get(PurePath(path).suffix.lower())

@@ -1,0 +1,171 @@
+"""HTML as a document: its markup is kept byte for byte, and tags within paragraphs follow words."""
+
+import html
+import re
+from collections.abc import Iterator
+
+from transformer_jax.text import tagged_text
+from transformer_jax.text.document import Document
+from transformer_jax.text.sentences import NO_LINES, NO_SPLIT, SENTENCES
+from transformer_jax.text.tagged_text import Item, Kept, Tag, Words
+
+_ATTRIBUTE = r"""[^\s/>][^\s/>=]*+(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+)?+)?+"""
+# No part gives back what it has matched, so the time is linear.
+_TAG = re.compile(rf"<(/?)([a-zA-Z][^\s/>]*+)((?:[\s/]++|{_ATTRIBUTE})*+)>")
+_BEGINNING = re.compile(r"<(?=[a-zA-Z/!?])")
+_UNTRANSLATED = {"script", "style", "code", "kbd", "samp", "var", "textarea", "math", "svg"}
+_RAW = {"script", "style"}  # tags inside are text
+# fmt: off
+_VOID = {
+    "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track",
+    "wbr",
+}
+# Tags within a paragraph: https://html.spec.whatwg.org/multipage/dom.html#phrasing-content, without
+# those that divide texts, such as br and select.
+_INLINE = {
+    "a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn", "em",
+    "font", "i", "img", "input", "ins", "kbd", "label", "mark", "math", "q", "s", "samp", "small",
+    "span", "strike", "strong", "sub", "sup", "svg", "time", "tt", "u", "var", "wbr",
+}
+# fmt: on
+_NO_TRANSLATION = re.compile(
+    r"""(?:^|\s)(?:translate\s*=\s*["']?no\b|class\s*=\s*(?:notranslate\b|"[^"]*\bnotranslate\b"""
+    r"""|'[^']*\bnotranslate\b))""",
+    re.IGNORECASE,
+)
+_SEARCHED = 65  # open tags among which that of a closing tag is searched
+
+
+def read(text: str, language: str, splitting: str = "") -> Document:
+    """The document of a page, or of a part of one.
+
+    Args:
+      text: HTML.
+      language: its code.
+      splitting: as of `sentences.split`; "": lines end sentences only in `<pre>`.
+    """
+    return Document(_Reader(text, splitting).parts(), language, _escape)
+
+
+def _escape(text: str) -> str:
+    return html.escape(text, quote=False)
+
+
+def inline_part(markup: str) -> Kept | Tag:
+    """A tag, comment or declaration within a paragraph."""
+    tag = _TAG.fullmatch(markup)
+    if tag is None or tag[2].lower() in _VOID or tag[3].rstrip().endswith("/"):
+        return Kept(markup)
+    return Tag(markup, tag[2].lower(), bool(tag[1]))
+
+
+class _Reader:
+    """Reads a page from its beginning to its end."""
+
+    def __init__(self, text: str, splitting: str):
+        self._text, self._splitting = text, splitting
+        # Names, and whether what they enclose is translated.
+        self._open: list[tuple[str, bool]] = []
+        self._stream: list[Words | Kept | Tag] = []  # of a paragraph
+        self._num_pre = 0
+
+    def parts(self) -> Iterator[str | tuple[list[Item], str]]:
+        """The markup between paragraphs, and the trees of the paragraphs."""
+        kept, is_inline = "", True  # what is not translated, up to here
+        for raw, tag in _tokens(self._text):
+            was_translated, in_pre = self._is_translated, self._num_pre > 0
+            if tag:
+                self._enter(tag)
+            if not (was_translated and self._is_translated):
+                kept += raw
+                is_inline = is_inline and (tag is None or tag[2].lower() in _INLINE)
+                if not self._is_translated:
+                    continue
+                raw, tag = "", None
+            if kept:
+                if is_inline:
+                    self._stream.append(Kept(kept))
+                else:
+                    yield from self._paragraph(in_pre)
+                    yield kept
+                kept, is_inline = "", True
+            if raw and not self._add(raw, tag):
+                yield from self._paragraph(in_pre)
+                yield raw
+        yield from self._paragraph(self._num_pre > 0)
+        yield kept
+
+    @property
+    def _is_translated(self) -> bool:
+        return not self._open or self._open[-1][1]
+
+    def _add(self, raw: str, tag: re.Match | None) -> bool:
+        """Adds to the paragraph; False where this ends it."""
+        if tag:
+            if tag[2].lower() not in _INLINE:
+                return False
+            self._stream.append(inline_part(raw))
+        elif _BEGINNING.match(raw):
+            if not raw.startswith("<!--"):
+                return False
+            self._stream.append(Kept(raw))
+        else:
+            self._stream.append(Words(raw, html.unescape(raw)))
+        return True
+
+    def _paragraph(self, in_pre: bool) -> Iterator[str | tuple[list[Item], str]]:
+        splitting = self._splitting or (SENTENCES if in_pre else NO_LINES)
+        assert splitting in (NO_SPLIT, SENTENCES, NO_LINES)
+        for part in tagged_text.trees(self._stream):
+            yield part if isinstance(part, str) else (part, splitting)
+        self._stream = []
+
+    def _enter(self, tag: re.Match) -> None:
+        """Notes that a tag begins or ends."""
+        name = tag[2].lower()
+        if not tag[1]:
+            if name in _VOID or tag[3].rstrip().endswith("/"):
+                return
+            is_own = name not in _UNTRANSLATED and not _NO_TRANSLATION.search(tag[3])
+            self._open.append((name, self._is_translated and is_own))
+            self._num_pre += name == "pre"
+            return
+        for index in range(len(self._open) - 1, max(-1, len(self._open) - _SEARCHED), -1):
+            if self._open[index][0] == name:
+                self._num_pre -= sum(other == "pre" for other, _ in self._open[index:])
+                del self._open[index:]
+                return
+
+
+def _tokens(text: str) -> Iterator[tuple[str, re.Match | None]]:
+    """Markup and texts, tags with their match of `_TAG`."""
+    position = 0
+    while position < len(text):
+        beginning = _BEGINNING.search(text, position)
+        end = beginning.start() if beginning else len(text)
+        if position < end:
+            yield text[position:end], None
+        if not beginning:
+            return
+        position = _end_of_markup(text, end)
+        tag = _TAG.fullmatch(text, end, position)
+        yield text[end:position], tag
+        if tag and tag[2].lower() in _RAW and not tag[1]:
+            closing = re.compile(rf"</{tag[2]}(?![a-zA-Z0-9])", re.IGNORECASE)
+            last = closing.search(text, position)
+            start, position = position, last.start() if last else len(text)
+            if start < position:
+                yield text[start:position], None
+
+
+def _end_of_markup(text: str, start: int) -> int:
+    """Where a tag, comment or declaration ends; the end of the text where it is not closed."""
+    if text.startswith("<!--", start):
+        end, length = text.find("-->", start + 4), 3
+    elif tag := _TAG.match(text, start):
+        return tag.end()
+    elif text.startswith(("<!", "<?", "</"), start):
+        end, length = text.find(">", start), 1
+    else:
+        end, length = -1, 0
+    return len(text) if end < 0 else end + length

@@ -1,0 +1,98 @@
+"""Texts of several sentences: split into sentences, and put together again from translations."""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+
+import sentencex
+
+from transformer_jax.data.writing_systems import joiner
+
+# How a text becomes sentences, as DeepL's `split_sentences` numbers them: it is one; lines and
+# punctuation end them; lines do not.
+NO_SPLIT, SENTENCES, NO_LINES = "0", "1", "nonewlines"
+SPLITTINGS = (NO_SPLIT, SENTENCES, NO_LINES)
+
+_BREAK = re.compile(r"[\n\r\u2028\u2029]")
+_LINE = re.compile(r"[^\n\r\u2028\u2029]+")
+# What a line of a list or quotation begins with, which is not translated.
+_BULLET = re.compile(r"(?:[>#]+|[-*+•‣◦▪–—]|\(?(?:\d{1,3}|[a-zA-Z])[.)])(?=\s)\s+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sentence:
+    """A sentence of a text, without the white space around it.
+
+    Attributes:
+      text: of the sentence.
+      start: index of its first character in the text.
+    """
+
+    text: str
+    start: int
+
+    @property
+    def end(self) -> int:
+        """Index after its last character."""
+        return self.start + len(self.text)
+
+
+def split(text: str, language: str, splitting: str = SENTENCES) -> list[Sentence]:
+    """The sentences of a text, in order.
+
+    Parts without letters and digits are no sentences.
+
+    Args:
+      text: any.
+      language: its code; sentences end as in English where the language is not known.
+      splitting: `NO_SPLIT`, `SENTENCES` or `NO_LINES`.
+    """
+    if splitting == NO_SPLIT:
+        parts = iter([(text, 0)])
+    elif splitting == NO_LINES:
+        parts = _parts(_BREAK.sub(" ", text), 0, language)
+    else:
+        parts = (
+            part
+            for line in _LINE.finditer(text)
+            for part in _parts(line[0], line.start(), language)
+        )
+    sentences = []
+    for part, start in parts:
+        stripped = part.strip()
+        if any(map(str.isalnum, stripped)):
+            indent = len(part) - len(part.lstrip())
+            sentences.append(Sentence(stripped, start + indent))
+    return sentences
+
+
+def _parts(line: str, start: int, language: str) -> Iterator[tuple[str, int]]:
+    """Sentences of a line with what is between them, and their places; not its bullet."""
+    indent = len(line) - len(line.lstrip())
+    bullet = _BULLET.match(line, indent)
+    begin = bullet.end() if bullet and bullet.end() < len(line) else 0
+    start += begin
+    for part in sentencex.segment(language or "en", line[begin:]):
+        yield part, start
+        start += len(part)
+
+
+def between(text: str, sentences: Sequence[Sentence], translations: Sequence[str]) -> list[str]:
+    """What is before each translation, and after the last one.
+
+    It is as in `text`; but between two sentences of a line there is a space, or none, as the
+    script of the translations has it.
+
+    Args:
+      text: of the sentences.
+      sentences: of `split`.
+      translations: of each.
+    """
+    parts, end = [], 0
+    for number, (sentence, translation) in enumerate(zip(sentences, translations, strict=True)):
+        part = text[end : sentence.start]
+        if number and translation and translations[number - 1] and part in ("", " "):
+            part = joiner(translations[number - 1], translation)
+        parts.append(part)
+        end = sentence.end
+    return [*parts, text[end:]]

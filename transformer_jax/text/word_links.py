@@ -1,0 +1,151 @@
+"""Which words of a translation belong to which words of its source, from attention."""
+
+import difflib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from transformer_jax.data.writing_systems import separates_words
+from transformer_jax.decoding.alignment import WORD_START
+from transformer_jax.decoding.translation import Translation
+
+# (source word, word of the translation, share of what the latter attends to)
+Link = tuple[int, int, float]
+_LEAST_SHARE = 0.02  # of what a word attends to; less is no link
+_WORD = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]")
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """(first character, end) of each word and punctuation mark.
+
+    In scripts that put no spaces between words, each character is one.
+    """
+    spans: list[tuple[int, int]] = []
+    for match in _WORD.finditer(text):
+        if separates_words(match[0]):
+            spans.append(match.span())
+        else:
+            spans += ((i, i + 1) for i in range(*match.span()))
+    return spans
+
+
+def links_of(source: str, translation: Translation) -> list[Link]:
+    """Links between the words of a sentence and those of its translation.
+
+    They are shares of attention; of a name, number or mark that occurs once in both, the whole.
+    Without attention, words are linked in their order.
+
+    Args:
+      source: the sentence, as it was translated.
+      translation: of it.
+    """
+    source_words, words = word_spans(source), word_spans(translation.text)
+    if not source_words or not words:
+        return []
+    weights = _weights(source, translation, source_words, words)
+    for source_word, word in _same(source, source_words, translation.text, words):
+        weights[word] = 0
+        weights[word, source_word] = 1
+    weights /= np.maximum(weights.sum(axis=1, keepdims=True), 1e-9)
+    return [
+        (int(s), int(t), round(float(weights[t, s]), 3))
+        for t, s in np.argwhere(weights >= _LEAST_SHARE)
+    ]
+
+
+def matrix(links: Sequence[Link], num_words: int, num_source_words: int) -> sparse.csc_array:
+    """The links as `[words, source words]`."""
+    sources, words, shares = zip(*links, strict=True) if links else ((), (), ())
+    shape = (num_words, num_source_words)
+    return sparse.csc_array((np.array(shares, float), (words, sources)), shape=shape)
+
+
+def _weights(
+    source: str,
+    translation: Translation,
+    source_words: Sequence[tuple[int, int]],
+    words: Sequence[tuple[int, int]],
+) -> np.ndarray:
+    """Attention `[words, source words]`; without it, that of words in order."""
+    if translation.attention is None:
+        weights = np.zeros((len(words), len(source_words)))
+        places = np.arange(len(words)) * len(source_words) // len(words)
+        weights[np.arange(len(words)), places] = 1
+        return weights
+    rows = _overlaps(translation.text, translation.tokens, words)
+    columns = _overlaps(source, translation.source_tokens, source_words)
+    attention = translation.attention[: len(translation.tokens), : len(translation.source_tokens)]
+    weights = rows.T @ attention @ columns
+    return weights.toarray() if sparse.issparse(weights) else np.asarray(weights, float)
+
+
+def _overlaps(text: str, tokens: Sequence[str], words: Sequence[tuple[int, int]]) -> Any:
+    """Share of each token that is in each word, `[tokens, words]`."""
+    word_of = np.full(len(text), -1)
+    for number, (start, end) in enumerate(words):
+        word_of[start:end] = number
+    token_of = _token_of_characters(text, tokens)
+    inside = (word_of >= 0) & (token_of >= 0)
+    counts = sparse.coo_array(
+        (np.ones(inside.sum()), (token_of[inside], word_of[inside])),
+        shape=(len(tokens), len(words)),
+    ).tocsr()
+    totals = np.maximum(counts.sum(axis=1), 1)
+    return sparse.diags_array(1 / totals) @ counts
+
+
+def _token_of_characters(text: str, tokens: Sequence[str]) -> np.ndarray:
+    """Number of the token of each character of `text`; -1 where it has none.
+
+    Tokenizers may normalise a text, so characters are matched in their order.
+    """
+    written: list[str] = []
+    owners: list[int] = []
+    for number, token in enumerate(tokens):
+        surface = "" if _BYTE.fullmatch(token) else token.replace(WORD_START, "")
+        written += surface
+        owners += [number] * len(surface)
+    places = [place for place, char in enumerate(text) if not char.isspace()]
+    shown = [text[place] for place in places]
+    token_of = np.full(len(text), -1)
+    if written == shown:
+        token_of[places] = owners
+        return token_of
+    matcher = difflib.SequenceMatcher(None, shown, written, autojunk=False)
+    for first, second, size in matcher.get_matching_blocks():
+        for offset in range(size):
+            token_of[places[first + offset]] = owners[second + offset]
+    return token_of
+
+
+def _same(
+    source: str,
+    source_words: Sequence[tuple[int, int]],
+    text: str,
+    words: Sequence[tuple[int, int]],
+) -> list[tuple[int, int]]:
+    """(source word, word) of those that are the same, once in each, and no common words."""
+    places = [
+        _once([string[start:end] for start, end in spans])
+        for string, spans in ((source, source_words), (text, words))
+    ]
+    return [(places[0][word], place) for word, place in places[1].items() if word in places[0]]
+
+
+def _once(words: Sequence[str]) -> dict[str, int]:
+    """Places of the words that occur once; not of small letters only, which may differ in sense."""
+    places: dict[str, int] = {}
+    repeated = set()
+    for place, word in enumerate(words):
+        if word in places:
+            repeated.add(word)
+        places[word] = place
+    return {
+        word: place
+        for word, place in places.items()
+        if word not in repeated and not (word.isalpha() and word.islower())
+    }
