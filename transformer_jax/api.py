@@ -223,7 +223,7 @@ class Translator(TextSubmitter):
 
         Args:
           text: of the document.
-          format: `txt`, `md` or `html`.
+          format: a name of `text.formats.READERS`, such as `txt`, `md`, `html`, `po`, `srt`.
           **settings: as in `translate_iterable`, but no `n_best`, `attention` and `on_error`.
 
         Raises:

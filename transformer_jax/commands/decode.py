@@ -39,6 +39,9 @@ HELP = CommandHelp(
     resumes=True,
 )
 
+# Names of `text.formats.READERS`, which needs packages of an extra.
+DOCUMENT_FORMATS = ("txt", "md", "html", "po", "xliff", "tmx", "srt", "vtt")
+
 
 def define_flags(argv: list[str]) -> list[str]:
     """Flags of the command; every setting of `DecodeConfig` is one. Returns `argv`."""
@@ -59,7 +62,7 @@ def define_flags(argv: list[str]) -> list[str]:
     flags.DEFINE_enum(
         "document_format",
         "",
-        ["", "txt", "md", "html"],
+        ["", *DOCUMENT_FORMATS],
         "With --document: format of the input; empty: by the ending of its name.",
     )
     flags.DEFINE_enum("format", "text", ["text", "jsonl"], "Format of the output.")

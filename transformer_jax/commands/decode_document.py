@@ -91,8 +91,12 @@ def _format() -> str:
 def _read(text: str, document_format: str, translator: Translator) -> "Document":
     from transformer_jax.text import formats
 
-    language = FLAGS.source_lang or translator.config.data.source_lang
-    return formats.read(text, document_format, language)
+    data = translator.config.data
+    source, target = FLAGS.source_lang or data.source_lang, FLAGS.target_lang or data.target_lang
+    try:
+        return formats.read(text, document_format, source, target_language=target)
+    except UserError as error:
+        raise UserError(f"--input={FLAGS.input}: {error}") from error
 
 
 def _sentences_file() -> Path:

@@ -48,30 +48,58 @@ class DocumentSentence:
     has_markup: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Embedded:
+    """A text that a document writes in another way, such as in quotation marks.
+
+    Attributes:
+      raw: as it is in the document.
+      text: what is written there.
+      document: of this text.
+      write: gives the text in the way of the document.
+    """
+
+    raw: str
+    text: str
+    document: "Document"
+    write: Callable[[str], str]
+
+    @property
+    def shown(self) -> "list[DocumentSentence]":
+        """Its sentences, as they are translated."""
+        return self.document.sentences
+
+    def join(self, translations: "Sequence[SentenceTranslation]") -> str:
+        """The text, translated and written."""
+        text = self.document.join(translations)
+        return self.raw if text == self.text else self.write(text)
+
+
+# What stays as it is; a paragraph, a tree of text and tags, and how it becomes sentences, as of
+# `sentences.split`; a text within the document.
+Part = str | tuple[Sequence[Item], str] | Embedded
+
+
 class Document:
     """A text that is translated sentence by sentence.
 
     Args:
-      parts: in order; text that stays as it is, and paragraphs: a tree of text and tags, with how
-        it becomes sentences, as of `sentences.split`.
+      parts: in order.
       language: code of the language.
       escape: writes text into the document.
     """
 
     def __init__(
         self,
-        parts: Iterable[str | tuple[Sequence[Item], str]],
+        parts: Iterable[Part],
         language: str,
         escape: Callable[[str], str] = str,
     ):
-        self._parts: list[str | _Segment] = [
-            part if isinstance(part, str) else _Segment(*part, language, escape) for part in parts
+        self._parts: list[str | Embedded | _Segment] = [
+            _Segment(*part, language, escape) if isinstance(part, tuple) else part for part in parts
         ]
         self.sentences = [
-            sentence
-            for part in self._parts
-            if isinstance(part, _Segment)
-            for sentence in part.shown
+            sentence for part in self._parts if not isinstance(part, str) for sentence in part.shown
         ]
 
     @property
@@ -91,7 +119,9 @@ class Document:
         """
         rest = iter(translations)
         text = "".join(
-            part if isinstance(part, str) else part.join(list(itertools.islice(rest, part.size)))
+            part
+            if isinstance(part, str)
+            else part.join(list(itertools.islice(rest, len(part.shown))))
             for part in self._parts
         )
         assert next(rest, None) is None
@@ -109,7 +139,6 @@ class _Segment:
         self._plain = tagged_text.plain_of(self._items)
         self._sentences = sentence_splitting.split(self._plain, language, splitting)
         self._has_markup = tagged_text.has_markup(self._items)
-        self.size = len(self._sentences)
 
     @functools.cached_property
     def shown(self) -> list[DocumentSentence]:

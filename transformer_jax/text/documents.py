@@ -78,7 +78,8 @@ def translate(model: Any, text: str, format: str, **settings: Any) -> DocumentTr
       UserError: as of `formats.read` and `translate_sentences`.
     """
     language = settings.get("source_lang") or model.config.data.source_lang
-    document = formats.read(text, format, language)
+    target_language = settings.get("target_lang") or model.config.data.target_lang
+    document = formats.read(text, format, language, target_language=target_language)
     translations = list(
         translate_sentences(model, document.sentences, document.has_markup, **settings)
     )

@@ -1,12 +1,23 @@
 """The formats of documents, by name and by the ending of a file's name."""
 
+import functools
+from collections.abc import Callable
 from pathlib import PurePath
 
 from transformer_jax.errors import UserError, did_you_mean
-from transformer_jax.text import html, markdown, plain_text
+from transformer_jax.text import html, markdown, plain_text, po, subtitles, xml_units
 from transformer_jax.text.document import Document
 
-READERS = {"txt": plain_text.read, "md": markdown.read, "html": html.read}
+READERS: dict[str, Callable[..., Document]] = {
+    "txt": plain_text.read,
+    "md": markdown.read,
+    "html": html.read,
+    "po": po.read,
+    "xliff": xml_units.read_xliff,
+    "tmx": xml_units.read_tmx,
+    "srt": subtitles.read_srt,
+    "vtt": subtitles.read_vtt,
+}
 ENDINGS = {
     ".txt": "txt",
     ".text": "txt",
@@ -15,11 +26,20 @@ ENDINGS = {
     ".html": "html",
     ".htm": "html",
     ".xhtml": "html",
+    ".po": "po",
+    ".pot": "po",
+    ".xliff": "xliff",
+    ".xlf": "xliff",
+    ".tmx": "tmx",
+    ".srt": "srt",
+    ".vtt": "vtt",
 }
 _BOM = "\ufeff"
 
 
-def read(text: str, format: str, language: str, splitting: str = "") -> Document:
+def read(
+    text: str, format: str, language: str, splitting: str = "", target_language: str = ""
+) -> Document:
     """The document of a text. A byte order mark stays before it.
 
     Args:
@@ -27,9 +47,10 @@ def read(text: str, format: str, language: str, splitting: str = "") -> Document
       format: a name of `READERS`.
       language: code of the text's language.
       splitting: into sentences, as of `sentences.split`; "": as the format has it.
+      target_language: code of that of the translation, which is written in some formats.
 
     Raises:
-      UserError: an unknown format.
+      UserError: an unknown format, or a text that is not of this format.
     """
     if format not in READERS:
         raise UserError(
@@ -37,7 +58,10 @@ def read(text: str, format: str, language: str, splitting: str = "") -> Document
             f"{', '.join(READERS)}."
         )
     has_mark = text.startswith(_BOM)
-    document = READERS[format](text.removeprefix(_BOM), language, splitting)
+    reader = READERS[format]
+    if reader is xml_units.read_tmx:
+        reader = functools.partial(reader, target_language=target_language)
+    document = reader(text.removeprefix(_BOM), language, splitting)
     return document.after(_BOM) if has_mark else document
 
 

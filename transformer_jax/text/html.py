@@ -51,6 +51,11 @@ def _escape(text: str) -> str:
     return html.escape(text, quote=False)
 
 
+def has_tags(text: str) -> bool:
+    """Whether there is a tag of HTML."""
+    return _TAG.search(text) is not None
+
+
 def inline_part(markup: str) -> Kept | Tag:
     """A tag, comment or declaration within a paragraph."""
     tag = _TAG.fullmatch(markup)

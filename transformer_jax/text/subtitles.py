@@ -1,0 +1,102 @@
+"""Subtitles (SubRip, WebVTT) as documents: cues are translated, and times are kept.
+
+WebVTT: https://www.w3.org/TR/webvtt1/
+"""
+
+import functools
+import html
+import re
+from collections.abc import Iterator
+
+from transformer_jax.errors import UserError
+from transformer_jax.text import tagged_text
+from transformer_jax.text.document import Document, Embedded
+from transformer_jax.text.sentences import NO_LINES, SENTENCES
+from transformer_jax.text.tagged_text import Kept, Tag, Words
+
+_TIME = r"(?:\d+:)?\d+:\d+[.,]\d+"
+# The lines after one of times, up to an empty one.
+_CUE = re.compile(
+    rf"^[ \t]*{_TIME}[ \t]+-->[ \t]+{_TIME}.*\n((?:[ \t]*\S.*(?:\n|$))+)", re.MULTILINE
+)
+_MARKUP = re.compile(r"<(/?)([a-zA-Z]+)?[^<>]*>|\{[^{}]*\}")
+_WITHOUT_END = {None, "v"}  # times within a cue, and who speaks
+_BREAK = re.compile(r" (?![^<]*>)")  # spaces, not those within tags
+
+
+def read_srt(text: str, language: str, splitting: str = "") -> Document:
+    """The document of a SubRip file, whose text has no escapes.
+
+    Args:
+      text: of the file.
+      language: of the cues.
+      splitting: as of `sentences.split`; "": lines end sentences only where each begins with "-".
+
+    Raises:
+      UserError: there is no cue.
+    """
+    return Document(_parts(text, language, splitting, has_escapes=False), language)
+
+
+def read_vtt(text: str, language: str, splitting: str = "") -> Document:
+    """The document of a WebVTT file; see `read_srt`."""
+    return Document(_parts(text, language, splitting, has_escapes=True), language)
+
+
+def _parts(text: str, language: str, splitting: str, has_escapes: bool) -> Iterator[str | Embedded]:
+    """The texts of the cues, and what is between them."""
+    done = 0
+    for cue in _CUE.finditer(text.replace("\r\n", " \n").replace("\r", "\n")):
+        # Of the same length as `text`, so the places are the same.
+        start, end = cue.span(1)
+        raw = text[start:end].rstrip()
+        lines = raw.splitlines()
+        is_dialogue = len(lines) > 1 and all(line.lstrip().startswith("-") for line in lines)
+        kind = splitting or (SENTENCES if is_dialogue else NO_LINES)
+        trees = tagged_text.trees(_stream(raw, has_escapes))
+        parts = [part if isinstance(part, str) else (part, kind) for part in trees]
+        escape = functools.partial(html.escape, quote=False) if has_escapes else str
+        line_end = "\r\n" if "\r\n" in raw else "\n"
+        write = functools.partial(_in_lines, count=len(lines), line_end=line_end)
+        yield text[done:start]
+        yield Embedded(raw, raw, Document(parts, language, escape), write)
+        done = start + len(raw)
+    if not done and text.strip().removeprefix("WEBVTT"):
+        raise UserError("there is no cue: expected lines such as 00:00:01,000 --> 00:00:02,000.")
+    yield text[done:]
+
+
+def _stream(raw: str, has_escapes: bool) -> list[Words | Kept | Tag]:
+    """Text and tags of a cue."""
+    stream: list[Words | Kept | Tag] = []
+    done = 0
+    for markup in _MARKUP.finditer(raw):
+        stream.append(_words(raw[done : markup.start()], has_escapes))
+        if markup[2] in _WITHOUT_END:
+            stream.append(Kept(markup[0]))
+        else:
+            stream.append(Tag(markup[0], markup[2], bool(markup[1])))
+        done = markup.end()
+    stream.append(_words(raw[done:], has_escapes))
+    return [part for part in stream if part.raw]
+
+
+def _words(raw: str, has_escapes: bool) -> Words:
+    return Words(raw, html.unescape(raw) if has_escapes else raw)
+
+
+def _in_lines(text: str, count: int, line_end: str) -> str:
+    """A cue in `count` lines of about the same length; as it is where it has lines already."""
+    if count == 1 or "\n" in text:
+        return text
+    places = [match.start() for match in _BREAK.finditer(text)]
+    lines, start = [], 0
+    for number in range(1, count):
+        wanted = len(text) * number / count
+        later = [place for place in places if place > start]
+        if not later:
+            break
+        place = min(later, key=lambda place: abs(place - wanted))
+        lines.append(text[start:place])
+        start = place + 1
+    return line_end.join([*lines, text[start:]])
