@@ -24,7 +24,7 @@ from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.decoding import phrases, ranking
 from transformer_jax.decoding.batch_translator import BatchTranslator
 from transformer_jax.decoding.engine import Engine
-from transformer_jax.decoding.phrases import begins_word
+from transformer_jax.decoding.phrases import OneOf, begins_word
 from transformer_jax.decoding.requests import Request
 from transformer_jax.decoding.search_settings import PhraseArrays, TranslationSettings
 from transformer_jax.decoding.translation import Translation, distinct
@@ -37,13 +37,13 @@ STARTS_WORD = (True, True, False, True)  # of the table models: 2 continues a wo
 def find(tables, limit, wanted, beam_size, word_ends=None, **settings):
     """Results of a search in which every row wants the same phrases."""
     rows = len(tables)
-    array = np.full((rows, len(wanted), max(map(len, wanted))), -1)
+    array = np.full((rows, len(wanted), 1, max(map(len, wanted))), -1)
     for c, phrase in enumerate(wanted):
-        array[:, c, : len(phrase)] = phrase
+        array[:, c, 0, : len(phrase)] = phrase
     config = DecodeConfig(beam_size=beam_size, length_penalty=0.0, **settings)
-    ends_word = np.broadcast_to(
-        [False] * len(wanted) if word_ends is None else word_ends, array.shape[:2]
-    )
+    ends_word = np.zeros(array.shape[:3], bool)
+    if word_ends is not None:
+        ends_word[:, :, 0] = word_ends
     arrays = PhraseArrays(jnp.asarray(array), jnp.asarray(ends_word))
     constraints = make_constraints([limit] * rows, config, phrases=arrays)
     searcher = compiled(limit, config, None if word_ends is None else STARTS_WORD)
@@ -95,6 +95,40 @@ def test_phrases_may_start_with_another_phrase(beam_size):
         if beam_size == 128:
             want = [f for f in finished(table, limit) if all(has_word(f[1], p) for p in wanted)]
             assert sequence == max(want)[1]
+
+
+def test_phrases_with_forms_that_start_with_each_other():
+    """The longer form stays possible, although it makes the shorter one part of a longer word."""
+    tables, limit = random_model(8, 4, seed=26), 4
+    rows = len(tables)
+    array = np.full((rows, 1, 2, 2), -1)
+    array[:, 0, 0, :1], array[:, 0, 1, :2] = (1,), (1, 2)
+    arrays = PhraseArrays(jnp.asarray(array), jnp.ones((rows, 1, 2), bool))
+    config = DecodeConfig(beam_size=256, length_penalty=0.0)
+    constraints = make_constraints([limit] * rows, config, phrases=arrays)
+    result = compiled(limit, config, STARTS_WORD)(table_logits(tables, limit), constraints)
+    longer = 0
+    for row, table in enumerate(tables):
+        forms = ((1,), (1, 2))
+        want = [f for f in finished(table, limit) if any(has_word(f[1], p) for p in forms)]
+        assert tokens(result, row, 0) == max(want)[1]
+        longer += not has_word(tokens(result, row, 0), (1,))
+    assert longer
+
+
+def test_phrases_of_several_forms_have_the_likeliest(translator):
+    """One of them is in the output, and its score is that of the better form alone."""
+    text, forms = "one two three", ("acht neun", "sechs")
+    alone = [translator.translate(Request(text, phrases=(form,)), beam_size=8) for form in forms]
+    best = translator.translate(Request(text, phrases=(OneOf(forms),)), beam_size=8)
+    assert not best.unmet
+    assert any(phrases.contains(best.text, form) for form in forms)
+    assert best.score >= max(one.score for one in alone) - 1e-5
+    (none,) = translator.translate([Request(text, phrases=(OneOf(("漢", "字")),))], beam_size=2)
+    if none.unmet:
+        assert none.unmet == ("phrase '漢' or '字'",)
+    with pytest.raises(UserError, match=r"phrases\[0\].forms\[1\] is an int"):
+        translator.translate([Request(text, phrases=(OneOf(("a", 3)),))])
 
 
 def test_phrases_without_word_boundaries_may_be_followed_by_any_token():
@@ -247,6 +281,11 @@ def test_phrases_contained_in_text_by_hand(output, phrase, want):
     assert phrases.contains(output, phrase) == want
 
 
+def test_phrases_that_may_continue_match_inflected_words():
+    assert phrases.contains("des Hutes", "Hut", may_continue=True)
+    assert not phrases.contains("Fingerhutes", "hut", may_continue=True)
+
+
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_phrases_of_scripts_without_spaces_have_no_leading_space(kind):
     rng = np.random.default_rng(0)
@@ -265,6 +304,7 @@ def test_phrases_of_scripts_without_spaces_have_no_leading_space(kind):
     )
     tokenizer = Tokenizer(model.getvalue())
     phrase = phrases.encode(tokenizer, "北京")
+    (phrase,) = phrase.forms
     assert not phrase.ends_word
     before = tokenizer.encode("我们在")
     assert tokenizer.decode([*before, *phrase.ids, *before]).startswith("我们在北京")
@@ -272,7 +312,7 @@ def test_phrases_of_scripts_without_spaces_have_no_leading_space(kind):
     assert begins_word("▁Haus")
     assert not begins_word("tür")
     spaced = phrases.encode(tokenizer, "Haus")
-    assert spaced.ends_word
+    assert spaced.forms[0].ends_word
 
 
 def test_phrases_that_the_tokenizer_cannot_write_are_unmet():
@@ -288,7 +328,7 @@ def test_phrases_that_the_tokenizer_cannot_write_are_unmet():
     tokenizer = Tokenizer(model.getvalue())
     for text, possible in (("haus", True), ("漢字", False), ("Haus", False)):
         phrase = phrases.encode(tokenizer, text)
-        assert phrases.is_possible(phrase, DecodeConfig()) == possible
+        assert bool(phrases.possible(phrase, DecodeConfig())) == possible
         assert phrases.missing("das baum", [phrase]) == (f"phrase {text!r}",)
     assert phrases.missing("das ⁇ aus", [phrase]) == ("phrase 'Haus'",)
 

@@ -136,20 +136,26 @@ def contains(sequence, phrase):
 
 @pytest.mark.parametrize("beam_size", [1, pytest.param(3, marks=pytest.mark.slow), 256])
 def test_phrases_appear_and_large_beams_find_the_best_output_with_them(beam_size):
-    tables, limits = random_model(3, 5, seed=16), [5, 5, 5]
-    phrases = [[(1, 1), (2,)], [(0, 2)], []]
-    array = np.full((3, 2, 2), -1)
+    tables, limits = random_model(4, 5, seed=16), [5, 5, 5, 5]
+    # Each phrase has one form or several.
+    phrases = [[[(1, 1)], [(2,)]], [[(0, 2)]], [], [[(2, 2), (1, 0, 1)], [(0,), (1, 1)]]]
+    array = np.full((4, 2, 2, 3), -1)
     for row, row_phrases in enumerate(phrases):
-        for c, phrase in enumerate(row_phrases):
-            array[row, c, : len(phrase)] = phrase
+        for c, forms in enumerate(row_phrases):
+            for number, form in enumerate(forms):
+                array[row, c, number, : len(form)] = form
     config = DecodeConfig(beam_size=beam_size, length_penalty=0.0)
-    arrays = PhraseArrays(jnp.asarray(array), jnp.zeros((3, 2), bool))
+    arrays = PhraseArrays(jnp.asarray(array), jnp.zeros((4, 2, 2), bool))
     constraints = make_constraints(limits, config, phrases=arrays)
     result = compiled(5, config)(table_logits(tables, 5), constraints)
+
+    def is_complete(sequence, row):
+        return all(any(contains(sequence, form) for form in forms) for forms in phrases[row])
+
     for row, table in enumerate(tables):
-        want = [f for f in finished(table, 5) if all(contains(f[1], p) for p in phrases[row])]
+        want = [f for f in finished(table, 5) if is_complete(f[1], row)]
         sequence = tokens(result, row, 0)
-        assert all(contains(sequence, p) for p in phrases[row])
+        assert is_complete(sequence, row)
         assert float(result.log_probs[row, 0]) == pytest.approx(log_prob(table, sequence), abs=1e-4)
         if beam_size == 256:
             assert sequence == max(want)[1]

@@ -134,7 +134,8 @@ class BatchTranslator:
         )
 
     def _possible_phrases(self, text: EncodedText) -> tuple[Phrase, ...]:
-        return tuple(p for p in text.phrases if phrases.is_possible(p, text.settings.decode))
+        possible = (phrases.possible(p, text.settings.decode) for p in text.phrases)
+        return tuple(filter(None, possible))
 
     def _translations(
         self, hypotheses: Hypotheses, row: int, text: EncodedText

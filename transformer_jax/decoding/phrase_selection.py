@@ -3,7 +3,9 @@
 Dynamic beam allocation (Post and Vilar, 2018): hypotheses that contain equally many tokens of the
 phrases share a bank, and each bank gets its share of the beams.
 
-Letters of shapes are those of `beam`, and C phrases of at most L tokens.
+A phrase may have several forms, of which one is enough.
+
+Letters of shapes are those of `beam`, and C phrases, each of F forms of at most L tokens.
 """
 
 import dataclasses
@@ -31,11 +33,11 @@ from transformer_jax.ops.top_k import NEVER
 
 @flax.struct.dataclass
 class Progress:
-    """How much of each phrase hypotheses contain: R rows, N hypotheses, C phrases."""
+    """How much of each phrase hypotheses contain: R rows, N hypotheses, C phrases, F forms."""
 
-    # [R, N, C] the hypothesis contains the phrase, and not only as the start of a longer word.
+    # [R, N, C] the hypothesis contains a form, and not only as the start of a longer word.
     met: jax.Array
-    # [R, N, C] how many first tokens of the phrase the hypothesis ends with.
+    # [R, N, C, F] how many first tokens of the form the hypothesis ends with.
     num_matched: jax.Array
     # [R, N, C] met by the last tokens alone, so a longer word would undo it.
     at_end: jax.Array
@@ -73,8 +75,9 @@ class SelectWithPhrases:
             )
             next_log_probs = dataclasses.replace(next_log_probs, log_probs=log_probs)
         candidates = best_candidates(next_log_probs, beam_log_probs)
+        following = next_tokens(progress, phrases, ~progress.met)
         candidates = self._add_phrase_candidates(
-            candidates, next_log_probs.log_probs, beam_log_probs, next_tokens(progress, phrases)
+            candidates, next_log_probs.log_probs, beam_log_probs, following
         )
         candidates = force_tokens(candidates, next_log_probs, beam_log_probs)
 
@@ -108,16 +111,15 @@ class SelectWithPhrases:
         beam_log_probs: jax.Array,
         following: jax.Array,
     ) -> Candidates:
-        """Adds for each beam its best token, its end, and `following` `[R, k, C]`."""
+        """Adds for each beam its best token, its end, and `following` `[R, k, C, F]`."""
         rows, beams = beam_log_probs.shape
         best = jnp.argmax(log_probs, axis=0)[..., None]  # [R, k, 1]
         end = jnp.full_like(best, self.eos_id)
-        tokens = jnp.concatenate([best, end, following], axis=-1)  # [R, k, C + 2]
+        following = following.reshape(rows, beams, -1)  # --> [R, k, C * F]
+        tokens = jnp.concatenate([best, end, following], axis=-1)  # [R, k, C * F + 2]
         parents = jnp.broadcast_to(jnp.arange(beams)[:, None], tokens.shape)
-        tokens, parents = (
-            tokens.reshape(rows, -1),
-            parents.reshape(rows, -1),
-        )  # --> [R, k * (C + 2)]
+        # --> [R, k * (C * F + 2)]
+        tokens, parents = tokens.reshape(rows, -1), parents.reshape(rows, -1)
         totals = total_log_probs(log_probs, beam_log_probs, parents, tokens)
         added = Candidates(ranking=totals, log_probs=totals, parents=parents, tokens=tokens)
         all_candidates = jax.tree.map(
@@ -145,49 +147,64 @@ def phrase_progress(
         end where a word ends, only these may follow. None: all may.
     """
     length, width = tokens.shape[-1], phrases.ids.shape[-1]
-    sizes = _sizes(phrases)  # [R, 1, C]
-    wanted = phrases.ids[:, None]  # --> [R, 1, C, L]
+    sizes = _sizes(phrases)  # [R, 1, C, F]
+    wanted = phrases.ids[:, None]  # --> [R, 1, C, F, L]
+    ends_word = phrases.ends_word[:, None]  # --> [R, 1, C, F]
     starts = jnp.arange(length)
-    stops = starts + sizes[..., None]  # --> [R, 1, C, T]
-    matches = stops <= index  # --> [R, N, C, T]: the phrase starts here
+    stops = starts + sizes[..., None]  # --> [R, 1, C, F, T]
+    matches = stops <= index  # --> [R, N, C, F, T]: the form starts here
     separates = None if starts_word is None else starts_word[tokens]  # --> [R, N, T]
     for i in range(width + 1):
         position = jnp.minimum(starts + i, length - 1)
         if i < width:
-            token = jnp.take(tokens, position, axis=2)[:, :, None]
+            token = jnp.take(tokens, position, axis=2)[:, :, None, None]
             matches = matches & ((token == wanted[..., i, None]) | (sizes[..., None] <= i))
         if separates is not None:
-            after = jnp.take(separates, position, axis=2)[:, :, None]
-            unlimited = ~phrases.ends_word[:, None, :, None]
-            unlimited = unlimited | (sizes[..., None] != i) | (stops >= index)
+            after = jnp.take(separates, position, axis=2)[:, :, None, None]
+            unlimited = ~ends_word[..., None] | (sizes[..., None] != i) | (stops >= index)
             matches = matches & (after | unlimited)
-    met_before = jnp.any(matches & (stops < index), axis=-1) | (sizes == 0)
-    num_matched = jnp.zeros(met_before.shape, jnp.int32)
+    form_met_before = jnp.any(matches & (stops < index), axis=-1) & (sizes > 0)
+    num_matched = jnp.zeros(form_met_before.shape, jnp.int32)
     for size in range(1, width + 1):
         last = jnp.take(tokens, index - size + jnp.arange(size), axis=2, mode="clip")
-        equal = jnp.all(last[:, :, None] == wanted[..., :size], axis=-1) & (index >= size)
+        equal = jnp.all(last[:, :, None, None] == wanted[..., :size], axis=-1) & (index >= size)
         num_matched = jnp.where(equal & (size <= sizes), size, num_matched)
     complete = (num_matched == sizes) & (sizes > 0)
-    at_end = complete & ~met_before & phrases.ends_word[:, None]
-    return Progress(met_before | complete, num_matched, at_end)
+    # Phrases that only pad a row have no form, and are met.
+    met_before = jnp.any(form_met_before, axis=-1) | jnp.all(sizes == 0, axis=-1)
+    # A form that may continue stays met whatever follows.
+    is_safe = jnp.any(complete & ~ends_word, axis=-1)
+    at_end = jnp.any(complete, axis=-1) & ~met_before & ~is_safe
+    return Progress(met_before | jnp.any(complete, axis=-1), num_matched, at_end)
 
 
 def _sizes(phrases: PhraseArrays) -> jax.Array:
-    """Number of tokens of each phrase, `[R, 1, C]`."""
+    """Number of tokens of each form, `[R, 1, C, F]`."""
     return jnp.sum(phrases.ids >= 0, axis=-1)[:, None]
 
 
 def bank_of(progress: Progress, phrases: PhraseArrays) -> jax.Array:
-    """How many tokens of the phrases each hypothesis contains, `[R, N]`."""
-    num_tokens = jnp.where(progress.met, _sizes(phrases), progress.num_matched)
+    """How many tokens of the phrases each hypothesis contains, `[R, N]`.
+
+    A phrase that is met counts as its longest form, so that it counts more than a part of that.
+    """
+    longest = jnp.max(_sizes(phrases), axis=-1)
+    num_tokens = jnp.where(progress.met, longest, jnp.max(progress.num_matched, axis=-1))
     return jnp.sum(num_tokens, axis=-1)
 
 
-def next_tokens(progress: Progress, phrases: PhraseArrays) -> jax.Array:
-    """The token that continues each phrase, `[R, N, C]`; `NO_TOKEN` where it is met."""
+def next_tokens(progress: Progress, phrases: PhraseArrays, is_open: jax.Array) -> jax.Array:
+    """The token that continues each form, `[R, N, C, F]`; `NO_TOKEN` where there is none.
+
+    Args:
+      progress: of the hypotheses.
+      phrases: of each row.
+      is_open: `[R, N, C]` phrases that are to be continued.
+    """
     position = jnp.minimum(progress.num_matched, phrases.ids.shape[-1] - 1)
     tokens = jnp.take_along_axis(phrases.ids[:, None], position[..., None], axis=-1)[..., 0]
-    return jnp.where(progress.met, NO_TOKEN, tokens)
+    is_complete = progress.num_matched == _sizes(phrases)
+    return jnp.where(is_open[..., None] & ~is_complete, tokens, NO_TOKEN)
 
 
 def forbid_longer_words(
@@ -195,7 +212,7 @@ def forbid_longer_words(
 ) -> jax.Array:
     """Forbids tokens that would make a phrase at the end part of a longer word.
 
-    A token that continues another phrase, which the prefix contains in part, stays allowed.
+    A token that continues another phrase or form, which the prefix contains in part, stays allowed.
 
     Args:
       log_probs: `[V, R, k]`.
@@ -205,8 +222,11 @@ def forbid_longer_words(
     """
     vocab, rows, beams = log_probs.shape
     allowed = starts_word[:, None, None] | ~jnp.any(progress.at_end, axis=-1)
-    following = jnp.where(progress.num_matched > 0, next_tokens(progress, phrases), NO_TOKEN)
+    is_open = ~progress.met | progress.at_end
+    following = next_tokens(progress, phrases, is_open)
+    following = jnp.where(progress.num_matched > 0, following, NO_TOKEN)
     following = jnp.where(following == NO_TOKEN, vocab, following)  # out of range: dropped
+    following = following.reshape(rows, beams, -1)  # --> [R, k, C * F]
     row, beam = jnp.arange(rows)[:, None, None], jnp.arange(beams)[:, None]
     allowed = allowed.at[following, row, beam].set(True, mode="drop")
     return jnp.where(allowed, log_probs, NEVER)

@@ -14,27 +14,64 @@ from transformer_jax.decoding.search_settings import PhraseArrays
 
 
 @dataclasses.dataclass(frozen=True)
-class Phrase:
-    """What a translation has to contain."""
+class OneOf:
+    """A phrase with several forms, of which a translation has to contain one.
 
-    asked: str  # as the user wrote it
+    Attributes:
+      forms: such as `("roter Hut", "roten Hut")`.
+      may_continue: whether letters may follow a form, as in `Hutes` for `Hut`.
+    """
+
+    forms: tuple[str, ...]
+    may_continue: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class PhraseForm:
+    """A form of a phrase."""
+
     text: str  # as the tokenizer gives it back
     ids: tuple[int, ...]
-    ends_word: bool  # the token after it may not continue its last word
+    may_continue: bool  # letters may follow it
     is_known: bool = True  # the tokenizer can write it
+
+    @property
+    def ends_word(self) -> bool:
+        """Whether the token after it may not continue its last word."""
+        return not self.may_continue and separates_words(self.text[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Phrase:
+    """What a translation has to contain: one of its forms."""
+
+    asked: tuple[str, ...]  # as the user wrote the forms
+    forms: tuple[PhraseForm, ...]
 
     @property
     def name(self) -> str:
         """For messages and `Translation.unmet`."""
-        return f"phrase {self.asked!r}"
+        return f"phrase {' or '.join(map(repr, self.asked))}"
+
+    @property
+    def most_tokens(self) -> int:
+        """Of its longest form."""
+        return max(len(form.ids) for form in self.forms)
 
 
-def encode(tokenizer: Tokenizer, text: str) -> Phrase | None:
-    """The phrase `text` as it is inside a sentence; None where no token is left of it.
+def encode(tokenizer: Tokenizer, asked: str | OneOf) -> Phrase | None:
+    """A phrase as it is inside a sentence; None where no token is left of it.
 
     Scripts that put no spaces between words have no word boundaries to keep: a phrase of these
     begins without the space that tokenizers add before a text, and may be followed by anything.
     """
+    wanted = OneOf((asked,)) if isinstance(asked, str) else asked
+    forms = (_encode_form(tokenizer, text, wanted.may_continue) for text in wanted.forms)
+    known = tuple(filter(None, forms))
+    return Phrase(wanted.forms, known) if known else None
+
+
+def _encode_form(tokenizer: Tokenizer, text: str, may_continue: bool) -> PhraseForm | None:
     ids = tokenizer.encode(text)
     if not ids:
         return None
@@ -42,7 +79,7 @@ def encode(tokenizer: Tokenizer, text: str) -> Phrase | None:
     decoded = (tokenizer.decode(ids).strip() if is_known else "") or text
     if not separates_words(decoded[0]):
         ids = _without_space(tokenizer, decoded, ids)
-    return Phrase(text, decoded, tuple(ids), separates_words(decoded[-1]), is_known)
+    return PhraseForm(decoded, tuple(ids), may_continue, is_known)
 
 
 def _without_space(tokenizer: Tokenizer, text: str, ids: list[int]) -> list[int]:
@@ -60,13 +97,19 @@ def _without_space(tokenizer: Tokenizer, text: str, ids: list[int]) -> list[int]
     return ids
 
 
-def contains(output: str, phrase: str) -> bool:
-    """Whether `output` contains `phrase`, between word boundaries if its script has them."""
+def contains(output: str, phrase: str, may_continue: bool = False) -> bool:
+    """Whether `output` contains `phrase`, between word boundaries if its script has them.
+
+    Args:
+      output: text.
+      phrase: text.
+      may_continue: letters may follow it.
+    """
     start = output.find(phrase)
     while start >= 0:
         end = start + len(phrase)
         starts = start == 0 or _is_boundary(output[start - 1], phrase[0])
-        ends = end == len(output) or _is_boundary(phrase[-1], output[end])
+        ends = may_continue or end == len(output) or _is_boundary(phrase[-1], output[end])
         if starts and ends:
             return True
         start = output.find(phrase, start + 1)
@@ -74,22 +117,30 @@ def contains(output: str, phrase: str) -> bool:
 
 
 def missing(output: str, phrases: Sequence[Phrase]) -> tuple[str, ...]:
-    """Names of the phrases that `output` does not contain, each once."""
-    return tuple(dict.fromkeys(p.name for p in phrases if not contains(output, p.text)))
+    """Names of the phrases of which `output` contains no form, each once."""
+    names = (
+        phrase.name
+        for phrase in phrases
+        if not any(contains(output, form.text, form.may_continue) for form in phrase.forms)
+    )
+    return tuple(dict.fromkeys(names))
 
 
 def stack(wanted: Sequence[Sequence[Phrase]], rows: int) -> PhraseArrays | None:
     """Arrays of the phrases of each row; None where there is none."""
-    num_phrases = batching.next_power_of_two(max(map(len, wanted)))
-    if not num_phrases:
+    every = [phrase for phrases in wanted for phrase in phrases]
+    if not every:
         return None
-    longest = max(len(phrase.ids) for phrases in wanted for phrase in phrases)
-    ids: Any = np.full((rows, num_phrases, batching.next_power_of_two(longest)), -1, np.int32)
-    ends_word: Any = np.zeros((rows, num_phrases), bool)
+    num_phrases = batching.next_power_of_two(max(map(len, wanted)))
+    num_forms = batching.next_power_of_two(max(len(phrase.forms) for phrase in every))
+    longest = batching.next_power_of_two(max(phrase.most_tokens for phrase in every))
+    ids: Any = np.full((rows, num_phrases, num_forms, longest), -1, np.int32)
+    ends_word: Any = np.zeros((rows, num_phrases, num_forms), bool)
     for row, phrases in enumerate(wanted):
         for number, phrase in enumerate(phrases):
-            ids[row, number, : len(phrase.ids)] = phrase.ids
-            ends_word[row, number] = phrase.ends_word
+            for place, form in enumerate(phrase.forms):
+                ids[row, number, place, : len(form.ids)] = form.ids
+                ends_word[row, number, place] = form.ends_word
     return PhraseArrays(ids, ends_word)
 
 
@@ -98,12 +149,17 @@ def _is_boundary(left: str, right: str) -> bool:
     return any(not c.isalnum() or not separates_words(c) for c in (left, right))
 
 
-def is_possible(phrase: Phrase, decode: DecodeConfig) -> bool:
-    """Whether the tokenizer has all of `phrase`, and the rules allow its tokens."""
-    size, ids = decode.no_repeat_ngram_size, phrase.ids
+def possible(phrase: Phrase, decode: DecodeConfig) -> Phrase | None:
+    """The phrase with the forms that can be written: the tokenizer and the rules allow them."""
+    forms = tuple(form for form in phrase.forms if _is_possible(form, decode))
+    return dataclasses.replace(phrase, forms=forms) if forms else None
+
+
+def _is_possible(form: PhraseForm, decode: DecodeConfig) -> bool:
+    size, ids = decode.no_repeat_ngram_size, form.ids
     grams = [ids[i : i + size] for i in range(len(ids) - size + 1)] if size else []
     allowed = not set(ids) & set(decode.suppressed_ids) and len(set(grams)) == len(grams)
-    return phrase.is_known and allowed
+    return form.is_known and allowed
 
 
 def starts_word(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:

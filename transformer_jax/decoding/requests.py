@@ -11,7 +11,7 @@ import numpy as np
 
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding import long_texts, phrases
-from transformer_jax.decoding.phrases import Phrase
+from transformer_jax.decoding.phrases import OneOf, Phrase
 from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.errors import UserError, UserTypeError
 
@@ -32,12 +32,14 @@ class Request:
 
     text: str
     prefix: str = ""  # what the translation begins with
-    phrases: Sequence[str] = ()  # what the translation has to contain; one string is one phrase
+    # What the translation has to contain; one string is one phrase.
+    phrases: Sequence[str | OneOf] = ()
     # Its number in a file, for messages; None: messages name its index in the list of texts.
     line: int | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        phrases = (self.phrases,) if isinstance(self.phrases, str) else self.phrases
+        is_one = isinstance(self.phrases, str | OneOf)
+        phrases = (self.phrases,) if is_one else self.phrases
         if not isinstance(phrases, Sequence) or isinstance(phrases, bytes):
             raise UserTypeError(f"`phrases` is {described(phrases)}, not a list of strings.")
         object.__setattr__(self, "phrases", tuple(phrases))  # so that requests can be hashed
@@ -64,7 +66,12 @@ def read_requests(
     for item in items:
         request = item if isinstance(item, Request) else Request(item)
         parts = {"": request.text, ".prefix": request.prefix}
-        parts |= {f".phrases[{n}]": phrase for n, phrase in enumerate(request.phrases)}
+        for number, phrase in enumerate(request.phrases):
+            name = f".phrases[{number}]"
+            if isinstance(phrase, OneOf):
+                parts |= {f"{name}.forms[{n}]": form for n, form in enumerate(phrase.forms)}
+            else:
+                parts[name] = phrase
         part = ""
         try:
             if request.phrases and why_no_phrases:
@@ -156,7 +163,7 @@ class EncodedText:
         """Output tokens that the prefix and `wanted` phrases may take, with the end symbol."""
         if not self.prefix and not wanted:
             return 0
-        return len(self.prefix) + sum(len(phrase.ids) for phrase in wanted) + 1
+        return len(self.prefix) + sum(phrase.most_tokens for phrase in wanted) + 1
 
 
 class RequestEncoder:

@@ -158,10 +158,10 @@ def values_of(configs: Sequence[DecodeConfig], num_rows: int) -> SearchValues:
 
 @flax.struct.dataclass
 class PhraseArrays:
-    """Phrases that outputs have to contain, up to C in a row."""
+    """Phrases that outputs have to contain, up to C in a row, each in one of up to F forms."""
 
-    ids: jax.Array  # [R, C, L] tokens that have to follow each other, padded with -1
-    ends_word: jax.Array  # [R, C] boolean: the phrase has to end where a word ends
+    ids: jax.Array  # [R, C, F, L] tokens that have to follow each other, padded with -1
+    ends_word: jax.Array  # [R, C, F] boolean: the form has to end where a word ends
 
 
 @flax.struct.dataclass
