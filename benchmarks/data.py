@@ -16,7 +16,7 @@ import numpy as np
 from absl import app, flags
 
 from transformer_jax.config import Config, DataConfig
-from transformer_jax.config.fields import Batching
+from transformer_jax.config.data_fields import Batching
 from transformer_jax.data import batch_plan, loader
 from transformer_jax.data.epoch_data import EpochData, Epochs
 from transformer_jax.data.pair_selection import select_pairs

@@ -1,6 +1,6 @@
 """The settings of a run.
 
-- `fields`: the tree of dataclasses; a new setting is one more field there.
+- `fields`, `data_fields`: the tree of dataclasses; a new setting is one more field there.
 - `setting`: what a field knows besides its type: meaning, range, whether it may change.
 - `checks`: `validate`, for single settings and for combinations.
 - `json_format`: `config.json`, and what older ones mean.
@@ -8,10 +8,10 @@
 """
 
 from transformer_jax.config.checks import validate
+from transformer_jax.config.data_fields import DataConfig
 from transformer_jax.config.fields import (
     CheckpointConfig,
     Config,
-    DataConfig,
     DecodeConfig,
     ModelConfig,
     OptimizerConfig,

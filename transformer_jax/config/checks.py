@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from transformer_jax.config.fields import Config, DataConfig, DecodeConfig, ModelConfig
+from transformer_jax.config.data_fields import DataConfig
+from transformer_jax.config.fields import Config, DecodeConfig, ModelConfig
 from transformer_jax.config.json_format import typed
 from transformer_jax.config.setting import Setting, all_settings
 from transformer_jax.errors import UserError, did_you_mean
@@ -183,6 +184,12 @@ def _training_conflicts(config: Config) -> Iterator[str]:
             f"config.train.num_steps={config.train.num_steps} for the schedule's fall; "
             "lower config.optimizer.warmup_steps, or for a short trial keep the recipe's steps "
             f"and give `stop_after={config.train.num_steps}`."
+        )
+    if config.train.alignment_weight and config.data.subword_sampling:
+        yield (
+            f"config.train.alignment_weight={config.train.alignment_weight:g} aligns the tokens of "
+            "a corpus once, but config.data.subword_sampling changes them in each epoch; set one "
+            "of them to 0."
         )
     if config.train.early_stopping_patience and not config.train.eval_every_steps:
         yield (

@@ -121,7 +121,9 @@ def prepare_epochs(
     data = config.data
 
     def tokenize(seed: int | None) -> tuple[TokenizedCorpus, CorpusSelection]:
-        corpus = token_cache.tokenize_corpora(corpora, tokenizers, data, seed)
+        corpus = token_cache.tokenize_corpora(
+            corpora, tokenizers, data, seed, has_links=config.train.alignment_weight > 0
+        )
         selection = select_pairs(
             corpus.source.lengths,
             corpus.target.lengths,

@@ -14,12 +14,14 @@ import numpy as np
 from transformer_jax.data.batch_shapes import BatchLayout
 from transformer_jax.data.epoch_data import Epochs
 from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
+from transformer_jax.data.token_links import TokenLinks
 from transformer_jax.data.tokenizer_pair import SpecialIds
 
 Batch = dict[str, np.ndarray]
 
 NUM_THREADS = 2
 PREFETCH = 8
+MAX_LINKS = 4  # of a target token; more are left out
 
 
 class BatchSource:
@@ -91,7 +93,9 @@ def make_batch(corpus: TokenizedCorpus, layout: BatchLayout, ids: SpecialIds) ->
       `inputs` `[B, S]`, `targets` and `decoder_inputs` `[B, T]`: token ids;
       `{inputs,targets}_positions`: they restart with each sentence;
       `{inputs,targets}_segment_ids`: from 1 in each row, segment id 0 is padding;
-      `loss_mask` `[B, T]`: True on targets that count.
+      `loss_mask` `[B, T]`: True on targets that count;
+      `alignment` `[B, T, MAX_LINKS]`, if the corpus has links: positions of `inputs` that belong to
+      the token of `decoder_inputs`, -1 for none.
       All are int32, except the boolean mask.
     """
     inputs, inputs_positions, inputs_segment_ids = _fill_rows(
@@ -113,7 +117,7 @@ def make_batch(corpus: TokenizedCorpus, layout: BatchLayout, ids: SpecialIds) ->
     decoder_inputs = np.roll(targets, 1, axis=1)
     decoder_inputs[targets_positions == 0] = ids.decoder_start
     decoder_inputs[targets_segment_ids == 0] = ids.target_pad
-    return {
+    batch = {
         "inputs": inputs,
         "inputs_positions": inputs_positions,
         "inputs_segment_ids": inputs_segment_ids,
@@ -123,6 +127,29 @@ def make_batch(corpus: TokenizedCorpus, layout: BatchLayout, ids: SpecialIds) ->
         "targets_segment_ids": targets_segment_ids,
         "loss_mask": targets_segment_ids != 0,
     }
+    if corpus.links is not None:
+        batch["alignment"] = _alignment(corpus.links, layout)
+    return batch
+
+
+def _alignment(links: TokenLinks, layout: BatchLayout) -> np.ndarray:
+    """Linked source positions of each token that the decoder reads, `[rows, T, MAX_LINKS]`."""
+    shape = (layout.shape.rows, layout.shape.target_len, MAX_LINKS)
+    alignment = np.full(shape, -1, np.int32)
+    first = links.offsets[layout.pairs]
+    counts = links.offsets[layout.pairs + 1] - first
+    chosen = links.tokens[np.repeat(first, counts) + _ranges(counts)].astype(np.int64)
+    row = np.repeat(layout.rows, counts)
+    source = np.repeat(layout.source_starts, counts) + chosen[:, 0]
+    target = np.repeat(layout.target_starts, counts) + chosen[:, 1] + 1  # after the start symbol
+    # Links of a token follow each other.
+    token = row * layout.shape.target_len + target
+    rank = _ranges(np.unique(token, return_counts=True)[1]) if len(token) else token
+    order = np.argsort(token, kind="stable")
+    row, target, source = row[order], target[order], source[order]
+    kept = rank < MAX_LINKS
+    alignment[row[kept], target[kept], rank[kept]] = source[kept]
+    return alignment
 
 
 def _fill_rows(

@@ -20,9 +20,10 @@ import numpy as np
 
 from transformer_jax import paths
 from transformer_jax.config import DataConfig
-from transformer_jax.data import cache_manifest, remote_cache
+from transformer_jax.data import cache_manifest, remote_cache, token_links
 from transformer_jax.data.permutation import make_key
 from transformer_jax.data.sources import Corpus, cache_folder
+from transformer_jax.data.token_links import TokenLinks
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 
@@ -58,6 +59,7 @@ class TokenizedCorpus:
     target: TokenizedSide
     corpus_sizes: tuple[int, ...]  # pairs of each corpus, in the order of the config
     fingerprint: str
+    links: TokenLinks | None = None  # where they were asked for
 
     def __len__(self) -> int:
         return len(self.source.offsets) - 1
@@ -71,6 +73,7 @@ class _Inputs:
     tokenizers: TokenizerPair
     config: DataConfig
     seed: int | None
+    has_links: bool
 
     @property
     def folder(self) -> Path:
@@ -81,6 +84,8 @@ class _Inputs:
         if self.seed is not None:
             sampling = f"{self.config.subword_sampling} {self.config.max_len} {self.seed}"
             digest.update(sampling.encode())
+        if self.has_links:
+            digest.update(b"links")
         for c in self.corpora:
             digest.update(f"{c.fingerprint} {c.source_lang} {c.target_lang}".encode())
         is_local = self.config.cache_dir and not paths.is_remote(self.config.cache_dir)
@@ -111,6 +116,7 @@ def tokenize_corpora(
     tokenizers: TokenizerPair,
     config: DataConfig,
     seed: int | None = None,
+    has_links: bool = False,
 ) -> TokenizedCorpus:
     """Returns the corpora as token ids, from the cache if it has them and is intact.
 
@@ -120,11 +126,12 @@ def tokenize_corpora(
       config: where the cache is, whether languages are tagged, and the rate of subword sampling.
       seed: of subword sampling; None: each word in its best segmentation. A sentence that sampling
         makes longer than `config.max_len` gets its best segmentation too.
+      has_links: whether tokens are aligned too.
 
     Raises:
       UserError: where the cache cannot be written, or is damaged each time.
     """
-    inputs = _Inputs(corpora, tokenizers, config, seed)
+    inputs = _Inputs(corpora, tokenizers, config, seed, has_links)
     # Sampled tokens serve one epoch only, so they are not shared between machines.
     is_shared = seed is None and paths.is_remote(config.cache_dir)
     if is_shared:
@@ -139,7 +146,7 @@ def remove(
     corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: DataConfig, seed: int
 ) -> None:
     """Removes the tokens that were sampled with `seed`; open memory maps stay readable."""
-    _remove_folder(_Inputs(corpora, tokenizers, config, seed).folder)
+    _remove_folder(_Inputs(corpora, tokenizers, config, seed, False).folder)
 
 
 def _read_or_create(inputs: _Inputs) -> TokenizedCorpus:
@@ -165,13 +172,23 @@ def _read_or_create(inputs: _Inputs) -> TokenizedCorpus:
 
 def _read(folder: Path) -> TokenizedCorpus:
     cache_manifest.check(folder)
-
-    def side(name: str) -> TokenizedSide:
-        tokens = np.load(folder / f"{name}_tokens.npy", mmap_mode="r")
-        return TokenizedSide(tokens, np.load(folder / f"{name}_offsets.npy"))
-
+    links = None
+    if (folder / "links_tokens.npy").exists():
+        links = TokenLinks(*_flat_arrays(folder, "links"))
     sizes = np.load(folder / "corpus_sizes.npy")
-    return TokenizedCorpus(side("source"), side("target"), tuple(map(int, sizes)), folder.name)
+    return TokenizedCorpus(
+        TokenizedSide(*_flat_arrays(folder, "source")),
+        TokenizedSide(*_flat_arrays(folder, "target")),
+        tuple(map(int, sizes)),
+        folder.name,
+        links,
+    )
+
+
+def _flat_arrays(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens, mapped into memory, and the offsets of each sentence or pair."""
+    tokens = np.load(folder / f"{name}_tokens.npy", mmap_mode="r")
+    return tokens, np.load(folder / f"{name}_offsets.npy")
 
 
 def _create(folder: Path, inputs: _Inputs) -> None:
@@ -241,6 +258,18 @@ def _write(folder: Path, inputs: _Inputs) -> None:
     for writer in writers:
         writer.close()
     np.save(folder / "corpus_sizes.npy", np.asarray(corpus_sizes, np.int64))
+    if inputs.has_links:
+        _write_links(folder, inputs)
+
+
+def _write_links(folder: Path, inputs: _Inputs) -> None:
+    """Aligns the tokens that `folder` has."""
+    logging.info("aligning the tokens of %s pairs", np.load(folder / "corpus_sizes.npy").sum())
+    sides = [TokenizedSide(*_flat_arrays(folder, name)) for name in ("source", "target")]
+    sentences = [[side[i] for i in range(len(side.offsets) - 1)] for side in sides]
+    links = token_links.align(sentences[0], sentences[1], inputs.tokenizers)
+    np.save(folder / "links_tokens.npy", links.tokens)
+    np.save(folder / "links_offsets.npy", links.offsets)
 
 
 def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:

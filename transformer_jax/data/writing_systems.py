@@ -7,6 +7,7 @@ former: Korean puts spaces between words.
 
 import bisect
 import collections
+import functools
 import unicodedata
 from collections.abc import Mapping
 
@@ -74,13 +75,14 @@ def script_shares(character_counts: Mapping[str, int], least: float = 0.005) -> 
     shares: collections.Counter[str] = collections.Counter()
     for char, count in character_counts.items():
         if unicodedata.category(char).startswith("L"):
-            shares[_script(char)] += count
+            shares[script_of(char)] += count
     total = shares.total()
     return {name: n / total for name, n in shares.most_common() if n >= least * total}
 
 
-def _script(letter: str) -> str:
-    """Name of a letter's writing system: the first word of its Unicode name."""
+@functools.lru_cache(maxsize=4096)
+def script_of(letter: str) -> str:
+    """Name of a letter's writing system, such as Latin or Han: the first word of its own name."""
     first = unicodedata.name(letter, "UNKNOWN").split()[0].split("-")[0]
     return {"CJK": "Han", "FULLWIDTH": "Latin", "HALFWIDTH": "Katakana"}.get(first, first.title())
 

@@ -214,6 +214,14 @@ class Transformer(nn.Module):
         return self.logits(self.hidden(batch, deterministic))
 
 
+def alignment_head(num_decoder_layers: int) -> tuple[int, int]:
+    """Layer and head of the cross-attention that `train.alignment_weight` teaches to align.
+
+    The last layer but one, as Garg et al. (2019) chose; of a decoder of one layer, that layer.
+    """
+    return max(num_decoder_layers - 2, 0), 0
+
+
 def with_remat(layer_class: type[nn.Module]) -> type[nn.Module]:
     """`layer_class` whose activations are recomputed in the backward pass."""
     # `deterministic` selects Python branches, so it is static. `nn.remat` names static arguments by

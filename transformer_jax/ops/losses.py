@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.ops.attention.softmax import HIDDEN
 from transformer_jax.ops.dense import projected_logits
 
 
@@ -172,3 +173,25 @@ def _backward(label_smoothing, residuals, cotangents):
 
 
 _chunked_sums.defvjp(_forward, _backward)
+
+
+def alignment_loss(
+    query: jax.Array, key: jax.Array, alignment: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Sum of cross-entropies between a head's attention and given links (Garg et al., 2019).
+
+    A token with n links is to attend to each with 1 / n; one without links adds 0.
+
+    Args:
+      query: `[B, T, D]` of the head.
+      key: `[B, S, D]`.
+      alignment: `[B, T, N]` linked source positions of each target position, -1 for none.
+      mask: `[B, T, S]` boolean, True = may attend.
+    """
+    query, key = query.astype(jnp.float32), key.astype(jnp.float32)
+    scores = jnp.einsum("btd,bsd->bts", query * query.shape[-1] ** -0.5, key)
+    log_weights = jax.nn.log_softmax(jnp.where(mask, scores, HIDDEN), axis=-1)
+    is_linked = alignment[..., None] == jnp.arange(key.shape[1])  # --> [B, T, N, S]
+    at_links = jnp.sum(jnp.where(is_linked, log_weights[:, :, None], 0.0), axis=(2, 3))  # [B, T]
+    num_links = jnp.sum(alignment >= 0, axis=-1)
+    return -jnp.sum(at_links / jnp.maximum(num_links, 1))

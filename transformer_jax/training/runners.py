@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from transformer_jax import distributed
 from transformer_jax.config import Config
 from transformer_jax.data.batch_shapes import BatchShape
-from transformer_jax.data.loader import Batch
+from transformer_jax.data.loader import MAX_LINKS, Batch
 from transformer_jax.ops.platforms import compute_dtype
 from transformer_jax.training import partition
 from transformer_jax.training.step import Metrics, PyTree, Sums, TrainState, TrainStep
@@ -32,11 +32,11 @@ def make_runner(config: Config, devices: list[jax.Device]) -> "Runner":
     return kinds[config.parallel.runner](TrainStep(config), devices)
 
 
-def batch_struct(shape: BatchShape) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and types of the arrays of a batch."""
+def batch_struct(shape: BatchShape, has_links: bool = False) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and types of the arrays of a batch; `has_links`: with the alignment of its tokens."""
     source = jax.ShapeDtypeStruct((shape.rows, shape.source_len), jnp.int32)
     target = jax.ShapeDtypeStruct((shape.rows, shape.target_len), jnp.int32)
-    return {
+    batch = {
         "inputs": source,
         "inputs_positions": source,
         "inputs_segment_ids": source,
@@ -46,6 +46,9 @@ def batch_struct(shape: BatchShape) -> dict[str, jax.ShapeDtypeStruct]:
         "targets_segment_ids": target,
         "loss_mask": jax.ShapeDtypeStruct(target.shape, jnp.bool_),
     }
+    if has_links:
+        batch["alignment"] = jax.ShapeDtypeStruct((*target.shape, MAX_LINKS), jnp.int32)
+    return batch
 
 
 def shape_key(batch: dict[str, Any]) -> ShapeKey:
@@ -145,7 +148,7 @@ class Runner(abc.ABC):
           shape: of the batch of all devices.
           state: in this runner's layout; `pmap` needs it if there are several processes.
         """
-        batch = batch_struct(shape)
+        batch = batch_struct(shape, self.train_step.config.train.alignment_weight > 0)
         compiled = self._lower(batch, state).compile()
         self._compiled[shape_key(batch)] = compiled
         return compiled

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import optax
 
 from transformer_jax.config import Config
-from transformer_jax.model.transformer import Transformer, init_params
+from transformer_jax.model.transformer import Transformer, alignment_head, init_params
 from transformer_jax.ops import losses
+from transformer_jax.ops.masks import make_segment_mask
 from transformer_jax.training.optimizer import PyTree, make_optimizer, make_schedule, num_updates
 
 Metrics = dict[str, jax.Array]  # float32 scalars of one step, by name
@@ -102,17 +103,42 @@ class TrainStep:
         # nothing is mutable, as here.
         apply: Callable[..., Any] = self.model.apply
         variables, rngs = {"params": params}, {"dropout": rng}
-        # [B, T, M]
-        hidden = apply(variables, batch, deterministic=False, rngs=rngs, method="hidden")
+        weight = self.config.train.alignment_weight
+        mutable = ["intermediates"] if weight else False
+        hidden = apply(
+            variables, batch, deterministic=False, rngs=rngs, method="hidden", mutable=mutable
+        )  # [B, T, M]
+        alignment_loss = jnp.zeros(())
+        if weight:
+            hidden, collected = hidden
+            alignment_loss = self._alignment_loss(collected["intermediates"], batch)
         # [V, M], and [V] or None
         table, bias = apply(variables, method="output_projection")
-        return losses.projected_cross_entropy(
+        sums = losses.projected_cross_entropy(
             hidden.reshape(-1, hidden.shape[-1]),  # --> [B * T, M]
             table,
             batch["targets"].reshape(-1),  # --> [B * T]
             batch["loss_mask"].reshape(-1),  # --> [B * T]
             self.config.train.label_smoothing,
             bias=bias,
+        )
+        return sums._replace(loss=sums.loss + weight * alignment_loss)
+
+    def _alignment_loss(self, intermediates: PyTree, batch: dict[str, jax.Array]) -> jax.Array:
+        """Sum over target tokens of the loss that guides the alignment head (Garg et al., 2019).
+
+        The head is to attend to the source of the token that the decoder reads. Garg et al. guide
+        it at the step that writes the token, where it is not known yet, and read it in a further
+        pass over the entire target.
+        """
+        layer, head = alignment_head(self.config.model.num_decoder_layers)
+        attention = intermediates[f"decoder_layers_{layer}"]["cross_attention"]
+        (queries,), (keys,) = attention["queries"], attention["keys"]
+        return losses.alignment_loss(
+            queries[:, :, head],
+            keys[:, :, head],
+            batch["alignment"],
+            make_segment_mask(batch["targets_segment_ids"], batch["inputs_segment_ids"])[:, 0],
         )
 
     def _loss(

@@ -1,0 +1,96 @@
+"""The settings of the section `data`; see `fields`."""
+
+import dataclasses
+from typing import Literal
+
+from transformer_jax.config.setting import fraction, path_setting, setting
+
+BleuTokenizer = Literal[
+    "auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "flores101", "flores200", "none"
+]
+Batching = Literal["pack", "bucket"]
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class DataConfig:
+    """Where sentence pairs come from and how they become batches."""
+
+    source: Literal["tfds", "files"] = setting(
+        "tfds", "TensorFlow Datasets, or text files (PREFIX.LANG, .gz too, or one .tsv)."
+    )
+    tfds_name: str = setting("number_words/de", "Name of the TFDS data set.")
+    data_dir: str = path_setting(
+        "", "Folder of TFDS; empty: $TFDS_DATA_DIR, else the user's cache folder."
+    )
+    cache_dir: str = path_setting(
+        "", "Folder of tokenised corpora; empty: the user's cache folder."
+    )
+    train: str = path_setting(
+        "train", "Training data: a TFDS split, or path prefixes with commas.", "corpora"
+    )
+    validation: str = path_setting("validation", "Validation data, as `train`.", "corpora")
+    test: str = path_setting("test", "Test data, as `train`.", "corpora")
+    train_weights: tuple[float, ...] = setting(
+        (), "Share of each corpus of `train` in the training data; empty: by size."
+    )
+    train_languages: tuple[str, ...] = setting(
+        (), 'Languages of each corpus, such as "en-de"; empty: source_lang-target_lang.'
+    )
+    target_language_tags: bool = setting(
+        False, 'Put the target language, "<2xx>", before the source.'
+    )
+    source_lang: str = setting("en", "Language of the source: suffix of its files.")
+    target_lang: str = setting("de", "Language of the target: suffix of its files.")
+    vocab_size: int = setting(8000, "Tokens of the tokenizer that is trained.", at_least=8)
+    target_vocab_size: int = setting(0, "The same of the target; 0: vocab_size.", at_least=0)
+    tokenizer: Literal["unigram", "bpe"] = setting("unigram", "Kind of tokenizer to train.")
+    tokenizer_model: str = path_setting(
+        "", "Use this SentencePiece model instead; two files as SOURCE,TARGET.", "several"
+    )
+    normalization: str = setting(
+        "identity",
+        "SentencePiece's normalization rule: identity, nfkc, nmt_nfkc, nfkc_cf or nmt_nfkc_cf; "
+        "two of them as SOURCE,TARGET.",
+        former="nmt_nfkc",
+    )
+    shared_vocab: bool = setting(True, "Train one tokenizer for source and target.")
+    lowercase: bool = setting(False, "Lower-case all text.")
+    pretokenized: bool = setting(False, "BLEU's words are those between spaces.", resumable=True)
+    bleu_tokenizer: BleuTokenizer = setting(
+        "auto", "sacreBLEU's tokenizer; auto: by target_lang.", resumable=True
+    )
+    byte_fallback: bool = setting(True, "Write characters without a token as UTF-8 bytes.")
+    subword_sampling: float = fraction(
+        0.0,
+        "Segment words at random, again in each epoch. bpe: probability that a merge is skipped; "
+        "unigram: smoothing alpha; 0: off.",
+    )
+    character_coverage: float = setting(
+        1.0, "Share of the text's characters that get tokens.", above=0, at_most=1
+    )
+    max_len: int = setting(
+        256, "Longest training sentence in tokens, the end symbol included.", at_least=2
+    )
+    max_ratio: float = setting(
+        9.0,
+        "Longest side of a training pair, in lengths of the other side; 0: no limit.",
+        at_least=0,
+        former=0.0,
+    )
+    batching: Batching = setting(
+        "pack",
+        "pack: several sentences share a row; bucket: one sentence a row, of similar lengths.",
+    )
+    batch_tokens: int = setting(
+        25_000,
+        "Target positions of a step, all devices together; bucket: positions of the longer side.",
+        at_least=1,
+    )
+    pack_len: int = setting(0, "Target positions of a packed row; 0: max_len.", at_least=0)
+    num_buckets: int = setting(20, "Shapes of batches that bucket may use.", at_least=1)
+    plan_version: int = setting(
+        2, "Rules by which batches are planned; 1: those of 0.1.0.", at_least=1, at_most=2, former=1
+    )
+    batch_sentences: int = setting(
+        0, "With bucket: sentences of a step, instead of batch_tokens; 0: off.", at_least=0
+    )
