@@ -15,9 +15,11 @@ import markdown_it
 
 from tests.conftest import transformer_jax
 from transformer_jax.errors import UserError
-from transformer_jax.text import formats, sentences, word_links
-from transformer_jax.text.document import Document, SentenceTranslation
+from transformer_jax.text import formats, sentences
+from transformer_jax.text.document import Document, Reading, SentenceTranslation
+from transformer_jax.text.protection import NO_PROTECTION, Protection
 from transformer_jax.text.sentences import NO_LINES, NO_SPLIT
+from transformer_jax.text.words import words_of
 
 TEXT = (
     "  Dr. Smith came at 3.15 p.m. He left.\n\n\t- One!  Two?\r\nthree\u2028four \n1. Five. ***\n"
@@ -55,6 +57,17 @@ code block
 """
 
 
+def read(
+    text: str,
+    format: str = "txt",
+    language: str = "en",
+    splitting: str = "",
+    target_language: str = "",
+    protection: Protection = NO_PROTECTION,
+) -> Document:
+    return formats.read(text, format, Reading(language, splitting, target_language, protection))
+
+
 def shown(document: Document) -> list[str]:
     return [sentence.text for sentence in document.sentences]
 
@@ -67,7 +80,7 @@ def reversed_words(document: Document) -> list[SentenceTranslation]:
     """Each sentence with its words in capitals and in reverse order, and with the true links."""
     results = []
     for text in shown(document):
-        words = [text[start:end].upper() for start, end in word_links.word_spans(text)]
+        words = [word.upper() for word in words_of(text)]
         links = ((n, len(words) - 1 - n, 1.0) for n in range(len(words)))
         results.append(SentenceTranslation(" ".join(reversed(words)), tuple(links)))
     return results
@@ -100,7 +113,7 @@ def test_sentences_have_their_places_and_layout_is_kept():
     # Whether "p.m." ends the first sentence is for the library to decide.
     assert " ".join(texts[:-5]) == "Dr. Smith came at 3.15 p.m. He left."
     assert all(TEXT[s.start : s.end] == s.text for s in parts)
-    document = formats.read(TEXT, "txt", "en")
+    document = read(TEXT, "txt", "en")
     assert document.join(identity(document)) == TEXT
     upper = [SentenceTranslation(text.upper()) for text in texts]
     assert document.join(upper) == TEXT.upper()
@@ -109,12 +122,12 @@ def test_sentences_have_their_places_and_layout_is_kept():
 def test_sentences_of_other_scripts_are_joined_as_the_script_does():
     chinese, english = "你好。今天好！\n再见。", "Hello. Nice!\nBye."
     for text, language, other in ((chinese, "zh", english), (english, "en", chinese)):
-        document = formats.read(text, "txt", language)
-        wanted = shown(formats.read(other, "txt", "zh"))
+        document = read(text, "txt", language)
+        wanted = shown(read(other, "txt", "zh"))
         assert len(wanted) == len(shown(document)) == 3
         assert document.join([SentenceTranslation(one) for one in wanted]) == other
     for text in ("", " \n ", "--- * * *\n", "🙂"):
-        document = formats.read(text, "txt", "xx")
+        document = read(text, "txt", "xx")
         assert shown(document) == []
         assert document.join([]) == text
 
@@ -127,13 +140,13 @@ def test_plain_text_is_split_as_the_client_says():
         NO_SPLIT: ["One two. Three."],
     }
     for splitting, parts in wanted.items():
-        document = formats.read(text, "txt", "en", splitting)
+        document = read(text, "txt", "en", splitting)
         assert shown(document) == parts
         assert document.join(identity(document)) == text
 
 
 def test_html_keeps_markup_and_what_is_not_to_be_translated():
-    document = formats.read(PAGE, "html", "en")
+    document = read(PAGE, "html", "en")
     assert shown(document) == [
         *("A title.", "One & two.", "Three four!", "Five", "6 < 7", "unclosed end", "a b", "c")
     ]
@@ -150,7 +163,7 @@ def test_html_keeps_markup_and_what_is_not_to_be_translated():
     ["", "<", "a < b", "<a", "<a title='", "<!--", "</", "<script>x", "<b>x</i></b>", "&#0;&bad;"],
 )
 def test_html_that_is_broken_stays_as_it_is(text):
-    document = formats.read(text, "html", "en")
+    document = read(text, "html", "en")
     assert document.join(identity(document)) == text
     assert document.join(reversed_words(document)).count("<b") == text.count("<b")
 
@@ -161,15 +174,15 @@ def test_html_that_is_broken_stays_as_it_is(text):
 )
 def test_html_takes_linear_time(part):
     # Quadratic time would be minutes here.
-    document = formats.read(part * (200_000 // len(part)), "html", "en")
+    document = read(part * (200_000 // len(part)), "html", "en")
     document.join(identity(document))
 
 
 def test_markup_in_translations_is_text():
-    document = formats.read("<b>one</b> two", "html", "en")
+    document = read("<b>one</b> two", "html", "en")
     joined = document.join([SentenceTranslation("<script>x</script>")])
     assert sorted(Tree(joined).words) == [("", "script>x</script>"), ("b[]", "<")]
-    document = formats.read("one *two*", "md", "en")
+    document = read("one *two*", "md", "en")
     translated = document.join([SentenceTranslation("a_b [c](d) <e>")])
     rendered = markdown_it.MarkdownIt().render(translated)
     assert "a_b" in rendered
@@ -178,7 +191,7 @@ def test_markup_in_translations_is_text():
 
 
 def test_markdown_keeps_markup_and_moves_emphasis_with_its_words():
-    document = formats.read(MARKDOWN, "md", "en")
+    document = read(MARKDOWN, "md", "en")
     assert document.join(identity(document)) == MARKDOWN
     assert shown(document)[:4] == [
         "Head one",
@@ -217,7 +230,7 @@ def test_any_text_comes_back_from_an_identity(format):
     rng = random.Random(0)
     for size in range(1500):
         text = "".join(rng.choices([*_BITS[format], "\n\n", "\r\n"], k=1 + size % 40))
-        document = formats.read(text, format, "en")
+        document = read(text, format, "en")
         assert document.join(identity(document)) == text
         document.join(reversed_words(document))
 
@@ -238,7 +251,7 @@ def test_tags_enclose_the_same_words_wherever_those_are(seed):
 
     for _ in range(200):
         text = f"<p>x {markup(4)}</p>"
-        document = formats.read(text, "html", "en")
+        document = read(text, "html", "en")
         result = document.join(reversed_words(document))
         assert sorted(Tree(result).words) == sorted(Tree(text).words)
 
@@ -270,11 +283,11 @@ HARD = [
 
 @pytest.mark.parametrize(("source", "numbers", "wanted"), HARD)
 def test_hard_cases_of_tags(source, numbers, wanted):
-    document = formats.read(f"<p>{source}</p>", "html", "en", NO_SPLIT)
+    document = read(f"<p>{source}</p>", "html", "en", NO_SPLIT)
     results = []
     order = [int(number) for number in numbers.split()]
     for text in shown(document):
-        words = [text[start:end].upper() for start, end in word_links.word_spans(text)]
+        words = [word.upper() for word in words_of(text)]
         chosen = order[: len(order) if len(shown(document)) == 1 else len(words)]
         translation = " ".join(words[n % len(words)] for n in chosen)
         links = tuple((n % len(words), place, 1.0) for place, n in enumerate(chosen))
@@ -287,15 +300,15 @@ def test_formats_are_known_by_name():
     assert formats.of_file("README.md") == "md"
     assert formats.of_file("a.pdf") is None
     with pytest.raises(UserError, match="no format htm; did you mean html"):
-        formats.read("", "htm", "en")
+        read("", "htm")
 
 
 def test_a_document_of_a_model(translator):
     text = "<p>one <b>two</b> three</p>\n\n<p>four</p>"
     result = translator.translate_document(text, "html", beam_size=2)
-    assert [source for source, _ in result.sentences] == ["one two three", "four"]
+    assert [one.source for one in result.sentences] == ["one two three", "four"]
     single = [out.text for out in translator.translate(["one two three", "four"], beam_size=2)]
-    assert [translation for _, translation in result.sentences] == single
+    assert [one.text for one in result.sentences] == single
     tree = Tree(result.text)
     assert [word for _, word in tree.words] == " ".join(single).casefold().split()
     assert {path for path, _ in tree.words} <= {"p[]", "p[]/b[]"}

@@ -10,6 +10,7 @@ pytest.importorskip("sentencex")
 pytest.importorskip("markdown_it")
 
 from tests.test_text_documents import identity, reversed_words, shown
+from tests.test_text_documents import read as read_document
 from transformer_jax.commands.decode import DOCUMENT_FORMATS
 from transformer_jax.errors import UserError
 from transformer_jax.text import formats
@@ -121,7 +122,7 @@ def without_translations(text: str, format: str) -> str:
 
 
 def read(text: str, format: str) -> Document:
-    return formats.read(text, format, "en", target_language="fr")
+    return read_document(text, format, target_language="fr")
 
 
 @pytest.mark.parametrize("format", FILLED)
@@ -200,7 +201,7 @@ def test_broken_files_are_refused(format, text, message):
 
 def test_a_memory_needs_both_languages():
     with pytest.raises(UserError, match="needs a source and a target language"):
-        formats.read(TMX, "tmx", "en")
+        read_document(TMX, "tmx")
 
 
 _BITS = {

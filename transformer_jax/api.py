@@ -213,7 +213,15 @@ class Translator(TextSubmitter):
         return results if n_best is not None else (best[0] for best in results)
 
     def translate_document(
-        self, text: str, format: str = "txt", **settings: Any
+        self,
+        text: str,
+        format: str = "txt",
+        *,
+        glossary: Any = None,
+        protect: Sequence[str] = (),
+        protect_usual: bool = True,
+        guards: bool = True,
+        **settings: Any,
     ) -> "DocumentTranslation":
         """The translation of a text of several sentences, with its layout and markup.
 
@@ -224,7 +232,15 @@ class Translator(TextSubmitter):
         Args:
           text: of the document.
           format: a name of `text.formats.READERS`, such as `txt`, `md`, `html`, `po`, `srt`.
-          **settings: as in `translate_iterable`, but no `n_best`, `attention` and `on_error`.
+          glossary: terms that translations have to contain: a file (`text.glossary.read`), rows
+            of (source, target) or (source, target, flags), or a `text.glossary.Glossary`.
+          protect: regular expressions of what no translation may change.
+          protect_usual: whether that also goes for addresses, names in braces, `%s`, numbers with
+            units and the like (`text.protection.USUAL`).
+          guards: whether loops, copies of the source and the like (`text.guards.MEANINGS`) are
+            translated again, and flagged if they stay.
+          **settings: as in `translate_iterable`, but no `n_best`, `attention` and `on_error`;
+            `source_lang="auto"` detects the language.
 
         Raises:
           UserError: an unknown format, an impossible setting, or a sentence that cannot be
@@ -235,7 +251,8 @@ class Translator(TextSubmitter):
         except ModuleNotFoundError as error:
             raise missing_package(error, "documents") from error
         call_settings.check_type("text", text, str, "a string")
-        return documents.translate(self, text, format, **settings)
+        options = documents.options(glossary, protect, protect_usual, guards)
+        return documents.translate(self, text, format, options, **settings)
 
     def warmup(
         self,

@@ -65,6 +65,37 @@ def define_flags(argv: list[str]) -> list[str]:
         ["", *DOCUMENT_FORMATS],
         "With --document: format of the input; empty: by the ending of its name.",
     )
+    command_line.define_path(
+        "glossary",
+        "",
+        "FILE",
+        "Terms that translations contain: source, tab, target on each line; forms of a target are "
+        "separated by |.",
+    )
+    flags.DEFINE_multi_string(
+        "protect",
+        [],
+        "With --document: regular expression of what no translation may change; may be given "
+        "several times.",
+    )
+    flags.DEFINE_bool(
+        "protect_usual",
+        True,
+        "With --document: addresses, numbers with units, names in braces, %s and the like do not "
+        "change.",
+    )
+    flags.DEFINE_bool(
+        "guards",
+        True,
+        "With --document: translate loops, copies of the source and the like again, and flag them "
+        "if they stay.",
+    )
+    command_line.define_path(
+        "sentences",
+        "",
+        "FILE",
+        "With --document: also write each sentence with its translation and flags, as JSON lines.",
+    )
     flags.DEFINE_enum("format", "text", ["text", "jsonl"], "Format of the output.")
     flags.DEFINE_integer(
         "n_best", 1, "Hypotheses or samples; above 1 a line of text is `line ||| text ||| score`."

@@ -1,5 +1,8 @@
 """Runs the command `decode --document`: a document in, its translation out."""
 
+import collections
+import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -7,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -16,11 +19,13 @@ from transformer_jax.api import Translator
 from transformer_jax.commands import decode_run, model_flags, process_flags, search_flags
 from transformer_jax.commands.decode_input import is_stream, read_text
 from transformer_jax.commands.decode_output import ResumableOutput
-from transformer_jax.commands.text_output import check_writable, writing
+from transformer_jax.commands.text_output import check_not_overwritten, check_writable, writing
 from transformer_jax.errors import UserError, missing_package
 
 if TYPE_CHECKING:
     from transformer_jax.text.document import Document, DocumentSentence, SentenceTranslation
+    from transformer_jax.text.documents import DocumentOptions
+    from transformer_jax.text.sentence_translator import SentenceTranslator
 
 FLAGS = flags.FLAGS
 # Flags of lines, which documents do not have.
@@ -39,44 +44,45 @@ _OF_LINES = (
 
 def run() -> None:
     """Translates the document. Several processes share it, and the first one writes."""
-    given = [f"--{name}" for name in _OF_LINES if FLAGS[name].value != FLAGS[name].default]
-    if given:
+    if given := decode_run.given_flags(_OF_LINES):
         raise UserError(f"--document has no lines: remove {', '.join(given)}.")
     decode_run.check_flags()
     process_flags.connect(saves=False)
     if distributed.process_count() > 1 and (FLAGS.input == "-" or is_stream(FLAGS.input)):
         raise UserError("Several processes need --input=FILE; a stream is read by one process.")
     text, document_format = read_text(FLAGS.input), _format()
-    distributed.run_on_all(_check_output, "output")
+    options = _options()
+    distributed.run_on_all(_check_outputs, "output")
     translator = model_flags.load_translator(needs_parameters=False)
-    document = _read(text, document_format, translator)
+    document, sentence_translator = _read(text, document_format, translator, options)
     name = str(_sentences_file()) if distributed.is_primary() else os.devnull
-    output = ResumableOutput(name, functools.partial(decode_run.description, translator))
-    translations = _translations(translator, document, output)
+    output = ResumableOutput(name, functools.partial(_description, translator, options))
+    translations = _translations(sentence_translator, document, output)
     if distributed.is_primary():
         joined = document.join(translations)
         with writing(FLAGS.output) as out:
             out.write(joined)
+        if FLAGS.sentences:
+            _write_sentences(document, translations)
         output.finish()
         if name != os.devnull:
             _sentences_file().unlink()
-        num_programs = translator.engine.num_compiled
-        print(
-            f"{len(translations):,} sentences; compiled programs: {num_programs}", file=sys.stderr
-        )
+        _summarize(translator, translations)
 
 
-def _check_output() -> bool:
+def _check_outputs() -> bool:
     if distributed.is_primary():
         check_writable(FLAGS.output)
+        if FLAGS.sentences:
+            inputs = {f"--{name}": FLAGS[name].value for name in ("input", "output", "glossary")}
+            check_not_overwritten(FLAGS.sentences, inputs, "--sentences")
+            check_writable(FLAGS.sentences)
     return True
 
 
 def _format() -> str:
-    try:
+    with _documents_extra():
         from transformer_jax.text import formats
-    except ModuleNotFoundError as error:
-        raise missing_package(error, "documents") from error
     if not FLAGS.document_format and FLAGS.input == "-":
         raise UserError("Standard input has no name; give --document_format.")
     document_format = FLAGS.document_format or formats.of_file(FLAGS.input)
@@ -88,15 +94,43 @@ def _format() -> str:
     return document_format
 
 
-def _read(text: str, document_format: str, translator: Translator) -> "Document":
-    from transformer_jax.text import formats
-
-    data = translator.config.data
-    source, target = FLAGS.source_lang or data.source_lang, FLAGS.target_lang or data.target_lang
+@contextlib.contextmanager
+def _documents_extra() -> Iterator[None]:
+    """Says which extra has a package that is missing."""
     try:
-        return formats.read(text, document_format, source, target_language=target)
+        yield
+    except ModuleNotFoundError as error:
+        raise missing_package(error, "documents") from error
+
+
+def _options() -> "DocumentOptions":
+    from transformer_jax.text import documents
+
+    return documents.options(
+        FLAGS.glossary or None, FLAGS.protect, FLAGS.protect_usual, FLAGS.guards
+    )
+
+
+def _read(
+    text: str, document_format: str, translator: Translator, options: "DocumentOptions"
+) -> "tuple[Document, SentenceTranslator]":
+    """The document, and what translates its sentences."""
+    from transformer_jax.text import documents
+    from transformer_jax.text.document import Reading
+
+    source_lang = documents.language_of(translator, text, FLAGS.source_lang)
+    reading = Reading(source_lang, "", FLAGS.target_lang, options.protection)
+    try:
+        document = documents.read(translator, text, document_format, reading)
     except UserError as error:
         raise UserError(f"--input={FLAGS.input}: {error}") from error
+    return document, documents.sentence_translator(
+        translator,
+        options,
+        source_lang=source_lang,
+        target_lang=FLAGS.target_lang,
+        **search_flags.given(),
+    )
 
 
 def _sentences_file() -> Path:
@@ -105,8 +139,17 @@ def _sentences_file() -> Path:
     return Path(f"{FLAGS.output}.sentences" if can_resume else os.devnull)
 
 
+def _description(translator: Translator, options: "DocumentOptions") -> dict[str, Any]:
+    """All that determines the translations, except the document."""
+    return {
+        **decode_run.description(translator),
+        "protect": [*options.protection.shown, *options.protection.hidden],
+        "guards": options.guards,
+    }
+
+
 def _translations(
-    translator: Translator, document: "Document", output: ResumableOutput
+    translator: "SentenceTranslator", document: "Document", output: ResumableOutput
 ) -> list["SentenceTranslation"]:
     """Those of all sentences; an interrupted run has left the first ones."""
     done: list[SentenceTranslation] = []
@@ -117,7 +160,7 @@ def _translations(
                 done += map(_of_json, itertools.islice(lines, output.skip))
         remaining = output.remaining(iter(document.sentences))
         results = decode_run.shared(
-            remaining, functools.partial(_translate, translator, document), lambda: True
+            remaining, functools.partial(_translate, translator), lambda: True
         )
         count = functools.partial(len, document.sentences)
         for translation in decode_run.with_progress(results, output, "sentence", count):
@@ -127,31 +170,48 @@ def _translations(
 
 
 def _translate(
-    translator: Translator,
-    document: "Document",
+    translator: "SentenceTranslator",
     sentences: Iterator["DocumentSentence"],
     ready: decode_run.Ready,
 ) -> Iterator["SentenceTranslation"]:
-    from transformer_jax.text import documents
-
-    return documents.translate_sentences(
-        translator,
-        sentences,
-        has_markup=document.has_markup,
-        target_lang=FLAGS.target_lang,
-        source_lang=FLAGS.source_lang,
-        window=FLAGS.window,
-        **search_flags.given(),
-    )
+    del ready  # all sentences are there
+    return translator.translate(sentences, FLAGS.window)
 
 
 def _as_json(translation: "SentenceTranslation") -> str:
-    fields = {"text": translation.text, "links": translation.links}
-    return json.dumps(fields, ensure_ascii=False) + "\n"
+    return json.dumps(dataclasses.asdict(translation), ensure_ascii=False) + "\n"
 
 
 def _of_json(line: str) -> "SentenceTranslation":
     from transformer_jax.text.document import SentenceTranslation
 
-    fields = json.loads(line)
-    return SentenceTranslation(fields["text"], tuple(map(tuple, fields["links"])))
+    return SentenceTranslation.from_json(json.loads(line))
+
+
+def _write_sentences(document: "Document", translations: list["SentenceTranslation"]) -> None:
+    """Writes the file of `--sentences`."""
+    from transformer_jax.text import documents
+
+    with writing(FLAGS.sentences) as out:
+        for sentence, translation in zip(document.sentences, translations, strict=True):
+            fields = dataclasses.asdict(documents.translated(sentence, translation))
+            out.write(json.dumps(fields, ensure_ascii=False) + "\n")
+
+
+def _summarize(translator: Translator, translations: list["SentenceTranslation"]) -> None:
+    """Says on standard error what was done, and what is to be looked at."""
+    num_programs = translator.engine.num_compiled
+    print(f"{len(translations):,} sentences; compiled programs: {num_programs}", file=sys.stderr)
+    kinds = (
+        ("flagged", [one.flags for one in translations]),
+        ("without a term of the glossary", [one.unmet for one in translations]),
+    )
+    for name, found in kinds:
+        counts = collections.Counter(itertools.chain.from_iterable(found))
+        if counts:
+            listed = ", ".join(f"{what} {count}" for what, count in counts.most_common(10))
+            where = "" if FLAGS.sentences else "; --sentences=FILE lists them"
+            print(
+                f"{sum(map(bool, found)):,} sentences are {name}: {listed}{where}.",
+                file=sys.stderr,
+            )

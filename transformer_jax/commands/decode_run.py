@@ -6,7 +6,7 @@ import functools
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import tqdm
@@ -25,6 +25,8 @@ from transformer_jax.decoding.requests import PHRASES_NEED_BEAMS, Request, windo
 from transformer_jax.decoding.scoring import PairScores
 from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError
+from transformer_jax.text import glossary
+from transformer_jax.text.glossary import Glossary
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,6 +35,7 @@ Ready = Callable[[], bool] | None  # whether the next item can be read without w
 FLAGS = flags.FLAGS
 PHRASE_SEPARATOR = "\t"
 INPUTS = ("input", "prefixes", "phrases", "score")  # flags that name files of lines
+OF_DOCUMENTS = ("document_format", "protect", "protect_usual", "guards", "sentences")
 # Flags that change the output, besides those of `DecodeConfig`.
 OUTPUT_FLAGS = (
     "checkpoint",
@@ -65,16 +68,32 @@ def check_flags() -> None:
         raise UserError("--attention needs --format=jsonl; text has no place for it.")
     if FLAGS.per_token and not FLAGS.score:
         raise UserError("--per_token needs --score=FILE.")
-    of_translations = ("n_best", "alignment", "attention", "prefixes", "phrases")
-    given = [f"--{name}" for name in of_translations if FLAGS[name].value != FLAGS[name].default]
-    if FLAGS.score and given:
+    of_translations = ("n_best", "alignment", "attention", "prefixes", "phrases", "glossary")
+    if FLAGS.score and (given := given_flags(of_translations)):
         raise UserError(f"--score translates nothing: remove {', '.join(given)}.")
+    if not FLAGS.document and (given := given_flags(OF_DOCUMENTS)):
+        raise UserError(f"{', '.join(given)} need --document; add it.")
+
+
+def given_flags(names: Sequence[str]) -> list[str]:
+    """Those of the flags that differ from their defaults, such as `--n_best`."""
+    return [f"--{name}" for name in names if FLAGS[name].value != FLAGS[name].default]
 
 
 def check_phrases(method: str) -> None:
-    """Refuses `--phrases` to a method that does not search, before anything is read."""
-    if FLAGS.phrases and method != "beam":
-        raise UserError("--phrases: " + PHRASES_NEED_BEAMS.format(method=method))
+    """Refuses phrases to a method that does not search, before anything is read."""
+    for name in ("phrases", "glossary"):
+        if FLAGS[name].value and method != "beam":
+            raise UserError(f"--{name}: " + PHRASES_NEED_BEAMS.format(method=method))
+
+
+def read_glossary() -> Glossary | None:
+    """The glossary that the flags name; None: there is none.
+
+    Raises:
+      UserError: it is wrong.
+    """
+    return glossary.read(FLAGS.glossary) if FLAGS.glossary else None
 
 
 def run() -> None:
@@ -160,8 +179,9 @@ def _rows(columns: dict[str, Lines]) -> Iterator[tuple[Request, str | None]]:
     """For each line of the input, its request and, with --score, the given translation.
 
     Raises:
-      UserError: a file has fewer lines than another.
+      UserError: a file has fewer lines than another, or the glossary is wrong.
     """
+    terms = read_glossary()
     for number, values in enumerate(itertools.zip_longest(*columns.values()), start=1):
         row = dict(zip(columns, values, strict=True))
         ended = next((name for name, value in row.items() if value is None), None)
@@ -171,7 +191,7 @@ def _rows(columns: dict[str, Lines]) -> Iterator[tuple[Request, str | None]]:
         request = Request(
             row["input"], row.get("prefixes", ""), tuple(filter(None, phrases)), number
         )
-        yield request, row.get("score")
+        yield terms.request(request) if terms else request, row.get("score")
 
 
 def _ready(columns: dict[str, Lines]) -> bool:
@@ -222,5 +242,6 @@ def description(translator: Translator) -> dict[str, Any]:
         "tokenizers": translator.tokenizers.fingerprint,
         "data": dataclasses.asdict(config.data),
         "decode": dataclasses.asdict(config.decode) | search_flags.given(),
+        "terms": terms.digest if (terms := read_glossary()) else "",
         **{name: FLAGS[name].value for name in OUTPUT_FLAGS},
     }

@@ -8,11 +8,12 @@ from typing import Any, Literal
 import fastapi
 import pydantic
 
-from transformer_jax.serving import languages, texts
+from transformer_jax.serving import texts
 from transformer_jax.serving.context import FORMS, client_of, read_body, service_of
 from transformer_jax.serving.errors import ServiceError
 from transformer_jax.serving.openapi import body_of, errors_as
 from transformer_jax.serving.texts import Wanted
+from transformer_jax.text import languages
 
 router = fastapi.APIRouter(prefix="/v2", tags=["DeepL"])
 # What DeepL says of accounts without a limit.

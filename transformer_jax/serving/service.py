@@ -4,9 +4,9 @@ import collections
 import itertools
 from collections.abc import Sequence
 
-from transformer_jax.serving import languages
 from transformer_jax.serving.errors import ServiceError
 from transformer_jax.serving.served_model import ServedModel
+from transformer_jax.text import languages
 
 
 class Service:

@@ -7,14 +7,18 @@ from typing import Any
 import fastapi
 
 from transformer_jax.decoding.translation import Translation
-from transformer_jax.serving import languages
 from transformer_jax.serving.context import charged, collect, off_loop, service_of
 from transformer_jax.serving.jobs import Job
 from transformer_jax.serving.served_model import ServedModel
 from transformer_jax.serving.service import Service
 from transformer_jax.serving.submitted import Submitted, cancel, translations_in_order
-from transformer_jax.text import formats
-from transformer_jax.text.document import Document, DocumentSentence, SentenceTranslation
+from transformer_jax.text import formats, languages
+from transformer_jax.text.document import (
+    Document,
+    DocumentSentence,
+    Reading,
+    SentenceTranslation,
+)
 
 _JOINING_COST = 10  # of a character, compared with one that is only split into sentences
 
@@ -122,7 +126,7 @@ def _parts(service: Service, wanted: Wanted) -> list[_Part]:
         model = None
         if detected is None or languages.find(target, [source]) is None:
             model, source, target = service.find(source, target)
-        document = formats.read(text, kind, source, wanted.splitting)
+        document = formats.read(text, kind, Reading(source, wanted.splitting))
         parts.append(_Part(text, source, detected, document, model, target))
     return parts
 

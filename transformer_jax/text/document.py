@@ -8,31 +8,30 @@ from typing import Any
 
 from scipy import sparse
 
-from transformer_jax.decoding.translation import Translation
 from transformer_jax.text import sentences as sentence_splitting
 from transformer_jax.text import tag_transfer, tagged_text, word_links
+from transformer_jax.text.protection import NO_PROTECTION, Marks, Protection
 from transformer_jax.text.tag_transfer import Translated
 from transformer_jax.text.tagged_text import Element, Item
 from transformer_jax.text.word_links import Link
+from transformer_jax.text.words import word_spans
 
 
 @dataclasses.dataclass(frozen=True)
-class SentenceTranslation:
-    """What a document needs of a sentence's translation.
+class Reading:
+    """How a text is read as a document.
 
     Attributes:
-      text: of the translation.
-      links: between its words and those of the sentence, where tags are in it.
+      language: code of the text's language.
+      splitting: into sentences, as of `sentences.split`; "": as the format has it.
+      target_language: code of that of the translation, which is written in some formats.
+      protection: what no translation may change.
     """
 
-    text: str
-    links: tuple[Link, ...] = ()
-
-    @classmethod
-    def of(cls, sentence: "DocumentSentence", translation: Translation) -> "SentenceTranslation":
-        """That of a sentence."""
-        links = word_links.links_of(sentence.text, translation) if sentence.has_markup else ()
-        return cls(translation.text, tuple(links))
+    language: str
+    splitting: str = ""
+    target_language: str = ""
+    protection: Protection = NO_PROTECTION
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +39,46 @@ class DocumentSentence:
     """A sentence as it is translated.
 
     Attributes:
-      text: with a space for each white space.
+      text: with a space for each white space, and with marks.
       has_markup: whether there is markup in its paragraph.
+      marks: of its document.
     """
 
     text: str
     has_markup: bool
+    marks: Marks = dataclasses.field(default_factory=Marks, compare=False, repr=False)
+
+    @property
+    def plain(self) -> str:
+        """Its text with what the marks are."""
+        return self.marks.plain(self.text)
+
+
+@dataclasses.dataclass(frozen=True)
+class SentenceTranslation:
+    """What a document needs of a sentence's translation.
+
+    Attributes:
+      text: of the translation, with the marks of the sentence.
+      links: between its words and those of the sentence, where tags or marks are in it.
+      flags: what a guard has found, as names of `guards.MEANINGS`.
+      unmet: what was asked for and is not so, as of `Translation`.
+    """
+
+    text: str
+    links: tuple[Link, ...] = ()
+    flags: tuple[str, ...] = ()
+    unmet: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "SentenceTranslation":
+        """The translation whose fields were written as JSON, which has no tuples."""
+        return cls(
+            fields["text"],
+            tuple(map(tuple, fields["links"])),
+            tuple(fields["flags"]),
+            tuple(fields["unmet"]),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,18 +118,22 @@ class Document:
 
     Args:
       parts: in order.
-      language: code of the language.
+      text: of the document.
+      reading: how it is read.
       escape: writes text into the document.
     """
 
     def __init__(
         self,
         parts: Iterable[Part],
-        language: str,
+        text: str,
+        reading: Reading,
         escape: Callable[[str], str] = str,
     ):
+        marks = Marks(text)
         self._parts: list[str | Embedded | _Segment] = [
-            _Segment(*part, language, escape) if isinstance(part, tuple) else part for part in parts
+            _Segment(*part, reading, escape, marks) if isinstance(part, tuple) else part
+            for part in parts
         ]
         self.sentences = [
             sentence for part in self._parts if not isinstance(part, str) for sentence in part.shown
@@ -132,19 +169,27 @@ class _Segment:
     """A paragraph: what is translated together, with its tags."""
 
     def __init__(
-        self, items: Sequence[Item], splitting: str, language: str, escape: Callable[[str], str]
+        self,
+        items: Sequence[Item],
+        splitting: str,
+        reading: Reading,
+        escape: Callable[[str], str],
+        marks: Marks,
     ):
-        self._escape = escape
-        self._before, self._items, self._after = _without_outer(items)
+        self._escape, self._marks = escape, marks
+        self._before, items, self._after = _without_outer(items)
+        self._raw = tagged_text.raw_of(items)
+        protected = reading.protection.apply(items, escape, marks)
+        self._inner_before, self._items, self._inner_after = _without_outer(protected)
         self._plain = tagged_text.plain_of(self._items)
-        self._sentences = sentence_splitting.split(self._plain, language, splitting)
+        self._sentences = sentence_splitting.split(self._plain, reading.language, splitting)
         self._has_markup = tagged_text.has_markup(self._items)
 
     @functools.cached_property
     def shown(self) -> list[DocumentSentence]:
         """Its sentences, as they are translated."""
         return [
-            DocumentSentence(" ".join(sentence.text.split()), self._has_markup)
+            DocumentSentence(" ".join(sentence.text.split()), self._has_markup, self._marks)
             for sentence in self._sentences
         ]
 
@@ -152,15 +197,18 @@ class _Segment:
         """The paragraph, translated."""
         texts = [one.text for one in translations]
         if texts == [one.text for one in self.shown]:
-            inner = tagged_text.raw_of(self._items)
+            return self._before + self._raw + self._after
+        between = sentence_splitting.between(self._plain, self._sentences, texts)
+        if self._has_markup:
+            inner = tag_transfer.write(self._items, self._translated(between, translations))
         else:
-            between = sentence_splitting.between(self._plain, self._sentences, texts)
-            if self._has_markup:
-                inner = tag_transfer.write(self._items, self._translated(between, translations))
-            else:
-                pairs = itertools.zip_longest(between, texts, fillvalue="")
-                inner = self._escape("".join(itertools.chain.from_iterable(pairs)))
-        return self._before + inner + self._after
+            pairs = itertools.zip_longest(between, texts, fillvalue="")
+            inner = self._write("".join(itertools.chain.from_iterable(pairs)))
+        return self._before + self._inner_before + inner + self._inner_after + self._after
+
+    def _write(self, text: str) -> str:
+        """A text as it is written into the document, with what its marks are."""
+        return self._marks.raw(self._escape(text))
 
     def _translated(
         self, between: Sequence[str], translations: Sequence[SentenceTranslation]
@@ -178,7 +226,7 @@ class _Segment:
             source = self._plain[source_end : sentence[0]] if translation is None else sentence[1]
             written = gap if translation is None else translation.text
             start = source_end if translation is None else sentence[0]
-            target_spans, source_spans = map(word_links.word_spans, (written, source))
+            target_spans, source_spans = map(word_spans, (written, source))
             if translation is None:
                 links: Sequence[Link] = [
                     (n, n, 1.0) for n in range(min(len(target_spans), len(source_spans)))
@@ -192,7 +240,7 @@ class _Segment:
             source_end = start + len(source)
             borders[len(source_words)] = len(words)
         weights = sparse.csc_array(sparse.block_diag(blocks, format="csc"))
-        return Translated(text, self._plain, words, source_words, weights, borders, self._escape)
+        return Translated(text, self._plain, words, source_words, weights, borders, self._write)
 
     def _with_gaps(
         self, translations: Sequence[SentenceTranslation]

@@ -1,16 +1,78 @@
 """Documents, translated with a model."""
 
-import collections
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from typing import Any
 
+from transformer_jax.decoding import WINDOW
 from transformer_jax.decoding.alignment import AttentionChoice
-from transformer_jax.decoding.text_submitter import TextSubmitter
-from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError
-from transformer_jax.text import formats
-from transformer_jax.text.document import DocumentSentence, SentenceTranslation
+from transformer_jax.text import formats, glossary, languages, protection
+from transformer_jax.text.document import (
+    Document,
+    DocumentSentence,
+    Reading,
+    SentenceTranslation,
+)
+from transformer_jax.text.glossary import Glossary
+from transformer_jax.text.guards import Guards
+from transformer_jax.text.protection import NO_PROTECTION, Protection
+from transformer_jax.text.sentence_translator import Preparer, SentenceTranslator
+
+AUTO = "auto"  # as the language of a document: it is detected
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentOptions:
+    """How documents are translated.
+
+    Attributes:
+      glossary: terms that translations have to contain.
+      protection: what translations may not change.
+      guards: whether translations are checked, and caught ones searched again.
+    """
+
+    glossary: Glossary | None = None
+    protection: Protection = NO_PROTECTION
+    guards: bool = True
+
+
+def options(
+    glossary_of: Any = None,
+    protect: Sequence[str] = (),
+    protect_usual: bool = True,
+    guards: bool = True,
+) -> DocumentOptions:
+    """Options, as a caller gives them.
+
+    Args:
+      glossary_of: a path, rows of (source, target) or (source, target, flags), or a `Glossary`.
+      protect: regular expressions of what translations may not change.
+      protect_usual: whether what is usual may not change either.
+      guards: whether translations are checked.
+
+    Raises:
+      UserError: the glossary or a regular expression is wrong.
+    """
+    protected = protection.of(protect, protect_usual)
+    return DocumentOptions(glossary.of(glossary_of), protected, guards)
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslatedSentence:
+    """A sentence of a document with its translation.
+
+    Attributes:
+      source: the sentence.
+      text: of the translation.
+      flags: what is wrong with it, as names of `guards.MEANINGS`; () where nothing is.
+      unmet: terms of the glossary that it does not contain.
+    """
+
+    source: str
+    text: str
+    flags: tuple[str, ...] = ()
+    unmet: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,15 +80,76 @@ class DocumentTranslation:
     """A document, translated.
 
     Attributes:
-      text: of the whole.
-      sentences: each as it was translated, with its translation.
+      text: of the document.
+      sentences: in order.
+      source_lang: the language of the document.
     """
 
     text: str
-    sentences: tuple[tuple[str, str], ...]
+    sentences: tuple[TranslatedSentence, ...]
+    source_lang: str = ""
 
 
-def attention_for(model: TextSubmitter) -> AttentionChoice | None:
+def read(model: Any, text: str, format: str, reading: Reading) -> Document:
+    """Reads a document for a model; the languages are the model's where `reading` has none.
+
+    Raises:
+      UserError: as of `formats.read`.
+    """
+    data = model.config.data
+    return formats.read(
+        text,
+        format,
+        dataclasses.replace(
+            reading,
+            language=reading.language or data.source_lang,
+            target_language=reading.target_language or data.target_lang,
+        ),
+    )
+
+
+def language_of(model: Any, text: str, source_lang: str) -> str:
+    """The language of a document, which is detected where `source_lang` is `auto`.
+
+    It is one of those that the model reads.
+    """
+    if source_lang != AUTO:
+        return source_lang
+    tokenizers = model.tokenizers
+    known = tokenizers.languages if tokenizers.tags.both_sides else []
+    return languages.detect(text, known or [model.config.data.source_lang])[0]["language"]
+
+
+def sentence_translator(
+    model: Any, options: DocumentOptions, **settings: Any
+) -> SentenceTranslator:
+    """What translates the sentences of documents.
+
+    Args:
+      model: a `Translator`.
+      options: of the documents.
+      **settings: as of `Translator.translate_iterable`.
+
+    Raises:
+      UserError: terms cannot be placed with these settings.
+    """
+    source_lang, target_lang = (settings.pop(f"{side}_lang", "") for side in ("source", "target"))
+    method = settings.get("method", model.config.decode.method)
+    if options.glossary and (why_not := model.engine.runner.why_no_phrases(method)):
+        raise UserError(f"`glossary`: {why_not}")
+    data = model.config.data
+    codes = (source_lang or data.source_lang, target_lang or data.target_lang)
+    preparer = Preparer(
+        model.engine,
+        target_lang,
+        source_lang,
+        options.glossary,
+        Guards(*map(languages.two_letters, codes)) if options.guards else None,
+    )
+    return SentenceTranslator(model, preparer, attention_for(model), settings)
+
+
+def attention_for(model: Any) -> AttentionChoice | None:
     """The attention that links words; None where the engine of the model gives none."""
     try:
         model.settings(attention=AttentionChoice())
@@ -35,58 +158,45 @@ def attention_for(model: TextSubmitter) -> AttentionChoice | None:
     return AttentionChoice()
 
 
-def translate_sentences(
-    model: Any, sentences: Iterable[DocumentSentence], has_markup: bool, **settings: Any
-) -> Iterator[SentenceTranslation]:
-    """Translations of sentences, in their order, as they are finished.
-
-    Args:
-      model: a `Translator`.
-      sentences: of a document, read as results are asked for.
-      has_markup: whether any of them has.
-      **settings: as of `Translator.translate_iterable`.
-
-    Raises:
-      UserError: an impossible setting, or a sentence that cannot be translated.
-    """
-    attention = attention_for(model) if has_markup else None
-    waiting: collections.deque[DocumentSentence] = collections.deque()
-
-    def texts() -> Iterator[str]:
-        for sentence in sentences:
-            waiting.append(sentence)
-            yield sentence.text
-
-    results: Iterator[Translation] = model.translate_iterable(
-        texts(), attention=attention, **settings
-    )
-    for translation in results:
-        sentence = waiting.popleft()
-        yield SentenceTranslation.of(sentence, translation)
-
-
-def translate(model: Any, text: str, format: str, **settings: Any) -> DocumentTranslation:
+def translate(
+    model: Any,
+    text: str,
+    format: str,
+    options: DocumentOptions,
+    splitting: str = "",
+    window: int = WINDOW,
+    **settings: Any,
+) -> DocumentTranslation:
     """The translation of a document.
 
     Args:
       model: a `Translator`.
       text: of the document.
       format: a name of `formats.READERS`.
-      **settings: as of `Translator.translate_iterable`.
+      options: of the document.
+      splitting: into sentences, as of `Reading`.
+      window: sentences that are read ahead.
+      **settings: as of `Translator.translate_iterable`; `source_lang` may be `auto`.
 
     Raises:
-      UserError: as of `formats.read` and `translate_sentences`.
+      UserError: as of `formats.read` and `SentenceTranslator.translate`.
     """
-    language = settings.get("source_lang") or model.config.data.source_lang
-    target_language = settings.get("target_lang") or model.config.data.target_lang
-    document = formats.read(text, format, language, target_language=target_language)
-    translations = list(
-        translate_sentences(model, document.sentences, document.has_markup, **settings)
+    settings["source_lang"] = language_of(model, text, settings.get("source_lang", ""))
+    reading = Reading(
+        settings["source_lang"], splitting, settings.get("target_lang", ""), options.protection
     )
+    document = read(model, text, format, reading)
+    translator = sentence_translator(model, options, **settings)
+    translations = list(translator.translate(document.sentences, window))
     return DocumentTranslation(
         document.join(translations),
-        tuple(
-            (sentence.text, translation.text)
-            for sentence, translation in zip(document.sentences, translations, strict=True)
-        ),
+        tuple(map(translated, document.sentences, translations)),
+        reading.language or model.config.data.source_lang,
+    )
+
+
+def translated(sentence: DocumentSentence, translation: SentenceTranslation) -> TranslatedSentence:
+    """A sentence and its translation, as readers see them."""
+    return TranslatedSentence(
+        sentence.plain, sentence.marks.plain(translation.text), translation.flags, translation.unmet
     )

@@ -1,12 +1,11 @@
 """The formats of documents, by name and by the ending of a file's name."""
 
-import functools
 from collections.abc import Callable
 from pathlib import PurePath
 
 from transformer_jax.errors import UserError, did_you_mean
 from transformer_jax.text import html, markdown, plain_text, po, subtitles, xml_units
-from transformer_jax.text.document import Document
+from transformer_jax.text.document import Document, Reading
 
 READERS: dict[str, Callable[..., Document]] = {
     "txt": plain_text.read,
@@ -37,17 +36,13 @@ ENDINGS = {
 _BOM = "\ufeff"
 
 
-def read(
-    text: str, format: str, language: str, splitting: str = "", target_language: str = ""
-) -> Document:
+def read(text: str, format: str, reading: Reading) -> Document:
     """The document of a text. A byte order mark stays before it.
 
     Args:
       text: of the document.
       format: a name of `READERS`.
-      language: code of the text's language.
-      splitting: into sentences, as of `sentences.split`; "": as the format has it.
-      target_language: code of that of the translation, which is written in some formats.
+      reading: how it is read.
 
     Raises:
       UserError: an unknown format, or a text that is not of this format.
@@ -57,12 +52,8 @@ def read(
             f"There is no format {format}{did_you_mean(format, READERS)} There are "
             f"{', '.join(READERS)}."
         )
-    has_mark = text.startswith(_BOM)
-    reader = READERS[format]
-    if reader is xml_units.read_tmx:
-        reader = functools.partial(reader, target_language=target_language)
-    document = reader(text.removeprefix(_BOM), language, splitting)
-    return document.after(_BOM) if has_mark else document
+    document = READERS[format](text.removeprefix(_BOM), reading)
+    return document.after(_BOM) if text.startswith(_BOM) else document
 
 
 def of_file(path: str) -> str | None:

@@ -5,21 +5,15 @@ import re
 from collections.abc import Iterator
 
 from transformer_jax.text import tagged_text
-from transformer_jax.text.document import Document
+from transformer_jax.text.document import Document, Reading
+from transformer_jax.text.html_tags import TAG, VOID, inline_part
 from transformer_jax.text.sentences import NO_LINES, NO_SPLIT, SENTENCES
 from transformer_jax.text.tagged_text import Item, Kept, Tag, Words
 
-_ATTRIBUTE = r"""[^\s/>][^\s/>=]*+(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+)?+)?+"""
-# No part gives back what it has matched, so the time is linear.
-_TAG = re.compile(rf"<(/?)([a-zA-Z][^\s/>]*+)((?:[\s/]++|{_ATTRIBUTE})*+)>")
 _BEGINNING = re.compile(r"<(?=[a-zA-Z/!?])")
 _UNTRANSLATED = {"script", "style", "code", "kbd", "samp", "var", "textarea", "math", "svg"}
 _RAW = {"script", "style"}  # tags inside are text
 # fmt: off
-_VOID = {
-    "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track",
-    "wbr",
-}
 # Tags within a paragraph: https://html.spec.whatwg.org/multipage/dom.html#phrasing-content, without
 # those that divide texts, such as br and select.
 _INLINE = {
@@ -36,32 +30,13 @@ _NO_TRANSLATION = re.compile(
 _SEARCHED = 65  # open tags among which that of a closing tag is searched
 
 
-def read(text: str, language: str, splitting: str = "") -> Document:
-    """The document of a page, or of a part of one.
-
-    Args:
-      text: HTML.
-      language: its code.
-      splitting: as of `sentences.split`; "": lines end sentences only in `<pre>`.
-    """
-    return Document(_Reader(text, splitting).parts(), language, _escape)
+def read(text: str, reading: Reading) -> Document:
+    """The document of a page, or of a part of one; lines end sentences only in `<pre>`."""
+    return Document(_Reader(text, reading.splitting).parts(), text, reading, _escape)
 
 
 def _escape(text: str) -> str:
     return html.escape(text, quote=False)
-
-
-def has_tags(text: str) -> bool:
-    """Whether there is a tag of HTML."""
-    return _TAG.search(text) is not None
-
-
-def inline_part(markup: str) -> Kept | Tag:
-    """A tag, comment or declaration within a paragraph."""
-    tag = _TAG.fullmatch(markup)
-    if tag is None or tag[2].lower() in _VOID or tag[3].rstrip().endswith("/"):
-        return Kept(markup)
-    return Tag(markup, tag[2].lower(), bool(tag[1]))
 
 
 class _Reader:
@@ -129,7 +104,7 @@ class _Reader:
         """Notes that a tag begins or ends."""
         name = tag[2].lower()
         if not tag[1]:
-            if name in _VOID or tag[3].rstrip().endswith("/"):
+            if name in VOID or tag[3].rstrip().endswith("/"):
                 return
             is_own = name not in _UNTRANSLATED and not _NO_TRANSLATION.search(tag[3])
             self._open.append((name, self._is_translated and is_own))
@@ -143,7 +118,7 @@ class _Reader:
 
 
 def _tokens(text: str) -> Iterator[tuple[str, re.Match | None]]:
-    """Markup and texts, tags with their match of `_TAG`."""
+    """Markup and texts, tags with their match of `TAG`."""
     position = 0
     while position < len(text):
         beginning = _BEGINNING.search(text, position)
@@ -153,7 +128,7 @@ def _tokens(text: str) -> Iterator[tuple[str, re.Match | None]]:
         if not beginning:
             return
         position = _end_of_markup(text, end)
-        tag = _TAG.fullmatch(text, end, position)
+        tag = TAG.fullmatch(text, end, position)
         yield text[end:position], tag
         if tag and tag[2].lower() in _RAW and not tag[1]:
             closing = re.compile(rf"</{tag[2]}(?![a-zA-Z0-9])", re.IGNORECASE)
@@ -167,7 +142,7 @@ def _end_of_markup(text: str, start: int) -> int:
     """Where a tag, comment or declaration ends; the end of the text where it is not closed."""
     if text.startswith("<!--", start):
         end, length = text.find("-->", start + 4), 3
-    elif tag := _TAG.match(text, start):
+    elif tag := TAG.match(text, start):
         return tag.end()
     elif text.startswith(("<!", "<?", "</"), start):
         end, length = text.find(">", start), 1

@@ -16,8 +16,8 @@ from markdown_it.parser_inline import ParserInline
 from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 
-from transformer_jax.text import html, tagged_text
-from transformer_jax.text.document import Document
+from transformer_jax.text import html_tags, tagged_text
+from transformer_jax.text.document import Document, Reading
 from transformer_jax.text.sentences import NO_LINES
 from transformer_jax.text.tagged_text import Item, Kept, Tag, Words
 
@@ -27,18 +27,12 @@ _SPECIAL = re.compile(r"[\\`*_\[\]<>|~]")
 _PAIRED = {"em", "strong", "s", "link"}
 
 
-def read(text: str, language: str, splitting: str = "") -> Document:
-    """The document of a text in Markdown.
-
-    Args:
-      text: Markdown.
-      language: its code.
-      splitting: as of `sentences.split`; "": lines of a paragraph do not end sentences.
-    """
+def read(text: str, reading: Reading) -> Document:
+    """The document of a text in Markdown; lines of a paragraph do not end sentences."""
     metadata = _METADATA.match(text)
     start = metadata.end() if metadata else 0
-    parts = _parts(text[start:], splitting or NO_LINES)
-    document = Document(parts, language, _escape)
+    parts = _parts(text[start:], reading.splitting or NO_LINES)
+    document = Document(parts, text, reading, _escape)
     return document.after(text[:start]) if start else document
 
 
@@ -109,7 +103,7 @@ def _stream(
         elif token.type == "hardbreak":
             stream.append(Tag(raw, "break", True))  # which has no other, so it divides the text
         elif token.type == "html_inline":
-            stream.append(html.inline_part(raw))
+            stream.append(html_tags.inline_part(raw))
         elif kind in _PAIRED and token.markup != "autolink":
             stream.append(Tag(raw, kind + token.markup, side == "close"))
         else:  # code, images, addresses

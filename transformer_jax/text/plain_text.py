@@ -1,16 +1,11 @@
 """Plain text as a document."""
 
-from transformer_jax.text.document import Document
+from transformer_jax.text.document import Document, Reading
 from transformer_jax.text.sentences import SENTENCES
 from transformer_jax.text.tagged_text import Words
 
 
-def read(text: str, language: str, splitting: str = "") -> Document:
-    """The document of a text without markup.
-
-    Args:
-      text: any.
-      language: its code.
-      splitting: as of `sentences.split`; "": lines end sentences.
-    """
-    return Document([([Words(text, text)], splitting or SENTENCES)] if text else [], language)
+def read(text: str, reading: Reading) -> Document:
+    """The document of a text without markup; lines end sentences."""
+    parts = [([Words(text, text)], reading.splitting or SENTENCES)] if text else []
+    return Document(parts, text, reading)

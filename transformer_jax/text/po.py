@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 
 from transformer_jax.errors import UserError
-from transformer_jax.text import html, plain_text
-from transformer_jax.text.document import Document, Embedded
+from transformer_jax.text import html, html_tags, plain_text
+from transformer_jax.text.document import Document, Embedded, Reading
 
 _STRING = r'"(?:[^"\\\n]|\\.)*+"'
 _LINES = rf"{_STRING}(?:[ \t]*+\r?\n[ \t]*+{_STRING})*+"
@@ -19,24 +19,24 @@ _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a
 _WRITTEN = {"\\": "\\\\", '"': '\\"'} | {char: f"\\{name}" for name, char in _ESCAPED.items()}
 
 
-def read(text: str, language: str, splitting: str = "") -> Document:
+def read(text: str, reading: Reading) -> Document:
     """The document of a catalogue. Translations that are there stay, fuzzy ones too.
 
     Of messages with a plural, the first form is translated from the singular, and the others from
-    the plural; the only form of a language without plural is translated from the plural.
+    the plural; the only form of a language without plural is translated from the plural. Lines of a
+    message end sentences.
 
     Args:
       text: of a PO or POT file.
-      language: of the messages.
-      splitting: as of `sentences.split`; "": lines of a message end sentences.
+      reading: how it is read.
 
     Raises:
       UserError: a line that PO files do not have, with its number.
     """
-    return Document(_parts(text, language, splitting), language)
+    return Document(_parts(text, reading), text, reading)
 
 
-def _parts(text: str, language: str, splitting: str) -> Iterator[str | Embedded]:
+def _parts(text: str, reading: Reading) -> Iterator[str | Embedded]:
     """Everything up to each empty translation, and the message that is translated there."""
     messages: dict[str, str] = {}  # the strings of an entry, as they are in the file
     done = 0
@@ -54,8 +54,8 @@ def _parts(text: str, language: str, splitting: str) -> Iterator[str | Embedded]
         if not message:
             continue
         yield text[done : match.start(2)]
-        reader = html.read if html.has_tags(message) else plain_text.read
-        yield Embedded(raw, message, reader(message, language, splitting), _quoted)
+        reader = html.read if html_tags.has_tags(message) else plain_text.read
+        yield Embedded(raw, message, reader(message, reading), _quoted)
         done = match.end(2)
     yield text[done:]
 

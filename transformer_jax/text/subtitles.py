@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from transformer_jax.errors import UserError
 from transformer_jax.text import tagged_text
-from transformer_jax.text.document import Document, Embedded
+from transformer_jax.text.document import Document, Embedded, Reading
 from transformer_jax.text.sentences import NO_LINES, SENTENCES
 from transformer_jax.text.tagged_text import Kept, Tag, Words
 
@@ -24,46 +24,50 @@ _WITHOUT_END = {None, "v"}  # times within a cue, and who speaks
 _BREAK = re.compile(r" (?![^<]*>)")  # spaces, not those within tags
 
 
-def read_srt(text: str, language: str, splitting: str = "") -> Document:
+def read_srt(text: str, reading: Reading) -> Document:
     """The document of a SubRip file, whose text has no escapes.
 
     Args:
       text: of the file.
-      language: of the cues.
-      splitting: as of `sentences.split`; "": lines end sentences only where each begins with "-".
+      reading: how its cues are read; lines end sentences only where each begins with "-".
 
     Raises:
       UserError: there is no cue.
     """
-    return Document(_parts(text, language, splitting, has_escapes=False), language)
+    return Document(_parts(text, reading, has_escapes=False), text, reading)
 
 
-def read_vtt(text: str, language: str, splitting: str = "") -> Document:
+def read_vtt(text: str, reading: Reading) -> Document:
     """The document of a WebVTT file; see `read_srt`."""
-    return Document(_parts(text, language, splitting, has_escapes=True), language)
+    return Document(_parts(text, reading, has_escapes=True), text, reading)
 
 
-def _parts(text: str, language: str, splitting: str, has_escapes: bool) -> Iterator[str | Embedded]:
+def _parts(text: str, reading: Reading, has_escapes: bool) -> Iterator[str | Embedded]:
     """The texts of the cues, and what is between them."""
     done = 0
     for cue in _CUE.finditer(text.replace("\r\n", " \n").replace("\r", "\n")):
         # Of the same length as `text`, so the places are the same.
         start, end = cue.span(1)
         raw = text[start:end].rstrip()
-        lines = raw.splitlines()
-        is_dialogue = len(lines) > 1 and all(line.lstrip().startswith("-") for line in lines)
-        kind = splitting or (SENTENCES if is_dialogue else NO_LINES)
-        trees = tagged_text.trees(_stream(raw, has_escapes))
-        parts = [part if isinstance(part, str) else (part, kind) for part in trees]
-        escape = functools.partial(html.escape, quote=False) if has_escapes else str
-        line_end = "\r\n" if "\r\n" in raw else "\n"
-        write = functools.partial(_in_lines, count=len(lines), line_end=line_end)
         yield text[done:start]
-        yield Embedded(raw, raw, Document(parts, language, escape), write)
+        yield _cue(raw, reading, has_escapes)
         done = start + len(raw)
     if not done and text.strip().removeprefix("WEBVTT"):
         raise UserError("there is no cue: expected lines such as 00:00:01,000 --> 00:00:02,000.")
     yield text[done:]
+
+
+def _cue(raw: str, reading: Reading, has_escapes: bool) -> Embedded:
+    """The text of a cue."""
+    lines = raw.splitlines()
+    is_dialogue = len(lines) > 1 and all(line.lstrip().startswith("-") for line in lines)
+    kind = reading.splitting or (SENTENCES if is_dialogue else NO_LINES)
+    trees = tagged_text.trees(_stream(raw, has_escapes))
+    parts = [part if isinstance(part, str) else (part, kind) for part in trees]
+    escape = functools.partial(html.escape, quote=False) if has_escapes else str
+    line_end = "\r\n" if "\r\n" in raw else "\n"
+    write = functools.partial(_in_lines, count=len(lines), line_end=line_end)
+    return Embedded(raw, raw, Document(parts, raw, reading, escape), write)
 
 
 def _stream(raw: str, has_escapes: bool) -> list[Words | Kept | Tag]:

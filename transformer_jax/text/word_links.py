@@ -8,29 +8,14 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from transformer_jax.data.writing_systems import separates_words
 from transformer_jax.decoding.alignment import WORD_START
 from transformer_jax.decoding.translation import Translation
+from transformer_jax.text.words import word_spans
 
 # (source word, word of the translation, share of what the latter attends to)
 Link = tuple[int, int, float]
 _LEAST_SHARE = 0.02  # of what a word attends to; less is no link
-_WORD = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-
-
-def word_spans(text: str) -> list[tuple[int, int]]:
-    """(first character, end) of each word and punctuation mark.
-
-    In scripts that put no spaces between words, each character is one.
-    """
-    spans: list[tuple[int, int]] = []
-    for match in _WORD.finditer(text):
-        if separates_words(match[0]):
-            spans.append(match.span())
-        else:
-            spans += ((i, i + 1) for i in range(*match.span()))
-    return spans
 
 
 def links_of(source: str, translation: Translation) -> list[Link]:
@@ -58,8 +43,10 @@ def links_of(source: str, translation: Translation) -> list[Link]:
 
 
 def matrix(links: Sequence[Link], num_words: int, num_source_words: int) -> sparse.csc_array:
-    """The links as `[words, source words]`."""
-    sources, words, shares = zip(*links, strict=True) if links else ((), (), ())
+    """The links as `[words, source words]`; without those of words that are not there."""
+    # A word that was cut, because it alone is longer than the model reads, is two words there.
+    inside = [(s, t, share) for s, t, share in links if s < num_source_words and t < num_words]
+    sources, words, shares = zip(*inside, strict=True) if inside else ((), (), ())
     shape = (num_words, num_source_words)
     return sparse.csc_array((np.array(shares, float), (words, sources)), shape=shape)
 
@@ -88,7 +75,7 @@ def _overlaps(text: str, tokens: Sequence[str], words: Sequence[tuple[int, int]]
     word_of = np.full(len(text), -1)
     for number, (start, end) in enumerate(words):
         word_of[start:end] = number
-    token_of = _token_of_characters(text, tokens)
+    token_of = token_of_characters(text, tokens)
     inside = (word_of >= 0) & (token_of >= 0)
     counts = sparse.coo_array(
         (np.ones(inside.sum()), (token_of[inside], word_of[inside])),
@@ -98,7 +85,7 @@ def _overlaps(text: str, tokens: Sequence[str], words: Sequence[tuple[int, int]]
     return sparse.diags_array(1 / totals) @ counts
 
 
-def _token_of_characters(text: str, tokens: Sequence[str]) -> np.ndarray:
+def token_of_characters(text: str, tokens: Sequence[str]) -> np.ndarray:
     """Number of the token of each character of `text`; -1 where it has none.
 
     Tokenizers may normalise a text, so characters are matched in their order.

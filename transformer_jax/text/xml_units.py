@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from transformer_jax.errors import UserError
 from transformer_jax.text import tagged_text
-from transformer_jax.text.document import Document, Part
+from transformer_jax.text.document import Document, Part, Reading
 from transformer_jax.text.sentences import NO_LINES
 from transformer_jax.text.tagged_text import Kept, Tag, Words
 
@@ -64,39 +64,38 @@ class _Filling:
     after: str
 
 
-def read_xliff(text: str, language: str, splitting: str = "") -> Document:
+def read_xliff(text: str, reading: Reading) -> Document:
     """The document of an XLIFF file. Targets that have content stay.
 
     Args:
       text: of the file.
-      language: of the sources.
-      splitting: as of `sentences.split`; "": lines do not end sentences.
+      reading: how its sources are read; lines do not end sentences.
 
     Raises:
       UserError: the file is no XML, or has another root.
     """
     units = _Units(text, "xliff")
-    return Document(units.parts(units.targets(), splitting), language, _escape)
+    return Document(units.parts(units.targets(), reading.splitting), text, reading, _escape)
 
 
-def read_tmx(text: str, language: str, splitting: str = "", target_language: str = "") -> Document:
+def read_tmx(text: str, reading: Reading) -> Document:
     """The document of a translation memory, whose units get a variant in the target language.
+
+    Variants in the target language that have content stay, and units without a source.
 
     Args:
       text: of the file.
-      language: of the variants that are translated; units without one stay.
-      splitting: as of `sentences.split`; "": lines do not end sentences.
-      target_language: of the variants that are added; those that have content stay.
+      reading: how variants in its language are read; lines do not end sentences.
 
     Raises:
       UserError: the file is no XML, or has another root, or a language is missing.
     """
+    language, target_language = reading.language, reading.target_language
     if not (language and target_language):
         raise UserError("a TMX file needs a source and a target language: set both.")
     units = _Units(text, "tmx")
-    return Document(
-        units.parts(units.variants(language, target_language), splitting), language, _escape
-    )
+    fillings = units.variants(language, target_language)
+    return Document(units.parts(fillings, reading.splitting), text, reading, _escape)
 
 
 def _escape(text: str) -> str:

@@ -1,0 +1,203 @@
+"""What the model sees in the place of a mark, and where the mark is in its translation.
+
+It sees a *stand-in*: a word that it knows and copies (`calibration` finds such words). Where the
+translation has another word, or none, attention says where the mark belongs.
+"""
+
+import dataclasses
+import functools
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from transformer_jax.text.protection import is_mark
+from transformer_jax.text.word_links import Link, matrix
+from transformer_jax.text.words import word_spans, words_of
+
+# For models of which nothing better is known.
+STAND_INS = ("X1", "X2", "X3", "X4", "X5", "X6", "X7", "X8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """A sentence as the model sees it.
+
+    Attributes:
+      text: with stand-ins.
+      marks: in their order, each with its stand-in.
+    """
+
+    text: str
+    marks: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def stand_ins(self) -> tuple[str, ...]:
+        """The words that the translation should have, one for each mark."""
+        return tuple(stand_in for _, stand_in in self.marks)
+
+
+def shown(text: str, stand_ins: Sequence[str] = STAND_INS) -> Shown:
+    """A sentence with stand-ins, other ones than its words, in the place of its marks.
+
+    Args:
+      text: of the sentence.
+      stand_ins: words, the best first; where there are more marks, they are taken again.
+    """
+    marks = list(filter(is_mark, text))
+    if not marks:
+        return Shown(text)
+    used = {word.casefold() for word in words_of(text)}
+    free = [word for word in stand_ins if word.casefold() not in used]
+    free = free or [f"X{n}" for n in itertools.islice(_numbers(used), len(marks))]
+    chosen = dict(zip(marks, itertools.cycle(free), strict=False))
+    return Shown(
+        "".join(chosen.get(char, char) for char in text),
+        tuple((mark, chosen[mark]) for mark in marks),
+    )
+
+
+def _numbers(used: set[str]) -> Iterator[int]:
+    return (n for n in itertools.count(1) if f"x{n}" not in used)
+
+
+def split(sentence: Shown, places: Sequence[int]) -> list[Shown]:
+    """A sentence in parts.
+
+    Args:
+      sentence: as the model sees it.
+      places: characters of its text before which it is cut, rising.
+    """
+    parts = []
+    waiting = [*sentence.marks]
+    for start, end in itertools.pairwise([0, *places, len(sentence.text)]):
+        text = sentence.text[start:end].strip()
+        marks: list[tuple[str, str]] = []
+        for word in words_of(text):
+            while waiting and _pattern(waiting[0][1]).search(word):
+                marks.append(waiting.pop(0))
+        parts.append(Shown(text, tuple(marks)))
+    return parts
+
+
+def with_marks(sentence: Shown, text: str, links: Sequence[Link]) -> tuple[str, list[Link]]:
+    """A translation with each mark of its sentence once, and its links.
+
+    Args:
+      sentence: what was translated.
+      text: of the translation.
+      links: between the words of both.
+    """
+    if not sentence.marks:
+        return text, list(links)
+    source_words = words_of(sentence.text)
+    words = _Words(text, links, len(source_words))
+    waiting = [*sentence.marks]
+    for place, source_word in enumerate(source_words):
+        while waiting and _pattern(waiting[0][1]).search(source_word):
+            words.put(*waiting.pop(0), place)
+    assert not waiting
+    words.remove_rest({*sentence.stand_ins})
+    return words.result()
+
+
+@dataclasses.dataclass
+class _Word:
+    """A word of a translation.
+
+    Attributes:
+      before: what is between it and the word before it.
+      text: of the word.
+      weights: what it attends to, `[source words]`.
+      is_placed: whether a mark is in it.
+    """
+
+    before: str
+    text: str
+    weights: np.ndarray
+    is_placed: bool = False
+
+
+class _Words:
+    """The words of a translation, which become or get marks.
+
+    Args:
+      text: of the translation.
+      links: between the words of the source and its own.
+      num_source_words: of the source.
+    """
+
+    def __init__(self, text: str, links: Sequence[Link], num_source_words: int):
+        spans = word_spans(text)
+        weights = matrix(links, len(spans), num_source_words).toarray()
+        ends = [0, *(end for _, end in spans)]
+        self._words = [
+            _Word(text[ends[number] : start], text[start:end], weights[number])
+            for number, (start, end) in enumerate(spans)
+        ]
+        self._after = text[ends[-1] :]
+        self._num_source_words = num_source_words
+
+    def put(self, mark: str, stand_in: str, source_place: int) -> None:
+        """Puts a mark where its stand-in is; else where attention says that it belongs."""
+        pattern = _pattern(stand_in)
+        places = [word for word in self._words if pattern.search(word.text)]
+        if places:
+            best = max(places, key=lambda word: word.weights[source_place])
+            self._place(best, pattern.sub(mark, best.text, count=1), source_place)
+            return
+        # A word that attends to the stand-in more than to anything else is its translation.
+        own = [
+            word
+            for word in self._words
+            if not word.is_placed
+            and word.text[0].isalnum()
+            and word.weights[source_place] > 0
+            and word.weights[source_place] >= word.weights.max()
+        ]
+        if own:
+            best = max(own, key=lambda word: word.weights[source_place])
+            self._place(best, mark, source_place)
+            return
+        number = self._number_after(source_place)
+        word = _Word(" " if number else "", "", np.zeros(self._num_source_words))
+        self._words.insert(number, word)
+        self._place(word, mark, source_place)
+        if number == 0 and len(self._words) > 1:
+            self._words[1].before = self._words[1].before or " "
+
+    def _place(self, word: _Word, text: str, source_place: int) -> None:
+        word.text, word.is_placed = text, True
+        word.weights = np.eye(self._num_source_words)[source_place]
+
+    def _number_after(self, source_place: int) -> int:
+        """The number that a word gets which belongs after those before it in the source."""
+        for place in range(source_place - 1, -1, -1):
+            column = [word.weights[place] for word in self._words]
+            if any(column):
+                return int(np.argmax(column)) + 1
+        return 0
+
+    def remove_rest(self, stand_ins: set[str]) -> None:
+        """Removes stand-ins that were written once more."""
+        for word in [*self._words]:
+            if not word.is_placed and any(_pattern(one).fullmatch(word.text) for one in stand_ins):
+                self._words.remove(word)
+
+    def result(self) -> tuple[str, list[Link]]:
+        """The text and the links."""
+        text = "".join(word.before + word.text for word in self._words) + self._after
+        links = [
+            (int(place), number, float(weight))
+            for number, word in enumerate(self._words)
+            for place, weight in enumerate(word.weights)
+            if weight
+        ]
+        return text.strip(), links
+
+
+@functools.lru_cache(maxsize=256)
+def _pattern(stand_in: str) -> re.Pattern[str]:
+    """A stand-in as a word, or as a part of one with hyphens; an ending is dropped."""
+    return re.compile(rf"(?<!\w){re.escape(stand_in)}[a-zé]{{0,2}}(?!\w)", re.IGNORECASE)

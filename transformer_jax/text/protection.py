@@ -1,0 +1,220 @@
+"""Parts of a text that no translation may change, such as addresses and names of variables.
+
+While a text is translated, each of them is one character that no text has (a *mark*): one word of
+its sentence, which tags and sentences treat as such. The model sees a short word in the place of a
+mark (`copying`). What is no part of a sentence's grammar, such as an emoji, it does not see.
+"""
+
+import dataclasses
+import html
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from transformer_jax.data.writing_systems import separates_words
+from transformer_jax.errors import UserError
+from transformer_jax.text import html_tags, tagged_text
+from transformer_jax.text.tagged_text import Element, Item, Kept, Words
+from transformer_jax.text.words import FIRST_MARK, LAST_MARK
+
+_UNITS = (
+    "km²|km/h|km|cm|mm|µm|nm|m²|m³|m|kg|mg|µg|g|ml|cl|dl|l|kHz|MHz|GHz|Hz|kWh|kW|MW|mAh|"
+    "kB|KB|MB|GB|TB|PB|dpi|px|rem|ms|µs|ns|s|min|h|°C|°F|°|%|‰|€|£|\\$|¥|EUR|USD|GBP|CHF"
+)
+_NUMBER = r"\d+(?:[.,'’\u00a0\u202f]\d+)*"
+# Name -> regular expression. Of two that match at a place, the first is taken.
+USUAL = {
+    "address": r"(?:https?|ftp|mailto):[^\s<>\"']*[^\s<>\"'.,;:!?)\]}…]|www\.[^\s<>\"']*\w",
+    "e-mail": r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
+    "braces": r"\{\{[^{}\n]*\}\}|\$\{[^{}\n]*\}|#\{[^{}\n]*\}|\{[^{}\s][^{}\n]*\}|\{\}",
+    "format": r"(?<![\w%])%(?:\(\w+\)|\d+\$)?[-+0#]*\d*(?:\.\d+)?(?:hh?|ll?|[zjtLq])?"
+    r"[sdiufFgGeExXcopr@](?![a-zA-Z])|%%",
+    "entity": r"&(?:#\d+|#x[\da-fA-F]+|[a-zA-Z]\w*);",
+    "mention": r"(?<!\w)[@#][a-zA-Z_]\w+",
+    "number": rf"[$€£¥]\s?{_NUMBER}|{_NUMBER}\s?(?:{_UNITS})(?![\w²³/])",
+}
+# What is not shown to the model. Emoji: https://unicode.org/reports/tr51/, as sequences.
+HIDDEN = {
+    "tag": r"</?[a-zA-Z][^<>\n]*>",
+    "emoji": "(?:[\U0001f1e6-\U0001f1ff]{2}|[0-9#*]\ufe0f?\u20e3|"
+    "[\u2194-\u21aa\u231a-\u23ff\u25aa-\u27bf\u2934-\u2b55\u3030\u303d\u3297\u3299"
+    "\U0001f000-\U0001faff][\ufe0f\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]*"
+    "(?:\u200d[\u2640-\u27bf\U0001f300-\U0001faff]\ufe0f?[\U0001f3fb-\U0001f3ff]?)*)",
+}
+
+
+class Marks:
+    """Marks of a document, and what they are.
+
+    Args:
+      text: of the document; its own characters are no marks.
+    """
+
+    def __init__(self, text: str = ""):
+        self._taken = {char for char in text + html.unescape(text) if is_mark(char)}
+        self._next = ord(FIRST_MARK)
+        self._plain: dict[int, str] = {}
+        self._raw: dict[int, str] = {}
+
+    def add(self, plain: str, raw: str) -> str:
+        """A new mark; "" where there is none left.
+
+        Args:
+          plain: what it is.
+          raw: the same as it is in the document.
+        """
+        while chr(self._next) in self._taken:
+            self._next += 1
+        if self._next > ord(LAST_MARK):
+            return ""
+        self._plain[self._next], self._raw[self._next] = plain, raw
+        self._next += 1
+        return chr(self._next - 1)
+
+    def plain(self, text: str) -> str:
+        """A text with what its marks are."""
+        return text.translate(self._plain) if self._plain else text
+
+    def raw(self, text: str) -> str:
+        """A text with what its marks are, as it is in the document."""
+        return text.translate(self._raw) if self._raw else text
+
+
+def is_mark(char: str) -> bool:
+    """Whether a character may be a mark."""
+    return FIRST_MARK <= char <= LAST_MARK
+
+
+@dataclasses.dataclass(frozen=True)
+class Protection:
+    """What no translation may change.
+
+    Attributes:
+      shown: regular expressions of what the model sees as a word.
+      hidden: the same of what it does not see.
+    """
+
+    shown: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+
+    @property
+    def _pattern(self) -> re.Pattern[str] | None:
+        groups = [
+            f"(?P<{name}>{'|'.join(f'(?:{one})' for one in patterns)})"
+            for name, patterns in (("hidden", self.hidden), ("shown", self.shown))
+            if patterns
+        ]
+        return re.compile("|".join(groups)) if groups else None  # `re` keeps what it has compiled
+
+    def find(self, text: str) -> Iterator[tuple[int, int, bool]]:
+        """(first character, end, whether it is shown) of each part, in order."""
+        pattern = self._pattern
+        found: list[tuple[int, int, bool]] = []
+        for match in pattern.finditer(text) if pattern else ():
+            start, end = match.span()
+            is_shown = match.lastgroup == "shown"
+            if is_shown:
+                start, end = _with_letters_around(text, start, end)
+            if found and start <= found[-1][1] and is_shown and found[-1][2]:
+                start = found.pop()[0]  # parts that touch are one word
+            elif found:
+                start = max(start, found[-1][1])
+            if start < end:
+                found.append((start, end, is_shown))
+        return iter(found)
+
+    def apply(
+        self, items: Sequence[Item], escape: Callable[[str], str], marks: Marks
+    ) -> list[Item]:
+        """Items with marks in their texts, and with what is hidden as items of their own.
+
+        Args:
+          items: of a paragraph.
+          escape: writes text into the document.
+          marks: of the document; this adds to them.
+        """
+        if not (self.shown or self.hidden):
+            return list(items)
+        protected: list[Item] = []
+        for item in _merged(items):
+            if isinstance(item, Element):
+                inner = tuple(self.apply(item.items, escape, marks))
+                protected.append(dataclasses.replace(item, items=inner))
+            elif isinstance(item, Words):
+                protected += self._protected(item, escape, marks)
+            else:
+                protected.append(item)
+        return protected
+
+    def _protected(
+        self, words: Words, escape: Callable[[str], str], marks: Marks
+    ) -> Iterator[Item]:
+        text, plain, done = words.plain, "", 0
+        stream: list[Words | Kept | tagged_text.Tag] = []
+        for start, end, is_shown in self.find(text):
+            plain += text[done:start]
+            part, done = text[start:end], end
+            raw = part if words.raw == words.plain else escape(part)
+            if is_shown:
+                plain += marks.add(part, raw) or part
+            else:
+                part_of_tree = dataclasses.replace(html_tags.inline_part(part), raw=raw)
+                stream += [Words(plain, plain), part_of_tree]
+                plain = ""
+        plain += text[done:]
+        for part in tagged_text.trees([*stream, Words(plain, plain)]):
+            yield from [Kept(part)] if isinstance(part, str) else part
+
+
+NO_PROTECTION = Protection()
+
+
+def of(patterns: Sequence[str] = (), usual: bool = True) -> Protection:
+    """What a caller wants to be protected.
+
+    Args:
+      patterns: regular expressions; they come before the usual ones.
+      usual: whether what is usual is protected too.
+
+    Raises:
+      UserError: one is no regular expression, or matches an empty text.
+    """
+    for pattern in patterns:
+        try:
+            is_empty = re.compile(pattern).match("") is not None
+        except re.error as error:
+            raise UserError(f"`protect={pattern}` is no regular expression: {error}.") from error
+        if is_empty:
+            raise UserError(f"`protect={pattern}` matches an empty text; it would protect nothing.")
+    if not usual:
+        return Protection(tuple(patterns))
+    return Protection((*patterns, *USUAL.values()), tuple(HIDDEN.values()))
+
+
+def _merged(items: Sequence[Item]) -> Iterator[Item]:
+    """The items, texts that follow each other as one."""
+    waiting: Words | None = None
+    for item in items:
+        if isinstance(item, Words):
+            before = waiting or Words("", "")
+            waiting = Words(before.raw + item.raw, before.plain + item.plain)
+            continue
+        if waiting:
+            yield waiting
+            waiting = None
+        yield item
+    if waiting:
+        yield waiting
+
+
+def _with_letters_around(text: str, start: int, end: int) -> tuple[int, int]:
+    """A part with the letters and digits that it is one word with, as in `v{version}`."""
+
+    def is_of_word(char: str) -> bool:
+        return (char.isalnum() or char == "_") and separates_words(char)
+
+    if is_of_word(text[end - 1]) or not text[end - 1].isspace():
+        while end < len(text) and is_of_word(text[end]):
+            end += 1
+    while start and is_of_word(text[start - 1]):
+        start -= 1
+    return start, end

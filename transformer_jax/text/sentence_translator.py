@@ -1,0 +1,206 @@
+"""Sentences of documents, translated: with terms and marks, checked, and again if need be."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from transformer_jax.decoding import WINDOW, long_texts
+from transformer_jax.decoding.alignment import AttentionChoice
+from transformer_jax.decoding.requests import Request, windows
+from transformer_jax.decoding.translation import Translation
+from transformer_jax.errors import UserError
+from transformer_jax.text import copying, word_links
+from transformer_jax.text.copying import STAND_INS, Shown
+from transformer_jax.text.document import DocumentSentence, SentenceTranslation
+from transformer_jax.text.glossary import Glossary
+from transformer_jax.text.guards import Guards
+from transformer_jax.text.words import words_of
+
+# Searches for a sentence whose translation a guard has caught, in this order. Those that the engine
+# of a model cannot do are left out.
+RETRIES: tuple[Mapping[str, Any], ...] = (
+    {"method": "beam", "beam_size": 8, "no_repeat_ngram_size": 3},
+    {"method": "mbr", "mbr_samples": 16, "no_repeat_ngram_size": 3, "top_p": 0.9},
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A sentence as it is translated, or a part of one that is longer than the model reads.
+
+    Attributes:
+      shown: what the model sees.
+      request: for it.
+      needs_links: whether tags or marks are in its sentence.
+    """
+
+    shown: Shown
+    request: Request
+    needs_links: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Preparer:
+    """Turns sentences into requests, and translations into those of sentences.
+
+    Attributes:
+      engine: of the model.
+      target_lang: of a multilingual model; "": the model's own.
+      source_lang: of a multilingual model that needs it; "": the model's own.
+      glossary: terms that translations have to contain.
+      guards: check translations; None: nothing does.
+      stand_ins: words that the model copies.
+    """
+
+    engine: Any
+    target_lang: str = ""
+    source_lang: str = ""
+    glossary: Glossary | None = None
+    guards: Guards | None = None
+    stand_ins: Sequence[str] = STAND_INS
+
+    def parts(self, sentences: Sequence[DocumentSentence]) -> list[list[Part]]:
+        """What is translated of each sentence: one part, or several of a long one."""
+        shown = [copying.shown(sentence.text, self.stand_ins) for sentence in sentences]
+        encoder = self.engine.encoder(self.target_lang, self.source_lang)
+        ids = encoder.source_ids([one.text for one in shown])
+        limit = encoder.max_len - 1  # the end symbol needs a position
+        return [
+            [
+                self._part(sentence, part)
+                for part in ([one] if len(row) <= limit else self._split(one, row, limit))
+            ]
+            for sentence, one, row in zip(sentences, shown, ids, strict=True)
+        ]
+
+    def _part(self, sentence: DocumentSentence, shown: Shown) -> Part:
+        request = Request(shown.text)
+        if self.glossary:
+            request = self.glossary.request(request)
+        return Part(shown, request, sentence.has_markup or bool(shown.marks))
+
+    def _split(self, shown: Shown, ids: Sequence[int], limit: int) -> list[Shown]:
+        """Parts of a sentence that the model reads at once.
+
+        Args:
+          shown: the sentence.
+          ids: its token ids, with language tags.
+          limit: most tokens of a part.
+        """
+        tokenizer = self.engine.tokenizers.source
+        num_tags = len(ids) - len(tokenizer.encode(shown.text))
+        body = ids[num_tags:]
+        tokens = tokenizer.tokens(body)
+        owners = word_links.token_of_characters(shown.text, tokens)
+        places, num_tokens = [], 0
+        for part in long_texts.split_ids(body, tokens, limit - num_tags)[:-1]:
+            num_tokens += len(part)
+            places.append(int((owners >= num_tokens).argmax()))
+        return copying.split(shown, places)
+
+    def result(self, part: Part, translation: Translation) -> SentenceTranslation:
+        """The translation of a part, checked."""
+        links: Sequence[word_links.Link] = ()
+        if part.needs_links:
+            links = word_links.links_of(part.shown.text, translation)
+        text, links = copying.with_marks(part.shown, translation.text, links)
+        flags = self.guards.problems(part.shown.text, translation.text) if self.guards else ()
+        return SentenceTranslation(text, tuple(links), flags, translation.unmet)
+
+
+def join(parts: Sequence[Part], translations: Sequence[SentenceTranslation]) -> SentenceTranslation:
+    """The translation of a sentence, from those of its parts."""
+    if len(parts) == 1:
+        return translations[0]
+    links: list[word_links.Link] = []
+    num_source, num_target = 0, 0
+    for part, one in zip(parts, translations, strict=True):
+        links += ((s + num_source, t + num_target, share) for s, t, share in one.links)
+        num_source += len(words_of(part.shown.text))
+        num_target += len(words_of(one.text))
+    return SentenceTranslation(
+        long_texts.join([one.text for one in translations]),
+        tuple(links),
+        tuple(dict.fromkeys(flag for one in translations for flag in one.flags)),
+        tuple(dict.fromkeys(name for one in translations for name in one.unmet)),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class SentenceTranslator:
+    """Translates sentences of documents.
+
+    Attributes:
+      model: a `Translator`.
+      preparer: of the sentences.
+      attention: that links words; None: the engine gives none.
+      settings: of `Translator.translate_iterable`.
+    """
+
+    model: Any
+    preparer: Preparer
+    attention: AttentionChoice | None
+    settings: Mapping[str, Any]
+
+    def translate(
+        self, sentences: Iterable[DocumentSentence], window: int = WINDOW
+    ) -> Iterator[SentenceTranslation]:
+        """Translations of sentences, in their order, as they are finished.
+
+        Args:
+          sentences: read as results are asked for.
+          window: sentences that are read ahead.
+
+        Raises:
+          UserError: an impossible setting, or a sentence that cannot be translated.
+        """
+        for some in windows(iter(sentences), window):
+            groups = self.preparer.parts(some)
+            results = self._checked([part for parts in groups for part in parts])
+            for parts in groups:
+                yield join(parts, [next(results) for _ in parts])
+
+    def _checked(self, parts: Sequence[Part]) -> Iterator[SentenceTranslation]:
+        """Translations of the parts; those that a guard catches are searched again.
+
+        The first ones are given before the last ones are finished, up to one that is caught.
+        """
+        results: dict[int, SentenceTranslation] = {}
+        num_given = 0
+        for number, result in enumerate(self._search(parts, {})):
+            results[number] = result
+            while num_given in results and not results[num_given].flags:
+                yield results[num_given]
+                num_given += 1
+        for search in RETRIES:
+            caught = [number for number in range(num_given, len(parts)) if results[number].flags]
+            again = [number for number in caught if self._is_possible(search, parts[number])]
+            found = self._search([parts[number] for number in again], search)
+            for number, result in zip(again, found, strict=True):
+                if len(result.flags) < len(results[number].flags):
+                    results[number] = result
+        yield from (results[number] for number in range(num_given, len(parts)))
+
+    def _search(
+        self, parts: Sequence[Part], search: Mapping[str, Any]
+    ) -> Iterator[SentenceTranslation]:
+        if not parts:
+            return
+        translations = self.model.translate_iterable(
+            [part.request for part in parts],
+            attention=self.attention if any(part.needs_links for part in parts) else None,
+            target_lang=self.preparer.target_lang,
+            source_lang=self.preparer.source_lang,
+            **{**self.settings, **search},
+        )
+        for part, translation in zip(parts, translations, strict=True):
+            yield self.preparer.result(part, translation)
+
+    def _is_possible(self, search: Mapping[str, Any], part: Part) -> bool:
+        """Whether the engine can do a search, with the phrases of a part."""
+        try:
+            self.model.settings(settings={**self.settings, **search})
+        except UserError:
+            return False
+        why_not = self.model.engine.runner.why_no_phrases(search["method"])
+        return not (part.request.phrases and why_not)
