@@ -16,6 +16,7 @@ from transformer_jax.serving.app import create_app
 from transformer_jax.serving.service import Service
 
 TEXTS = ["one two", "three", "four five six"]
+SENTENCES = {"texts": TEXTS, "format": "sentence"}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def client(model):
 def test_server_translates_as_the_translator_and_compiles_nothing(client, model):
     compiled = model.translator.engine.num_compiled
     for body in ({}, {"n_best": 2}, {"beam_size": 1}, {"length_penalty": 2.0}, {"alignment": True}):
-        answer = client.post("/v1/translate", json={"texts": TEXTS, **body})
+        answer = client.post("/v1/translate", json={**SENTENCES, **body})
         assert answer.status_code == 200, answer.text
         settings = {name: value for name, value in body.items() if name != "alignment"}
         want = model.translator.translate(TEXTS, **{"n_best": 1, **settings})
@@ -42,13 +43,13 @@ def test_server_translates_as_the_translator_and_compiles_nothing(client, model)
             assert [a["text"] for a in one["alternatives"]] == [h.text for h in best[1:]]
             assert ("alignment" in one) == ("alignment" in body)
     assert model.translator.engine.num_compiled == compiled
-    refused = client.post("/v1/translate", json={"texts": TEXTS, "beam_size": 3})
+    refused = client.post("/v1/translate", json={**SENTENCES, "beam_size": 3})
     assert refused.status_code == 400
     assert "the model's own search; beam_size=1" in refused.json()["error"]["message"]
 
 
 def test_server_streams_translations_in_order(client, model):
-    body = {"texts": TEXTS, "stream": True}
+    body = {**SENTENCES, "stream": True}
     with client.stream("POST", "/v1/translate", json=body) as answer:
         events = [line for line in answer.iter_lines() if line]
     names = [line.removeprefix("event: ") for line in events[::2]]

@@ -24,14 +24,16 @@ from transformer_jax.decoding import scheduler
 from transformer_jax.decoding.batch_translator import NOT_FINITE
 from transformer_jax.decoding.text_queue import DeadlineError
 from transformer_jax.decoding.translation import no_translation
-from transformer_jax.serving import languages, priority, texts
+from transformer_jax.serving import priority, texts
 from transformer_jax.serving.app import create_app
+from transformer_jax.serving.documents import Wanted
 from transformer_jax.serving.errors import ServiceError
 from transformer_jax.serving.jobs import Job
 from transformer_jax.serving.lifecycle import Lifecycle
 from transformer_jax.serving.limits import RequestLimits
 from transformer_jax.serving.served_model import ServedModel
 from transformer_jax.serving.service import Service
+from transformer_jax.text import languages
 
 POSTS = ("/v1/translate", "/v1/score", "/v1/sentences", "/translate", "/detect", "/v2/translate")
 JSON = {"Content-Type": "application/json"}
@@ -170,9 +172,13 @@ def test_full_queue_and_long_requests_are_refused_and_nothing_waits(translator, 
     assert answer.json()["error"]["code"] == "queue_full"
     assert queue.num_waiting == 1
     # Longer than ever can wait: it would be refused each time. Nothing of it is left.
-    answer = client.post("/v1/translate", json={"texts": ["one", "two " * 40]})
+    long_texts = {"texts": ["one", "two " * 40]}
+    answer = client.post("/v1/translate", json={**long_texts, "format": "sentence"})
     assert (answer.status_code, answer.json()["error"]["item"]) == (400, 1)
     assert "parts of 16 tokens, and at most 2 texts may wait" in answer.json()["error"]["message"]
+    answer = client.post("/v1/translate", json=long_texts)
+    assert answer.status_code == 413
+    assert "sentences; at most 2 may wait" in answer.json()["error"]["message"]
     answer = client.post("/v1/translate", json={"texts": ["two " * 20]})
     assert (answer.status_code, queue.num_waiting) == (429, 1)
     short = {"texts": ["one"], "timeout_ms": 1e-9}
@@ -345,10 +351,11 @@ def test_languages_are_detected_for_each_text(monkeypatch, model):
     monkeypatch.setattr(
         ServedModel, "languages", property(lambda one: (["en", "fr"], ["de", "fr"]))
     )
-    wanted = texts.Wanted(["the house is big and old", "la maison est grande"], "", "FR")
-    first, second = texts._parts(Service([model]), wanted)
-    assert (first.source_lang, first.target_lang) == ("en", "fr")
-    assert second.model is None  # it is French already
+    monkeypatch.setattr(texts, "ServedText", lambda text, model, languages, wanted: languages)
+    given = ["the house is big and old", "la maison est grande"]
+    first, second = texts._read(Service([model]), given, "", "FR", Wanted(""))
+    assert (first.source_lang, first.served) == ("en", ("en", "fr"))
+    assert second.served is None  # it is French already
     assert second.detected["language"] == "fr"
 
 

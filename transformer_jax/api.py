@@ -1,5 +1,6 @@
 """`Translator`: a trained model as a Python object."""
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast, overload
@@ -16,7 +17,7 @@ from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.jax_batch_runner import JaxBatchRunner
 from transformer_jax.decoding.processors import Processor
 from transformer_jax.decoding.requests import Request
-from transformer_jax.decoding.scoring import PairScores
+from transformer_jax.decoding.text_scorer import TextScorer
 from transformer_jax.decoding.text_submitter import TextSubmitter
 from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError, missing_package
@@ -24,12 +25,14 @@ from transformer_jax.interop import pretrained
 from transformer_jax.interop.ctranslate2 import batch_runner as ctranslate2_runner
 from transformer_jax.interop.pretrained import Pretrained
 from transformer_jax.runs import compilation_cache, directory_kinds, host_memory
+from transformer_jax.text import calibration
+from transformer_jax.text.calibration import Calibration
 
 if TYPE_CHECKING:
     from transformer_jax.text.documents import DocumentTranslation
 
 
-class Translator(TextSubmitter):
+class Translator(TextSubmitter, TextScorer):
     """Translates and scores text.
 
     Example:
@@ -50,6 +53,8 @@ class Translator(TextSubmitter):
     ):
         self.tokenizers = tokenizers
         self.checkpoint_step = step
+        # Of the model by `eval --calibrate`; None: it was not calibrated, or is an ensemble.
+        self.calibration: Calibration | None = None
         if runner is None:
             models = [other.config.model for other in others]
             runner = JaxBatchRunner(config, tokenizers, models, processors)
@@ -105,13 +110,20 @@ class Translator(TextSubmitter):
                         f"{path} is a CTranslate2 model: it has no `{name}`; remove it."
                     )
             runner = ctranslate2_runner.load(path, config)
-            return cls(runner.config, runner.tokenizers, None, runner=runner)
+            translator = cls(runner.config, runner.tokenizers, None, runner=runner)
+            translator.calibration = calibration.read(path)
+            return translator
         host_memory.keep_freed_memory()
         compilation_cache.keep_programs()
         model, *others = pretrained.load_ensemble(
             [(path, str(checkpoint)), *members], config, allow_pickle
         )
-        return cls(model.config, model.tokenizers, model.params, model.step, others, processors)
+        translator = cls(
+            model.config, model.tokenizers, model.params, model.step, others, processors
+        )
+        if not others and epath.Path(path).is_dir():
+            translator.calibration = calibration.read(path)
+        return translator
 
     @overload
     def translate(
@@ -186,6 +198,7 @@ class Translator(TextSubmitter):
         window: int = WINDOW,
         on_error: str = "raise",
         ready: Callable[[], bool] | None = None,
+        confidence: bool = False,
         **settings: Any,
     ) -> Iterator[Translation] | Iterator[list[Translation]]:
         """As `translate`, but an iterator, which reads the texts as its results are asked for.
@@ -201,6 +214,8 @@ class Translator(TextSubmitter):
             Unicode, phrases that do not fit) gives an empty translation whose `error` says why.
           ready: whether the next text can be read without waiting. While it cannot, the texts read
             so far are translated first. None: always.
+          confidence: whether the best translation of each text comes with its `confidence`, of a
+            model that `eval --calibrate` has calibrated.
           **settings: fields of `DecodeConfig` that replace the config's, such as beam_size.
 
         Raises:
@@ -208,9 +223,45 @@ class Translator(TextSubmitter):
             index. A list is checked before anything runs, other iterables window by window.
         """
         call_settings.check_list("texts", texts, "strings")
+        if confidence:
+            attention = attention or self._attention_for_confidence()
         call = self.settings(n_best, target_lang, source_lang, attention, settings)
         results = self.engine.translate(self.params, texts, call, window, on_error, ready)
+        if confidence:
+            results = map(self._with_confidence, results)
         return results if n_best is not None else (best[0] for best in results)
+
+    @property
+    def alignment(self) -> AttentionChoice | None:
+        """The attention that links words best; None where the engine gives none.
+
+        That of a head that has learned to align, else the one that calibration has found.
+        """
+        usual = super().alignment
+        found = self.calibration.attention if self.calibration else None
+        return found if found and usual == AttentionChoice() else usual
+
+    def _attention_for_confidence(self) -> AttentionChoice:
+        """What brings the log-probabilities of tokens with it.
+
+        Raises:
+          UserError: the model was not calibrated.
+        """
+        attention = self.alignment
+        if self.calibration is None or attention is None:
+            raise UserError(
+                "`confidence=True` needs a model that was calibrated: run `transformer-jax eval "
+                "--workdir=DIR --calibrate` once."
+            )
+        return attention
+
+    def _with_confidence(self, hypotheses: list[Translation]) -> list[Translation]:
+        assert self.calibration
+        best, *others = hypotheses
+        return [
+            dataclasses.replace(best, confidence=self.calibration.confidence(best)),
+            *others,
+        ]
 
     def translate_document(
         self,
@@ -291,55 +342,3 @@ class Translator(TextSubmitter):
         num_texts = call_settings.count("num_texts", num_texts)
         call = self.settings(n_best, target_lang, source_lang, attention, settings)
         return self.engine.warmup(self.params, lengths, num_texts, call)
-
-    @overload
-    def score(  # type: ignore[overload-overlap]  # a string is an iterable of strings
-        self, sources: str, targets: str, target_lang: str = "", source_lang: str = ""
-    ) -> float: ...
-    @overload
-    def score(
-        self,
-        sources: Iterable[str],
-        targets: Iterable[str],
-        target_lang: str = "",
-        source_lang: str = "",
-    ) -> list[float]: ...
-    def score(
-        self,
-        sources: str | Iterable[str],
-        targets: str | Iterable[str],
-        target_lang: str = "",
-        source_lang: str = "",
-    ) -> float | list[float]:
-        """Natural log-probability of each target with its end, without length penalty.
-
-        Args:
-          sources: texts, or one text.
-          targets: a translation of each.
-          target_lang: of a multilingual model; "": the config's.
-          source_lang: of a multilingual model that needs it; "": the config's.
-
-        Raises:
-          UserError: an item that is no text, or not one target for each source.
-        """
-        if isinstance(sources, str) and isinstance(targets, str):
-            return self.score([sources], [targets], target_lang, source_lang)[0]
-        pairs = self.score_tokens(sources, targets, target_lang, source_lang)
-        return [pair.log_prob for pair in pairs]
-
-    def score_tokens(
-        self,
-        sources: Iterable[str],
-        targets: Iterable[str],
-        target_lang: str = "",
-        source_lang: str = "",
-    ) -> list[PairScores]:
-        """As `score` of several texts, with the log-probability of every token."""
-        call_settings.check_list("sources", sources, "strings")
-        call_settings.check_list("targets", targets, "strings")
-        sources, targets = list(sources), list(targets)
-        if len(sources) != len(targets):
-            raise UserError(f"{len(sources)} sources cannot be scored with {len(targets)} targets.")
-        return self.engine.score(
-            self.params, sources, targets, target_lang, source_lang=source_lang
-        )

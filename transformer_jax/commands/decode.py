@@ -115,8 +115,14 @@ def define_flags(argv: list[str]) -> list[str]:
     flags.DEFINE_bool("per_token", False, "With --score: the log-probability of every token too.")
     flags.DEFINE_bool("alignment", False, "Add word alignments, `0-0 1-2`, source first.")
     flags.DEFINE_bool("attention", False, "Add attention to the source, with --format=jsonl.")
-    flags.DEFINE_integer("attention_layer", -2, "Decoder layer of the attention; -1: the last.")
-    flags.DEFINE_integer("attention_head", -1, "Head of the attention; -1: the mean of all.")
+    flags.DEFINE_integer(
+        "attention_layer",
+        None,
+        "Decoder layer of the attention; -1: the last. Not given: what links words best.",
+    )
+    flags.DEFINE_integer(
+        "attention_head", None, "Head of the attention; -1: the mean of all, as if not given."
+    )
     flags.DEFINE_integer(
         "window",
         WINDOW,

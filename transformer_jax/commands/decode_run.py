@@ -129,8 +129,7 @@ def _translation_lines(
     """What is written for each line of the input that is not done yet."""
     attention = None
     if FLAGS.alignment or FLAGS.attention:
-        head = None if FLAGS.attention_head < 0 else FLAGS.attention_head
-        attention = AttentionChoice(FLAGS.attention_layer, head)
+        attention = _attention(translator)
 
     def translate(requests: Iterator[Request], ready: Ready) -> Iterator[list[Translation]]:
         return translator.translate_iterable(
@@ -152,6 +151,17 @@ def _translation_lines(
         if hypotheses[0].error and distributed.is_primary():
             print(hypotheses[0].error, file=sys.stderr)
         yield output_format.translation(number, hypotheses)
+
+
+def _attention(translator: Translator) -> AttentionChoice:
+    """The attention that the flags name; without them, the one that links words best."""
+    layer, head = FLAGS.attention_layer, FLAGS.attention_head
+    best = translator.alignment
+    if layer is None and head is None and best is not None:
+        return best
+    usual = AttentionChoice()
+    chosen = usual.layer if layer is None else layer
+    return AttentionChoice(chosen, None if head is None or head < 0 else head)
 
 
 def _score_lines(

@@ -25,6 +25,10 @@ HELP = CommandHelp(
             "Is it better than another run by more than chance?",
             "transformer-jax eval --workdir=runs/mine --compare=runs/other@latest",
         ),
+        (
+            "How sure is it? Documents and the server use the answer:",
+            "transformer-jax eval --workdir=runs/mine --calibrate",
+        ),
     ),
     fields=("data.test", "data.bleu_tokenizer", "data.pretokenized", "parallel.data"),
     pages=(
@@ -48,6 +52,12 @@ def define_flags(argv: list[str]) -> list[str]:
         "output", None, "FILE", "Also write the translations to this file, one a line."
     )
     flags.DEFINE_bool("conventions", False, "Show BLEU in every convention, with signatures.")
+    flags.DEFINE_bool(
+        "calibrate",
+        False,
+        "Learn from the validation set (or from --input) how sure the model is of its translations "
+        "and words, which words it copies, and which head aligns; keeps it in DIR.",
+    )
     command_line.define_path(
         "compare",
         None,

@@ -13,7 +13,13 @@ from etils import epath
 
 from transformer_jax import distributed
 from transformer_jax.api import Translator
-from transformer_jax.commands import model_flags, process_flags, report_file, search_flags
+from transformer_jax.commands import (
+    eval_calibration,
+    model_flags,
+    process_flags,
+    report_file,
+    search_flags,
+)
 from transformer_jax.commands.text_output import (
     as_line,
     check_not_overwritten,
@@ -52,6 +58,8 @@ class EvalSet:
 def run() -> None:
     """Scores the model. Several processes share the work, and the first one writes."""
     _check_flags()
+    if FLAGS.calibrate:
+        eval_calibration.check()
     process_flags.connect(saves=False)
     translator = model_flags.load_translator()
     translator.engine.language_tags(FLAGS.target_lang, FLAGS.source_lang)  # refuses unknown ones
@@ -79,6 +87,7 @@ def run() -> None:
         decode,
         FLAGS.target_lang,
         FLAGS.source_lang,
+        translator.alignment if FLAGS.calibrate else None,
     )
     hypotheses = [output.text for output in outputs]
     result: dict[str, Any] = {}
@@ -88,6 +97,10 @@ def run() -> None:
         if FLAGS.conventions:
             result["conventions"] = _conventions(hypotheses, eval_set, data, tokenizer)
         _record(result, dataclasses.replace(translator.config, decode=decode, data=data))
+    if FLAGS.calibrate:
+        result["calibration"] = eval_calibration.run(
+            translator, eval_set.pairs, outputs, search_flags.given()
+        )
     try:
         if other is not None:
             result["compare"] = _compare(hypotheses, other, eval_set, tokenizer)
@@ -102,6 +115,8 @@ def _check_flags() -> None:
         raise UserError("--input and --reference go together: the sources and their translations.")
     if FLAGS.input and FLAGS["split"].present:
         raise UserError("--split and --input both name what to score; remove one.")
+    if FLAGS.calibrate and not FLAGS["split"].present:
+        FLAGS.split = "validation"
 
 
 def _read_files() -> EvalSet:

@@ -15,11 +15,18 @@ WORD_START = "▁"
 
 @dataclasses.dataclass(frozen=True)
 class AttentionChoice:
-    """The decoder layer and head whose attention comes with a translation."""
+    """The decoder layer and head whose attention comes with a translation.
 
-    # The last but one usually aligns best. In a decoder of one layer, -2 is that layer.
+    Attributes:
+      layer: the last but one usually aligns best. In a decoder of one layer, -2 is that layer.
+      head: None: the mean of all.
+      shift: whether the attention of a token is that of the step that reads it, as
+        `train.alignment_weight` teaches; else that of the step that writes it.
+    """
+
     layer: int = -2
-    head: int | None = None  # None: the mean of all
+    head: int | None = None
+    shift: bool = False
 
     def check(self, model: ModelConfig) -> None:
         """Checks that a model has this layer and head.

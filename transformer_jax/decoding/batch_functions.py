@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import flax.struct
@@ -39,6 +39,14 @@ class TokenScores:
 
     log_probs: jax.Array  # [B, T]
     correct: jax.Array  # [B, T] whether the token was the likeliest
+
+
+@flax.struct.dataclass
+class Explanation:
+    """What a model says of given outputs; positions after an output's length mean nothing."""
+
+    attention: jax.Array  # [B, T, S] of a decoder layer, to the source
+    log_probs: jax.Array  # [B, T] of each token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +96,20 @@ class BatchFunctions:
         return dataclasses.replace(hypotheses, steps=steps)
 
     def score(self, params: DeviceParams, sources: TokenRows, targets: TokenRows) -> TokenScores:
-        """Teacher-forced scores, with the logits of one chunk of positions at a time."""
+        """Teacher-forced scores."""
+        return self._scores(self._decode(params, sources, targets), targets)
+
+    def _scores(
+        self, decoded: Iterable[tuple[Callable, jax.Array]], targets: TokenRows
+    ) -> TokenScores:
+        """Scores of the targets, with the logits of one chunk of positions at a time.
+
+        Args:
+          decoded: of each model, its `apply` and its decoder's output `[B, T, M]`.
+          targets: the token ids.
+        """
         hiddens, projections = [], []
-        for apply, hidden in self._decode(params, sources, targets):
+        for apply, hidden in decoded:
             table, bias = apply(method="output_projection")
             hiddens.append(hidden.reshape(-1, hidden.shape[-1]))  # [B, T, M] --> [B * T, M]
             projections.append((table.astype(hidden.dtype), bias))
@@ -120,7 +139,7 @@ class BatchFunctions:
             *(x.reshape(-1)[:num_positions].reshape(targets.ids.shape) for x in scores)
         )
 
-    def attention(
+    def explain(
         self,
         params: DeviceParams,
         sources: TokenRows,
@@ -128,15 +147,34 @@ class BatchFunctions:
         *,
         layer: int,
         head: int | None,
-    ) -> jax.Array:
-        """Cross-attention `[B, T, S]` of a decoder layer; without `head`, the mean of all."""
-        by_model = []
-        for _, (_, collected) in self._decode(params, sources, targets, mutable=["intermediates"]):
+    ) -> Explanation:
+        """Log-probabilities of outputs, and attention of a decoder layer to their sources.
+
+        Without `head`, it is the mean of all heads.
+        """
+        by_model, decoded = [], []
+        for apply, (hidden, collected) in self._decode(
+            params, sources, targets, mutable=["intermediates"]
+        ):
             by_layer = collected["intermediates"]
             number = layer % len(by_layer)
             (weights,) = by_layer[f"decoder_layers_{number}"]["cross_attention"]["weights"]
             by_model.append(jnp.mean(weights, axis=1) if head is None else weights[:, head])
-        return sum(by_model[1:], start=by_model[0]) / len(by_model)
+            decoded.append((apply, hidden))
+        attention = sum(by_model[1:], start=by_model[0]) / len(by_model)
+        return Explanation(attention, self._scores(decoded, targets).log_probs)
+
+    def cross_attention(
+        self, params: DeviceParams, sources: TokenRows, targets: TokenRows
+    ) -> jax.Array:
+        """Attention to the source `[B, L, H, T, S]`, all layers and heads of the first model."""
+        (_, (_, collected)), *_ = self._decode(params, sources, targets, mutable=["intermediates"])
+        by_layer = collected["intermediates"]
+        weights = (
+            by_layer[f"decoder_layers_{layer}"]["cross_attention"]["weights"][0]
+            for layer in range(len(by_layer))
+        )
+        return jnp.stack(list(weights), axis=1)
 
     def _encode(self, params: DeviceParams, sources: TokenRows) -> list[jax.Array]:
         """Encoder output `[B, S, M]` of each model."""

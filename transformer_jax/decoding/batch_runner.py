@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, Protocol
 
+from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.batching import Batch
 from transformer_jax.decoding.requests import EncodedText
 from transformer_jax.decoding.scoring import Pair, TokenScores
@@ -19,14 +20,21 @@ class BatchRunner(Protocol):
     Attributes:
       kind: what computes, `jax` or `ctranslate2`.
       max_len: tokens that the model reads and writes at once, the end symbol included.
+      phrase_room: phrases of a text, forms of a phrase and tokens of a form that programs are
+        compiled for; None: as many as texts have.
     """
 
     kind: str
     max_len: int
+    phrase_room: tuple[int, int, int] | None
 
     @property
     def num_devices(self) -> int:
         """Devices that share a batch."""
+
+    @property
+    def alignment(self) -> AttentionChoice | None:
+        """The attention that links words best; None where there is none."""
 
     @property
     def compiles(self) -> bool:

@@ -41,6 +41,7 @@ class BatchTranslator:
       tokenizers: turn ids into text.
       max_len: tokens that the model reads and writes.
       bleu_tokenizer: splits words where `mbr` compares by BLEU.
+      phrase_room: as of `phrases.within`; None: any.
     """
 
     programs: Programs
@@ -48,6 +49,7 @@ class BatchTranslator:
     tokenizers: TokenizerPair
     max_len: int
     bleu_tokenizer: str
+    phrase_room: tuple[int, int, int] | None = None
 
     def translate_batch(
         self, batch: Batch, texts: Sequence[EncodedText]
@@ -83,7 +85,7 @@ class BatchTranslator:
                     results[row] = best[: text.settings.num_hypotheses]
 
         if texts[0].settings.attention:
-            self._add_attention(batch, texts, sources, results, max_decode_len)
+            self._explain(batch, texts, sources, results, max_decode_len)
         return results
 
     def _search(
@@ -120,7 +122,7 @@ class BatchTranslator:
         settings = [text.settings for text in texts]
         rooms = [one.output_room(batch.length, self.max_len) for one in set(settings)]
         room = max(*rooms, batching.output_room(batch.length, int(max_lens.max()), self.max_len))
-        phrase_arrays = phrases.stack(wanted, batch.rows)
+        phrase_arrays = phrases.stack(wanted, batch.rows, self.phrase_room)
         if phrase_arrays is not None:
             max_lens[[row for row, row_phrases in enumerate(wanted) if not row_phrases]] = 0
         prefix: Any = None
@@ -134,8 +136,8 @@ class BatchTranslator:
         )
 
     def _possible_phrases(self, text: EncodedText) -> tuple[Phrase, ...]:
-        possible = (phrases.possible(p, text.settings.decode) for p in text.phrases)
-        return tuple(filter(None, possible))
+        possible = filter(None, (phrases.possible(p, text.settings.decode) for p in text.phrases))
+        return phrases.within(tuple(possible), self.phrase_room)
 
     def _translations(
         self, hypotheses: Hypotheses, row: int, text: EncodedText
@@ -167,7 +169,7 @@ class BatchTranslator:
             unmet=phrases.missing(output, text.phrases),
         )
 
-    def _add_attention(
+    def _explain(
         self,
         batch: Batch,
         texts: Sequence[EncodedText],
@@ -175,7 +177,7 @@ class BatchTranslator:
         results: list[list[Translation]],
         max_decode_len: int,
     ) -> None:
-        """Adds the attention of each best translation to its source."""
+        """Adds its attention to the source and its log-probabilities to each best translation."""
         choice, ids = texts[0].settings.attention, self.programs.ids
         assert choice is not None
         outputs = [
@@ -183,24 +185,25 @@ class BatchTranslator:
             for text, (best, *_) in zip(texts, results, strict=True)
         ]
         targets = batching.pad_rows(outputs, batch.rows, max_decode_len, ids.target_pad)
-        weights = self.programs.run(
-            self.programs.functions.attention,
+        explanation = self.programs.run(
+            self.programs.functions.explain,
             self.params,
             sources,
             targets,
             layer=choice.layer,
             head=choice.head,
-        )  # [B, T, S]
+        )
         for row, (text, hypotheses) in enumerate(zip(texts, results, strict=True)):
             source = text.source[text.num_source_tags : -1]
-            first_row, first_column = text.num_target_tags, text.num_source_tags
-            part = weights[
-                row,
-                first_row : first_row + len(hypotheses[0].ids),
-                first_column : first_column + len(source),
-            ]
+            first, num_tokens = text.num_target_tags, len(hypotheses[0].ids)
+            weights, log_probs = explanation.attention[row], explanation.log_probs[row]
+            # An output that was cut at its limit has no step that reads its last token.
+            steps = np.arange(first + choice.shift, first + choice.shift + num_tokens)
+            steps = np.minimum(steps, len(weights) - 1)
+            columns = slice(text.num_source_tags, text.num_source_tags + len(source))
             hypotheses[0] = dataclasses.replace(
                 hypotheses[0],
                 source_tokens=tuple(self.tokenizers.source.tokens(source)),
-                attention=part.copy(),  # a view would keep the batch's array alive
+                attention=weights[steps, columns],
+                token_log_probs=tuple(map(float, log_probs[first : first + num_tokens + 1])),
             )

@@ -1,6 +1,7 @@
 """Text in, text out: a model, or an ensemble, with its tokenizers."""
 
 import concurrent.futures
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ from transformer_jax.decoding.batching import Batch
 from transformer_jax.decoding.futures import gather
 from transformer_jax.decoding.in_order import Call, translate_windows
 from transformer_jax.decoding.jax_batch_runner import JaxBatchRunner
+from transformer_jax.decoding.phrases import Phrase
 from transformer_jax.decoding.requests import (
     EncodedText,
     RefusedItem,
@@ -61,11 +63,6 @@ class Engine:
     def limit_len(self, max_len: int) -> None:
         """Lets the engine read and write at most `max_len` tokens at once from now on."""
         self.runner.max_len = min(self.runner.max_len, max_len)
-
-    @property
-    def compiles(self) -> bool:
-        """Whether every shape of a batch needs a program."""
-        return self.runner.compiles
 
     @property
     def num_compiled(self) -> int:
@@ -251,10 +248,12 @@ class Engine:
         lengths: Iterable[int],
         num_texts: int,
         settings: TranslationSettings,
+        phrases: tuple[Phrase, ...] = (),
     ) -> dict[tuple[int, int], Callable[[], Any]]:
-        """For each batch shape (rows, length), what compiles and runs it; as of `warmup`.
+        """For each batch shape (rows, length), what compiles and runs it.
 
-        Several threads may share the calls.
+        Several threads may share the calls. Arguments are those of `warmup`, and `phrases` whose
+        search is compiled too.
         """
         shapes: set[tuple[int, int]] = set()
         for index, value in enumerate(lengths):
@@ -266,6 +265,7 @@ class Engine:
             shapes |= set(self.runner.shapes(settings, length, num_texts))
         # An empty text ends the search soon; the shape alone decides what is compiled.
         text = self.encoder(settings.target_lang, settings.source_lang).empty_text(settings)
+        text = dataclasses.replace(text, phrases=phrases)
         translate_batch = self.runner.translate_batch(params, settings)
         return {
             shape: functools.partial(translate_batch, Batch([0], *shape), [text])

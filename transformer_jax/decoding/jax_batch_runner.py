@@ -10,6 +10,7 @@ import numpy as np
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
 from transformer_jax.decoding import batching, ranking
+from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.batch_functions import DeviceParams
 from transformer_jax.decoding.batch_runner import ScoreBatch, TranslateBatch
 from transformer_jax.decoding.batch_translator import BatchTranslator
@@ -20,7 +21,7 @@ from transformer_jax.decoding.programs import Programs, matmul_precision, with_c
 from transformer_jax.decoding.requests import PHRASES_NEED_BEAMS
 from transformer_jax.decoding.scoring import Pair, TokenScores
 from transformer_jax.decoding.search_settings import TranslationSettings
-from transformer_jax.model.transformer import Params
+from transformer_jax.model.transformer import Params, alignment_head
 from transformer_jax.ops import platforms
 from transformer_jax.ops.platforms import compute_dtype
 from transformer_jax.runs import digests
@@ -68,11 +69,19 @@ class JaxBatchRunner:
         may_follow = starts_word(tokenizers.target, config.model.target_vocab_size)
         ids = special_ids(tokenizers, config.model)
         self.programs = Programs(self.models, ids, devices, may_follow, processors)
+        self.phrase_room: tuple[int, int, int] | None = None
 
     @property
     def num_devices(self) -> int:
         """Devices that share a batch."""
         return self.programs.num_devices
+
+    @property
+    def alignment(self) -> AttentionChoice:
+        """The head that has learned to align; else the default."""
+        if not self._config.train.alignment_weight:
+            return AttentionChoice()
+        return AttentionChoice(*alignment_head(self.models[0].num_decoder_layers), shift=True)
 
     @property
     def step_rows(self) -> float:
@@ -125,6 +134,7 @@ class JaxBatchRunner:
         _, batch_tokens, num_devices = self.batch_limits(settings)
         options = batching.all_row_options(length, batch_tokens, num_devices)
         most = _MOST_ROWS_OF_CPU if self.device.platform == "cpu" else math.inf
+        most = min(most, settings.most_rows or math.inf)
         return [rows for rows in options if rows <= most] or options[:1]
 
     def shapes(
@@ -152,11 +162,34 @@ class JaxBatchRunner:
             self._tokenizers,
             self.max_len,
             self._bleu_tokenizer(settings),
+            self.phrase_room,
         )
         return with_context(self.device, translator.translate_batch)
 
     def _bleu_tokenizer(self, settings: TranslationSettings) -> str:
         return ranking.choose_bleu_tokenizer(settings, self._config.data)
+
+    def cross_attention(
+        self, params: Params, source: Sequence[int], target: Sequence[int]
+    ) -> np.ndarray:
+        """Attention of all layers and heads to the source, `[L, H, T, S]`.
+
+        Args:
+          params: the model's.
+          source: token ids, with language tags and end symbol.
+          target: the same of its translation.
+        """
+        ids = self.programs.ids
+        sides = (source, ids.source_pad), (target, ids.target_pad)
+        lengths = [batching.padded_length(len(side), self.max_len) for side, _ in sides]
+        rows = (
+            batching.pad_rows([side], 1, length, pad)
+            for (side, pad), length in zip(sides, lengths, strict=True)
+        )
+        weights = self.programs.run(
+            self.programs.functions.cross_attention, self.programs.put_on_devices(params), *rows
+        )
+        return np.asarray(weights)[0, :, :, : len(target), : len(source)]
 
     def score_batch(self, params: Params | tuple[Params, ...]) -> ScoreBatch:
         """What scores batches of pairs with these parameters."""

@@ -1,6 +1,7 @@
 """Phrases of a request: their tokens, and which of them an output contains."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -126,14 +127,46 @@ def missing(output: str, phrases: Sequence[Phrase]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def stack(wanted: Sequence[Sequence[Phrase]], rows: int) -> PhraseArrays | None:
-    """Arrays of the phrases of each row; None where there is none."""
+def within(phrases: tuple[Phrase, ...], room: tuple[int, int, int] | None) -> tuple[Phrase, ...]:
+    """The phrases that a program has room for; the others stay unmet.
+
+    Args:
+      phrases: of a text.
+      room: most phrases, forms of a phrase, and tokens of a form; None: any.
+    """
+    if room is None:
+        return phrases
+    num_phrases, num_forms, num_tokens = room
+    short = (
+        tuple(form for form in phrase.forms if len(form.ids) <= num_tokens)[:num_forms]
+        for phrase in phrases
+    )
+    kept = (
+        dataclasses.replace(phrase, forms=forms)
+        for phrase, forms in zip(phrases, short, strict=True)
+        if forms
+    )
+    return tuple(itertools.islice(kept, num_phrases))
+
+
+def stack(
+    wanted: Sequence[Sequence[Phrase]], rows: int, room: tuple[int, int, int] | None = None
+) -> PhraseArrays | None:
+    """Arrays of the phrases of each row; None where there is none.
+
+    Args:
+      wanted: phrases of each row.
+      rows: at least as many.
+      room: sizes of the arrays, as of `within`; None: powers of two that hold the phrases.
+    """
     every = [phrase for phrases in wanted for phrase in phrases]
     if not every:
         return None
-    num_phrases = batching.next_power_of_two(max(map(len, wanted)))
-    num_forms = batching.next_power_of_two(max(len(phrase.forms) for phrase in every))
-    longest = batching.next_power_of_two(max(phrase.most_tokens for phrase in every))
+    num_phrases, num_forms, longest = room or (
+        batching.next_power_of_two(max(map(len, wanted))),
+        batching.next_power_of_two(max(len(phrase.forms) for phrase in every)),
+        batching.next_power_of_two(max(phrase.most_tokens for phrase in every)),
+    )
     ids: Any = np.full((rows, num_phrases, num_forms, longest), -1, np.int32)
     ends_word: Any = np.zeros((rows, num_phrases, num_forms), bool)
     for row, phrases in enumerate(wanted):

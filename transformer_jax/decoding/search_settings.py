@@ -29,6 +29,8 @@ class TranslationSettings:
       target_lang: of a multilingual model; "": the config's.
       source_lang: of a multilingual model that needs it; "": the config's.
       attention: to come with the best translation; None: without.
+      most_rows: texts of a batch of single texts, where few programs are compiled; None: the
+        engine's own number.
     """
 
     decode: DecodeConfig
@@ -36,6 +38,7 @@ class TranslationSettings:
     target_lang: str = ""
     source_lang: str = ""
     attention: AttentionChoice | None = None
+    most_rows: int | None = None
 
     @functools.cached_property
     def search(self) -> DecodeConfig:
@@ -49,7 +52,8 @@ class TranslationSettings:
         """What the texts of a batch have in common; all else may differ from row to row."""
         decode = self.decode
         size = suppressed_size(len(decode.suppressed_ids))
-        return structure_of(self.search), decode.method, decode.batch_tokens, self.attention, size
+        search = structure_of(self.search), decode.method, decode.batch_tokens
+        return *search, self.attention, size, self.most_rows
 
     def length_limits(self, source_len: int, max_len: int) -> tuple[int, int]:
         """Fewest and most output tokens, end symbols included.

@@ -27,6 +27,11 @@ class TextSubmitter:
     def __init__(self, engine: Engine, params: Any):
         self.engine, self.params, self.config = engine, params, engine.config
 
+    @property
+    def alignment(self) -> AttentionChoice | None:
+        """The attention that links words best; None where the engine gives none."""
+        return self.engine.runner.alignment
+
     def settings(
         self,
         n_best: int | None = None,

@@ -12,6 +12,20 @@ from transformer_jax.decoding import alignment, long_texts
 
 
 @dataclasses.dataclass(frozen=True)
+class Confidence:
+    """How good a translation can be expected to be, of a model that was calibrated.
+
+    Attributes:
+      sentence: the chrF against a reference that can be expected, in 0 .. 1.
+      words: for each word and mark of the text (`text.words`), the probability that a reference
+        has it too.
+    """
+
+    sentence: float
+    words: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Translation:
     """One hypothesis."""
 
@@ -23,6 +37,10 @@ class Translation:
     source_tokens: tuple[str, ...] = ()  # where attention was asked for
     # [T, S]; of a text that was translated in parts, sparse
     attention: np.ndarray | sparse.csr_array | None = dataclasses.field(default=None, compare=False)
+    # Natural, of each token and of the end symbol, where attention was asked for.
+    token_log_probs: tuple[float, ...] = dataclasses.field(default=(), compare=False)
+    # Where it was asked for.
+    confidence: Confidence | None = dataclasses.field(default=None, compare=False)
     error: str = ""  # why the text was not translated, with on_error="skip"; text is then ""
     unmet: tuple[str, ...] = ()  # what was asked for and is not so, such as "phrase 'Haus'"
 
@@ -53,6 +71,7 @@ def join_parts(parts: Sequence[Translation]) -> Translation:
         ids=tuple(i for part in parts for i in part.ids),
         source_tokens=tuple(token for part in parts for token in part.source_tokens),
         attention=alignment.block_diagonal(attention) if attention else None,
+        token_log_probs=tuple(value for part in parts for value in part.token_log_probs),
         unmet=tuple(dict.fromkeys(name for part in parts for name in part.unmet)),
     )
 

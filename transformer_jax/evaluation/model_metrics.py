@@ -7,6 +7,7 @@ from typing import cast
 
 from transformer_jax import distributed
 from transformer_jax.config import DataConfig, DecodeConfig
+from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.requests import Request
 from transformer_jax.decoding.search_settings import TranslationSettings
@@ -49,6 +50,7 @@ def evaluate(
     decode: DecodeConfig,
     target_lang: str = "",
     source_lang: str = "",
+    attention: AttentionChoice | None = None,
 ) -> tuple[Evaluation, list[Translation]]:
     """Teacher-forced loss and accuracy, and scores of decoded text.
 
@@ -61,6 +63,7 @@ def evaluate(
       decode: search settings.
       target_lang: of a multilingual model; "": the config's.
       source_lang: of a multilingual model that needs it; "": the config's.
+      attention: to come with the hypotheses, and their log-probabilities; None: without.
 
     Returns:
       The scores, and the best hypothesis of each pair, in order.
@@ -76,7 +79,7 @@ def evaluate(
     scored = distributed.gather_shares(
         engine.score(params, sources, targets, target_lang, source_lang=source_lang)
     )
-    settings = TranslationSettings(decode, 1, target_lang, source_lang)
+    settings = TranslationSettings(decode, 1, target_lang, source_lang, attention)
     tokens = sum(pair.num_tokens for pair in scored)
     loss = -sum(pair.log_prob for pair in scored) / tokens
     outputs = distributed.gather_shares(

@@ -10,10 +10,10 @@ import pydantic
 
 from transformer_jax.serving import texts
 from transformer_jax.serving.context import FORMS, client_of, read_body, service_of
+from transformer_jax.serving.documents import Wanted
 from transformer_jax.serving.errors import ServiceError
 from transformer_jax.serving.openapi import body_of, errors_as
-from transformer_jax.serving.texts import Wanted
-from transformer_jax.text import languages
+from transformer_jax.text import documents, languages
 
 router = fastapi.APIRouter(prefix="/v2", tags=["DeepL"])
 # What DeepL says of accounts without a limit.
@@ -106,14 +106,14 @@ async def translate(request: fastapi.Request) -> dict[str, Any]:
     body = await read_body(request, TranslateBody, forms=True, lists=("text",))
     client = client_of(request)
     _check_options(body)
-    is_html = body.tag_handling == "html"
     wanted = Wanted(
-        body.text,
         client,
-        body.target_lang,
-        body.source_lang or "",
-        is_html=is_html,
-        splitting=body.split_sentences or "",
+        "html" if body.tag_handling == "html" else "txt",
+        body.split_sentences or "",
+        documents.options(),
+    )
+    translated = await texts.translate(
+        request, body.text, body.source_lang or "", body.target_lang, wanted
     )
     return {
         "translations": [
@@ -122,7 +122,7 @@ async def translate(request: fastapi.Request) -> dict[str, Any]:
                 "text": one.texts[0],
             }
             | ({"billed_characters": len(text)} if body.show_billed_characters else {})
-            for text, one in zip(body.text, await texts.translate(request, wanted), strict=True)
+            for text, one in zip(body.text, translated, strict=True)
         ]
     }
 

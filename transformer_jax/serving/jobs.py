@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+from transformer_jax.decoding.requests import Request
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
@@ -31,7 +33,7 @@ class Job:
     """Texts that a client wants to have translated.
 
     Attributes:
-      texts: strings.
+      texts: strings, or requests with phrases.
       client: whose they are; clients take turns.
       n_best: translations of each text.
       alignment: whether attention to the source comes with the best translation.
@@ -41,7 +43,7 @@ class Job:
       timeout_ms: as in `Limits`; None: that of the server.
     """
 
-    texts: Sequence[str]
+    texts: Sequence[str | Request]
     client: Hashable = None
     n_best: int = 1
     alignment: bool = False

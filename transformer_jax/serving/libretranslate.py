@@ -10,10 +10,11 @@ import pydantic
 
 from transformer_jax.serving import texts
 from transformer_jax.serving.context import client_of, read_body, service_of
+from transformer_jax.serving.documents import Wanted
 from transformer_jax.serving.errors import ServiceError
 from transformer_jax.serving.openapi import body_of, errors_as
-from transformer_jax.serving.texts import TextTranslation, Wanted
-from transformer_jax.text import languages
+from transformer_jax.serving.texts import TextTranslation
+from transformer_jax.text import documents, languages
 
 router = fastapi.APIRouter(tags=["LibreTranslate"])
 AUTO = "auto"
@@ -83,13 +84,14 @@ async def translate(request: fastapi.Request) -> dict[str, Any]:
     is_one = isinstance(body.q, str)
     translated = await texts.translate(
         request,
+        [body.q] if isinstance(body.q, str) else body.q,
+        "" if body.source == AUTO else body.source,
+        body.target,
         Wanted(
-            [body.q] if isinstance(body.q, str) else body.q,
             client,
-            body.target,
-            "" if body.source == AUTO else body.source,
-            body.alternatives,
-            body.format == "html",
+            "html" if body.format == "html" else "txt",
+            options=documents.options(),
+            n_best=1 + body.alternatives,
         ),
     )
     answers = [_answer(one, body) for one in translated]

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 import fastapi
 
 from transformer_jax.errors import UserError
-from transformer_jax.serving import languages, priority
+from transformer_jax.serving import priority
 from transformer_jax.serving.keys import Keys
 from transformer_jax.serving.served_model import ServedModel
 from transformer_jax.serving.service import Service
+from transformer_jax.text import languages
 
 _NUM_REPORTS = 10  # of each model that is compiled
 _RARELY = 100_000  # collections of young objects, before one of all; Python has 10

@@ -1,30 +1,24 @@
 """A model that is served: what is compiled for it, and texts on their way through the scheduler.
 
-Everything is compiled before a model answers, and nothing afterwards. So a client may choose among
-the searches that the server was started with. Settings that are numbers of a search, such as the
-length penalty, may differ from request to request.
+Everything is compiled before a model answers, and nothing afterwards (`compiled_searches`).
 """
 
 import concurrent.futures
-import functools
-import itertools
-import json
 import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from transformer_jax.api import Translator
 from transformer_jax.decoding import batching, scheduler
-from transformer_jax.decoding.alignment import AttentionChoice
-from transformer_jax.decoding.requests import check_text
+from transformer_jax.decoding.requests import Request, check_text
 from transformer_jax.decoding.scoring import PairScores
-from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.decoding.text_queue import QueueFullError
 from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError
+from transformer_jax.serving.compiled_searches import PHRASE_ROOM, CompiledSearches
 from transformer_jax.serving.errors import ServiceError
 from transformer_jax.serving.jobs import Job, Limits, ScoreJob
 from transformer_jax.serving.submitted import Submitted, cancel
@@ -33,8 +27,6 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 # Positions of a batch of pairs that are scored; each has a probability for every token.
 _SCORED_TOKENS = 1024
-_MAX_SETTINGS = 256  # that are kept, checked: those used last
-_MAX_SETTINGS_CHARS = 10_000  # of a request's settings, as JSON
 
 
 class ServedModel:
@@ -45,6 +37,7 @@ class ServedModel:
       translator: of the model; from now on it reads `limits.max_tokens` at once.
       searches: settings of each search that is compiled, besides the model's own.
       limits: of requests.
+      has_retries: whether searches are compiled for texts that a guard catches.
 
     Raises:
       UserError: a search that the model cannot do.
@@ -56,6 +49,7 @@ class ServedModel:
         translator: Translator,
         searches: Sequence[Mapping[str, Any]] = (),
         limits: Limits | None = None,
+        has_retries: bool = True,
     ):
         self.name, self.translator = name, translator
         self.limits = limits = limits or Limits()
@@ -64,12 +58,12 @@ class ServedModel:
         self._counting = threading.Lock()
         engine = translator.engine
         engine.limit_len(limits.max_tokens)
-        self.searches = ({}, *searches)
+        if engine.runner.compiles:
+            engine.runner.phrase_room = PHRASE_ROOM
         self._scored_tokens = min(_SCORED_TOKENS, translator.config.decode.batch_tokens)
-        self.can_align = self._can_align()
-        self._compiled = {self._program_key(settings) for settings in self._compiled_settings()}
-        # Checking settings takes longer than all else of a request.
-        self._kept_settings = functools.lru_cache(_MAX_SETTINGS)(self._compiled_settings_of)
+        self.can_align = translator.alignment is not None
+        self._searches = CompiledSearches(translator, searches, self.can_align, has_retries)
+        self.searches, self.retries = self._searches.own, self._searches.retries
 
     def prepare(self, report: Callable[[int, int], None] = lambda done, total: None) -> int:
         """Compiles all that requests need; returns the number of programs.
@@ -89,14 +83,14 @@ class ServedModel:
     def _warmup_calls(self) -> list[Callable[[], Any]]:
         """What compiles each batch shape: the largest, which needs most memory, then short ones."""
         engine, params = self.translator.engine, self.translator.params
-        if not engine.compiles:
+        if not engine.runner.compiles:
             return []
         lengths = batching.padded_lengths(engine.max_len)
         calls: list[tuple[tuple[int, int], Callable[[], Any]]] = []
-        for settings in self._compiled_settings():
+        for settings, phrases in self._searches.to_compile():
             # With attention, the same program searches.
             if settings.attention or not self.can_align:
-                shapes = engine.warmup_calls(params, lengths, sys.maxsize, settings)
+                shapes = engine.warmup_calls(params, lengths, sys.maxsize, settings, phrases)
                 calls += (
                     (shape, call)
                     for shape, call in shapes.items()
@@ -107,94 +101,34 @@ class ServedModel:
         return [call for _, call in (*calls[-1:], *calls[:-1])]
 
     @property
+    def can_place_terms(self) -> bool:
+        """Whether its own search places phrases."""
+        method = self.translator.config.decode.method
+        return not self.translator.engine.runner.why_no_phrases(method)
+
+    @property
     def num_compiled(self) -> int:
         """Programs that were compiled."""
         return self.translator.engine.num_compiled
 
-    def _compiled_settings(self) -> Iterator[TranslationSettings]:
-        with_attention = (False, True) if self.can_align else (False,)
-        for search, alignment in itertools.product(self.searches, with_attention):
-            numbers = {name: value for name, value in search.items() if name != "n_best"}
-            yield self._settings(
-                Job((), n_best=search.get("n_best", 1), alignment=alignment, search=numbers)
-            )
-
-    def _can_align(self) -> bool:
-        """Whether the engine gives attention from which words are linked."""
-        try:
-            self._settings(Job((), n_best=1, alignment=True))
-        except UserError:
-            return False
-        return True
-
-    def _settings(self, job: Job) -> TranslationSettings:
-        attention = AttentionChoice() if job.alignment else None
-        return self.translator.settings(
-            job.n_best, job.target_lang, job.source_lang, attention, job.search
-        )
-
-    def _compiled_settings_of(
-        self, n_best: int, alignment: bool, source_lang: str, target_lang: str, search: str
-    ) -> TranslationSettings:
-        """The settings of a job, whose `search` is given as JSON.
-
-        Raises:
-          ServiceError: there are no such settings, or nothing is compiled for them.
-        """
-        job = Job((), None, n_best, alignment, source_lang, target_lang, json.loads(search))
-        try:
-            settings = self._settings(job)
-            self.translator.engine.language_tags(target_lang, source_lang)
-        except UserError as error:
-            raise ServiceError(400, str(error)) from error
-        if not self.translator.engine.compiles:
-            self._check_beams(settings)
-        elif self._program_key(settings) not in self._compiled:
-            raise ServiceError(
-                400,
-                "No search like this was compiled at the start. There are "
-                f"{self.describe()}; the server's flag --search adds one.",
-                reason="search_not_compiled",
-            )
-        return settings
-
-    def _check_beams(self, settings: TranslationSettings) -> None:
-        """Refuses more hypotheses of a text than fit into a batch, whatever its length."""
-        usual = self._settings(Job(()))
-        batch_tokens = settings.decode.batch_tokens
-        most = max(usual.search.beam_size, batch_tokens // self.translator.engine.max_len)
-        if settings.search.beam_size > most:
-            raise ServiceError(
-                400, f"{settings.search.beam_size:,} hypotheses of a text; at most {most:,}."
-            )
-
-    def _program_key(self, settings: TranslationSettings) -> Hashable:
-        """Equal for settings that need the same programs."""
-        engine = self.translator.engine
-        rooms = tuple(
-            settings.output_room(length, engine.max_len)
-            for length in batching.padded_lengths(engine.max_len)
-        )
-        return settings.shared, rooms
-
-    def submit(self, job: Job) -> Submitted:
+    def submit(self, job: Job, retry: Mapping[str, Any] | None = None) -> Submitted:
         """The future translations of each text, best first.
+
+        Args:
+          job: of a client.
+          retry: one of `retries`, instead of the search of the job.
 
         Raises:
           ServiceError: the request cannot be answered; nothing of it waits then.
         """
         translator = self.translator
-        languages = (job.source_lang, job.target_lang)
-        search = json.dumps(dict(job.search), sort_keys=True)
-        if len(search) > _MAX_SETTINGS_CHARS:
-            raise ServiceError(
-                400,
-                f"The settings of the search have {len(search):,} characters; at most "
-                f"{_MAX_SETTINGS_CHARS:,}.",
-            )
-        settings = self._kept_settings(job.n_best, job.alignment, *languages, search)
+        usual = self._searches.settings(job, retry)  # checked even where there is no text
 
-        def submit_one(text: str, **waiting: Any) -> concurrent.futures.Future[list[Translation]]:
+        def submit_one(
+            text: str | Request, **waiting: Any
+        ) -> concurrent.futures.Future[list[Translation]]:
+            has_phrases = isinstance(text, Request) and bool(text.phrases)
+            settings = self._searches.settings(job, retry, has_phrases) if has_phrases else usual
             future = translator.engine.submit(translator.params, text, settings, **waiting)
             future.add_done_callback(self._count_tokens)
             return future
@@ -319,12 +253,3 @@ class ServedModel:
         tagged = tokenizers.languages
         sources = tagged if tokenizers.tags.both_sides else [data.source_lang]
         return sources, tagged or [data.target_lang]
-
-    def describe(self) -> str:
-        """The searches that are compiled, in words."""
-        names = (
-            ", ".join(f"{name}={value}" for name, value in search.items())
-            or "the model's own search"
-            for search in self.searches
-        )
-        return "; ".join(names)

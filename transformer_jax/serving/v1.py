@@ -1,10 +1,11 @@
 """This project's own API: `/v1/translate`, `/v1/score`, `/v1/sentences`, `/v1/models`."""
 
 import dataclasses
+import functools
 import json
 import logging
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import fastapi
@@ -14,6 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from transformer_jax.decoding import alignment
 from transformer_jax.decoding.translation import Translation
+from transformer_jax.errors import UserError
+from transformer_jax.serving import documents
 from transformer_jax.serving.context import (
     charged,
     client_of,
@@ -22,15 +25,12 @@ from transformer_jax.serving.context import (
     read_body,
     service_of,
 )
+from transformer_jax.serving.documents import Finished, Wanted
 from transformer_jax.serving.errors import ServiceError, frames
 from transformer_jax.serving.jobs import Job, ScoreJob
 from transformer_jax.serving.openapi import body_of, errors_as
-from transformer_jax.serving.submitted import (
-    Submitted,
-    cancel,
-    in_order,
-    translations_in_order,
-)
+from transformer_jax.serving.served_model import ServedModel
+from transformer_jax.serving.submitted import cancel, in_order, translations_in_order
 from transformer_jax.serving.v1_fields import (
     SEARCH,
     Alternative,
@@ -42,10 +42,12 @@ from transformer_jax.serving.v1_fields import (
     SentenceAnswer,
     SentencesAnswer,
     SentencesRequest,
+    SentenceTranslationAnswer,
     TranslateAnswer,
     TranslateRequest,
     TranslationAnswer,
 )
+from transformer_jax.text import documents as text_documents
 from transformer_jax.text import sentences as sentence_splitting
 
 router = fastapi.APIRouter(prefix="/v1", tags=["v1"])
@@ -72,7 +74,7 @@ _log = logging.getLogger(__name__)
     openapi_extra=body_of(TranslateRequest),
 )
 async def translate(request: fastapi.Request) -> Response:
-    """Translates texts of one sentence each.
+    """Translates texts, sentence by sentence; with `format=sentence`, each is a sentence.
 
     The search is that of the model, or one that was compiled at the start (`searches` of
     `/v1/models`). Settings that are numbers, such as `length_penalty`, may differ in each request.
@@ -82,33 +84,100 @@ async def translate(request: fastapi.Request) -> Response:
     model = service_of(request).model(body.model, body.source_lang, body.target_lang)
     model.check_size(body.texts)
     num_chars = sum(map(len, body.texts))
+    is_sentences = body.format == "sentence"
+    submit = _submit_sentences if is_sentences else _submit_documents
     with charged(request, client, num_chars):
-        submitted = await off_loop(num_chars, model.submit, _job(body, client))
+        answers, cancel_all = await off_loop(num_chars, submit, model, body, client)
     if body.stream:
-        return _Events(model.name, submitted)
-    results = await collect(request, translations_in_order(submitted))
+        return _Events(model.name, answers, cancel_all)
+    # Links between words take longer than all else of an answer.
+    cost = num_chars * (_ALIGNMENT_COST if body.alignment else 1)
+    results = await collect(request, answers)
 
     def answer() -> Response:
-        answers = [_answer(best) for best in results]
-        return _json(TranslateAnswer(model=model.name, translations=answers))
+        translations = [make() for make in results]
+        return _json(TranslateAnswer(model=model.name, translations=translations))
 
-    # Links between words take longer than all else of an answer.
-    return await off_loop(num_chars * (_ALIGNMENT_COST if body.alignment else 1), answer)
+    return await off_loop(cost, answer)
 
 
-def _job(body: Any, client: str) -> Job:
-    chosen = {name: getattr(body, name) for name in SEARCH}
-    search = {name: value for name, value in chosen.items() if value is not None}
-    return Job(
-        body.texts,
+# What makes the answer of each text, in order; and what frees the places of all texts.
+_Answers = tuple[AsyncIterator[Callable[[], TranslationAnswer]], Callable[[], None]]
+
+
+def _submit_sentences(model: ServedModel, body: Any, client: str) -> _Answers:
+    """Texts of one sentence each."""
+    submitted = model.submit(
+        Job(
+            body.texts,
+            client,
+            body.n_best,
+            body.alignment,
+            body.source_lang,
+            body.target_lang,
+            _search(body),
+            body.timeout_ms,
+        )
+    )
+
+    async def answers() -> AsyncIterator[Callable[[], TranslationAnswer]]:
+        async for best in translations_in_order(submitted):
+            yield functools.partial(_answer, best)
+
+    return answers(), functools.partial(cancel, submitted)
+
+
+def _submit_documents(model: ServedModel, body: Any, client: str) -> _Answers:
+    """Texts of any number of sentences."""
+    try:
+        options = text_documents.options(body.glossary or None, (), body.protect, body.guards)
+    except UserError as error:
+        raise ServiceError(400, str(error)) from error
+    wanted = Wanted(
         client,
+        body.format,
+        "",
+        options,
         body.n_best,
         body.alignment,
-        body.source_lang,
-        body.target_lang,
-        search,
+        body.confidence,
+        _search(body),
         body.timeout_ms,
     )
+    languages = (body.source_lang, body.target_lang)
+    texts = [documents.ServedText(text, model, languages, wanted) for text in body.texts]
+    documents.submit(texts)
+
+    async def answers() -> AsyncIterator[Callable[[], TranslationAnswer]]:
+        async for finished in documents.finished(texts):
+            yield functools.partial(_document_answer, finished)
+
+    return answers(), functools.partial(documents.cancel_all, texts)
+
+
+def _search(body: Any) -> dict[str, Any]:
+    """The settings of the search that a client gives."""
+    chosen = {name: getattr(body, name) for name in SEARCH}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def _document_answer(finished: Finished) -> TranslationAnswer:
+    """The JSON of a text of several sentences."""
+    answer = _answer(finished.translations)
+    if finished.alignment:
+        answer.source_words, answer.words, answer.alignment = finished.alignment
+    answer.sentences = [
+        SentenceTranslationAnswer(
+            source=one.source,
+            text=one.text,
+            flags=list(one.flags),
+            unmet=list(one.unmet),
+            confidence=one.confidence,
+            words=list(one.words) or None,
+        )
+        for one in finished.sentences
+    ]
+    return answer
 
 
 def _answer(hypotheses: Sequence[Translation]) -> TranslationAnswer:
@@ -140,25 +209,32 @@ def _json(answer: pydantic.BaseModel) -> Response:
 class _Events(StreamingResponse):
     """Server-sent events of texts on their way, whose places are free when it ends."""
 
-    def __init__(self, model: str, submitted: Submitted):
-        super().__init__(_events(model, submitted), media_type="text/event-stream")
+    def __init__(
+        self,
+        model: str,
+        answers: AsyncIterator[Callable[[], TranslationAnswer]],
+        cancel_all: Callable[[], None],
+    ):
+        super().__init__(_events(model, answers), media_type="text/event-stream")
         self.headers["Cache-Control"] = "no-store"
         self.headers["X-Accel-Buffering"] = "no"  # a proxy is to pass each on at once
-        self._submitted = submitted
+        self._cancel_all = cancel_all
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            cancel(self._submitted)
+            self._cancel_all()
 
 
-async def _events(model: str, submitted: Submitted) -> AsyncIterator[str]:
+async def _events(
+    model: str, answers: AsyncIterator[Callable[[], TranslationAnswer]]
+) -> AsyncIterator[str]:
     """Server-sent events: each translation, then `done`; or `error`."""
     index = 0
     try:
-        async for best in translations_in_order(submitted):
-            answer = _answer(best).model_dump(exclude_none=True)
+        async for make in answers:
+            answer = make().model_dump(exclude_none=True)
             yield _event("translation", {"index": index, **answer})
             index += 1
         yield _event("done", {"model": model, "count": index})
@@ -247,6 +323,8 @@ async def models(request: fastapi.Request) -> dict[str, Any]:
                 "searches": [dict(search) for search in model.searches],
                 "most_alternatives": model.most_alternatives,
                 "alignment": model.can_align,
+                "glossary": model.can_place_terms,
+                "confidence": model.translator.calibration is not None,
                 "engine": model.translator.engine.runner.kind,
                 "limits": dataclasses.asdict(model.limits),
             }

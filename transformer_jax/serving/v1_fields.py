@@ -1,14 +1,18 @@
 """What is sent and answered in this project's own API, `/v1`."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.config.setting import all_settings
+from transformer_jax.text import formats
 
 # Searches by request: settings of `DecodeConfig`, but not how many texts are decoded at once.
 SEARCH = [s.path for s in all_settings(DecodeConfig) if s.path != "batch_tokens"]
+
+
+MAX_TERMS = 1000  # of the glossary of a request
 
 
 class Request(pydantic.BaseModel):
@@ -35,9 +39,27 @@ class TimedRequest(Request):
 
 class _TranslateFields(TimedRequest):
     texts: list[str] = pydantic.Field(
-        min_length=1,
-        description="Texts, which are a sentence each: a text is not split, unless it has more "
-        "tokens than the model reads at once. /v1/sentences splits texts into sentences.",
+        min_length=1, description="Texts, which are translated sentence by sentence."
+    )
+    format: Literal[("sentence", *formats.READERS)] = pydantic.Field(  # type: ignore[valid-type]
+        "txt",
+        description="Of the texts. sentence: each is one, and is not split, unless it has more "
+        "tokens than the model reads at once; nothing is protected or checked.",
+    )
+    glossary: list[list[str]] = pydantic.Field(
+        [],
+        max_length=MAX_TERMS,
+        description="Terms that translations contain: [source, target] or [source, target, "
+        "flags]. Forms of a target are separated by |; flags are case and inflect.",
+    )
+    protect: bool = pydantic.Field(
+        True, description="Addresses, names in braces, numbers with units and the like stay."
+    )
+    guards: bool = pydantic.Field(
+        True, description="Loops, copies of the source and the like are translated again."
+    )
+    confidence: bool = pydantic.Field(
+        False, description="With the confidence of sentences and words, if the model has it."
     )
     n_best: int = pydantic.Field(
         1, ge=1, description="Translations of each text; a search may find fewer."
@@ -94,8 +116,23 @@ class Alternative(pydantic.BaseModel):
     score: float | None
 
 
+class SentenceTranslationAnswer(pydantic.BaseModel):
+    """A sentence of a text, and its translation."""
+
+    source: str
+    text: str
+    flags: list[str] = pydantic.Field([], description="What is wrong with it, if anything is.")
+    unmet: list[str] = pydantic.Field([], description="Terms that could not be placed.")
+    confidence: float | None = pydantic.Field(
+        None, description="The chrF that it can be expected to have, in 0 .. 1."
+    )
+    words: list[tuple[str, float]] | None = pydantic.Field(
+        None, description="Words, each with the probability that a reference has it too."
+    )
+
+
 class TranslationAnswer(pydantic.BaseModel):
-    """A text's translation."""
+    """A text's translation; scores are the sums of those of its sentences."""
 
     text: str
     score: float | None = pydantic.Field(description="Log-probability over the length penalty.")
@@ -106,6 +143,9 @@ class TranslationAnswer(pydantic.BaseModel):
     words: list[str] | None = None
     alignment: list[tuple[int, int]] | None = pydantic.Field(
         default=None, description="Links (source word, word), numbered from 0."
+    )
+    sentences: list[SentenceTranslationAnswer] | None = pydantic.Field(
+        default=None, description="Of formats other than sentence."
     )
 
 
@@ -151,6 +191,8 @@ class ModelAnswer(pydantic.BaseModel):
     searches: list[dict[str, Any]]
     most_alternatives: int
     alignment: bool = pydantic.Field(description="Whether words can be linked.")
+    glossary: bool = pydantic.Field(description="Whether terms can be placed.")
+    confidence: bool = pydantic.Field(description="Whether it was calibrated.")
     engine: str = pydantic.Field(description="What computes: jax or ctranslate2.")
     limits: LimitsAnswer
 

@@ -52,6 +52,8 @@ def shown(text: str, stand_ins: Sequence[str] = STAND_INS) -> Shown:
     free = [word for word in stand_ins if word.casefold() not in used]
     free = free or [f"X{n}" for n in itertools.islice(_numbers(used), len(marks))]
     chosen = dict(zip(marks, itertools.cycle(free), strict=False))
+    if text[0] in chosen:  # where a sentence begins
+        chosen[text[0]] = chosen[text[0]][:1].upper() + chosen[text[0]][1:]
     return Shown(
         "".join(chosen.get(char, char) for char in text),
         tuple((mark, chosen[mark]) for mark in marks),
@@ -81,18 +83,32 @@ def split(sentence: Shown, places: Sequence[int]) -> list[Shown]:
     return parts
 
 
-def with_marks(sentence: Shown, text: str, links: Sequence[Link]) -> tuple[str, list[Link]]:
-    """A translation with each mark of its sentence once, and its links.
+@dataclasses.dataclass(frozen=True)
+class Marked:
+    """A translation with marks.
+
+    Attributes:
+      text: of the translation.
+      links: between its words and those of the sentence.
+      confidences: of its words; 1 for those that are marks; () where there are none.
+    """
+
+    text: str
+    links: tuple[Link, ...]
+    confidences: tuple[float, ...] = ()
+
+
+def with_marks(sentence: Shown, translated: Marked) -> Marked:
+    """A translation with each mark of its sentence once.
 
     Args:
       sentence: what was translated.
-      text: of the translation.
-      links: between the words of both.
+      translated: its translation, which has words in the place of marks.
     """
     if not sentence.marks:
-        return text, list(links)
+        return translated
     source_words = words_of(sentence.text)
-    words = _Words(text, links, len(source_words))
+    words = _Words(translated, len(source_words))
     waiting = [*sentence.marks]
     for place, source_word in enumerate(source_words):
         while waiting and _pattern(waiting[0][1]).search(source_word):
@@ -110,12 +126,14 @@ class _Word:
       before: what is between it and the word before it.
       text: of the word.
       weights: what it attends to, `[source words]`.
+      confidence: that it is right.
       is_placed: whether a mark is in it.
     """
 
     before: str
     text: str
     weights: np.ndarray
+    confidence: float = 1.0
     is_placed: bool = False
 
 
@@ -123,19 +141,21 @@ class _Words:
     """The words of a translation, which become or get marks.
 
     Args:
-      text: of the translation.
-      links: between the words of the source and its own.
+      translated: the translation.
       num_source_words: of the source.
     """
 
-    def __init__(self, text: str, links: Sequence[Link], num_source_words: int):
-        spans = word_spans(text)
-        weights = matrix(links, len(spans), num_source_words).toarray()
+    def __init__(self, translated: Marked, num_source_words: int):
+        text, spans = translated.text, word_spans(translated.text)
+        weights = matrix(translated.links, len(spans), num_source_words).toarray()
         ends = [0, *(end for _, end in spans)]
         self._words = [
             _Word(text[ends[number] : start], text[start:end], weights[number])
             for number, (start, end) in enumerate(spans)
         ]
+        self._has_confidences = bool(translated.confidences)
+        for word, confidence in zip(self._words, translated.confidences, strict=False):
+            word.confidence = confidence
         self._after = text[ends[-1] :]
         self._num_source_words = num_source_words
 
@@ -168,7 +188,7 @@ class _Words:
             self._words[1].before = self._words[1].before or " "
 
     def _place(self, word: _Word, text: str, source_place: int) -> None:
-        word.text, word.is_placed = text, True
+        word.text, word.is_placed, word.confidence = text, True, 1.0
         word.weights = np.eye(self._num_source_words)[source_place]
 
     def _number_after(self, source_place: int) -> int:
@@ -185,16 +205,17 @@ class _Words:
             if not word.is_placed and any(_pattern(one).fullmatch(word.text) for one in stand_ins):
                 self._words.remove(word)
 
-    def result(self) -> tuple[str, list[Link]]:
-        """The text and the links."""
+    def result(self) -> Marked:
+        """The translation."""
         text = "".join(word.before + word.text for word in self._words) + self._after
-        links = [
+        links = tuple(
             (int(place), number, float(weight))
             for number, word in enumerate(self._words)
             for place, weight in enumerate(word.weights)
             if weight
-        ]
-        return text.strip(), links
+        )
+        confidences = [word.confidence for word in self._words if self._has_confidences]
+        return Marked(text.strip(), links, tuple(confidences))
 
 
 @functools.lru_cache(maxsize=256)

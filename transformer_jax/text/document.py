@@ -8,6 +8,7 @@ from typing import Any
 
 from scipy import sparse
 
+from transformer_jax.decoding.translation import Confidence
 from transformer_jax.text import sentences as sentence_splitting
 from transformer_jax.text import tag_transfer, tagged_text, word_links
 from transformer_jax.text.protection import NO_PROTECTION, Marks, Protection
@@ -63,21 +64,25 @@ class SentenceTranslation:
       links: between its words and those of the sentence, where tags or marks are in it.
       flags: what a guard has found, as names of `guards.MEANINGS`.
       unmet: what was asked for and is not so, as of `Translation`.
+      confidence: None: the model was not calibrated.
     """
 
     text: str
     links: tuple[Link, ...] = ()
     flags: tuple[str, ...] = ()
     unmet: tuple[str, ...] = ()
+    confidence: Confidence | None = None
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "SentenceTranslation":
         """The translation whose fields were written as JSON, which has no tuples."""
+        confidence = fields["confidence"]
         return cls(
             fields["text"],
             tuple(map(tuple, fields["links"])),
             tuple(fields["flags"]),
             tuple(fields["unmet"]),
+            Confidence(confidence["sentence"], tuple(confidence["words"])) if confidence else None,
         )
 
 

@@ -1,11 +1,10 @@
 """Documents, translated with a model."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from transformer_jax.decoding import WINDOW
-from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.errors import UserError
 from transformer_jax.text import formats, glossary, languages, protection
 from transformer_jax.text.document import (
@@ -18,6 +17,7 @@ from transformer_jax.text.glossary import Glossary
 from transformer_jax.text.guards import Guards
 from transformer_jax.text.protection import NO_PROTECTION, Protection
 from transformer_jax.text.sentence_translator import Preparer, SentenceTranslator
+from transformer_jax.text.words import words_of
 
 AUTO = "auto"  # as the language of a document: it is detected
 
@@ -67,12 +67,17 @@ class TranslatedSentence:
       text: of the translation.
       flags: what is wrong with it, as names of `guards.MEANINGS`; () where nothing is.
       unmet: terms of the glossary that it does not contain.
+      confidence: the chrF that it can be expected to have, in 0 .. 1; None: the model was not
+        calibrated.
+      words: (word, probability that a reference has it too) of each word.
     """
 
     source: str
     text: str
     flags: tuple[str, ...] = ()
     unmet: tuple[str, ...] = ()
+    confidence: float | None = None
+    words: tuple[tuple[str, float], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,27 +140,51 @@ def sentence_translator(
     """
     source_lang, target_lang = (settings.pop(f"{side}_lang", "") for side in ("source", "target"))
     method = settings.get("method", model.config.decode.method)
+    return SentenceTranslator(
+        model,
+        preparer(model, options, source_lang, target_lang, method=method),
+        model.alignment,
+        settings,
+    )
+
+
+def preparer(
+    model: Any,
+    options: DocumentOptions,
+    source_lang: str = "",
+    target_lang: str = "",
+    has_confidence: bool = True,
+    has_links: bool = False,
+    method: str = "beam",
+) -> Preparer:
+    """What prepares the sentences of documents, and checks their translations.
+
+    Args:
+      model: a `Translator`.
+      options: of the documents.
+      source_lang: of a multilingual model that needs it; "": the model's own.
+      target_lang: of a multilingual model; "": the model's own.
+      has_confidence: whether translations come with their confidence.
+      has_links: whether all words are linked.
+      method: of the search.
+
+    Raises:
+      UserError: terms cannot be placed by this method, or by this engine.
+    """
     if options.glossary and (why_not := model.engine.runner.why_no_phrases(method)):
         raise UserError(f"`glossary`: {why_not}")
     data = model.config.data
     codes = (source_lang or data.source_lang, target_lang or data.target_lang)
-    preparer = Preparer(
+    return Preparer(
         model.engine,
         target_lang,
         source_lang,
         options.glossary,
         Guards(*map(languages.two_letters, codes)) if options.guards else None,
+        model.calibration,
+        has_confidence,
+        has_links,
     )
-    return SentenceTranslator(model, preparer, attention_for(model), settings)
-
-
-def attention_for(model: Any) -> AttentionChoice | None:
-    """The attention that links words; None where the engine of the model gives none."""
-    try:
-        model.settings(attention=AttentionChoice())
-    except UserError:
-        return None
-    return AttentionChoice()
 
 
 def translate(
@@ -197,6 +226,15 @@ def translate(
 
 def translated(sentence: DocumentSentence, translation: SentenceTranslation) -> TranslatedSentence:
     """A sentence and its translation, as readers see them."""
+    plain, confidence = sentence.marks.plain, translation.confidence
+    words: Iterable[tuple[str, float]] = ()
+    if confidence:
+        words = zip(map(plain, words_of(translation.text)), confidence.words, strict=False)
     return TranslatedSentence(
-        sentence.plain, sentence.marks.plain(translation.text), translation.flags, translation.unmet
+        sentence.plain,
+        plain(translation.text),
+        translation.flags,
+        translation.unmet,
+        confidence.sentence if confidence else None,
+        tuple(words),
     )

@@ -162,16 +162,16 @@ def _distinct_share(words: Sequence[str]) -> float:
 
 def _is_copy(source_words: Sequence[str], words: Sequence[str]) -> bool:
     """Whether most words are those of the source, in its order; names and numbers do not count."""
-    considered = [_translatable(one) for one in (source_words, words)]
-    matcher = difflib.SequenceMatcher(None, *considered, autojunk=False)
+    considered, target = _translatable(source_words), _translatable(words)
+    matcher = difflib.SequenceMatcher(None, considered, target, autojunk=False)
     copied = [
-        considered[1][block.b + offset]
+        target[block.b + offset]
         for block in matcher.get_matching_blocks()
         for offset in range(block.size)
     ]
     is_spaced = all(map(separates_words, copied))
     least = _COPIED_WORDS if is_spaced else _COPIED_CHARACTERS
-    return len(copied) >= least and len(copied) >= _COPIED_SHARE * len(considered[1])
+    return len(copied) >= least and len(copied) >= _COPIED_SHARE * len(target)
 
 
 def _translatable(words: Sequence[str]) -> list[str]:

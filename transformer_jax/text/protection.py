@@ -6,6 +6,7 @@ mark (`copying`). What is no part of a sentence's grammar, such as an emoji, it 
 """
 
 import dataclasses
+import functools
 import html
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -96,18 +97,9 @@ class Protection:
     shown: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
 
-    @property
-    def _pattern(self) -> re.Pattern[str] | None:
-        groups = [
-            f"(?P<{name}>{'|'.join(f'(?:{one})' for one in patterns)})"
-            for name, patterns in (("hidden", self.hidden), ("shown", self.shown))
-            if patterns
-        ]
-        return re.compile("|".join(groups)) if groups else None  # `re` keeps what it has compiled
-
     def find(self, text: str) -> Iterator[tuple[int, int, bool]]:
         """(first character, end, whether it is shown) of each part, in order."""
-        pattern = self._pattern
+        pattern = _pattern(self.shown, self.hidden)
         found: list[tuple[int, int, bool]] = []
         for match in pattern.finditer(text) if pattern else ():
             start, end = match.span()
@@ -161,8 +153,19 @@ class Protection:
                 stream += [Words(plain, plain), part_of_tree]
                 plain = ""
         plain += text[done:]
-        for part in tagged_text.trees([*stream, Words(plain, plain)]):
-            yield from [Kept(part)] if isinstance(part, str) else part
+        for tree in tagged_text.trees([*stream, Words(plain, plain)]):
+            yield from [Kept(tree)] if isinstance(tree, str) else tree
+
+
+@functools.lru_cache(maxsize=64)
+def _pattern(shown: tuple[str, ...], hidden: tuple[str, ...]) -> re.Pattern[str] | None:
+    """Matches what is protected, as a group that says how; None where nothing is."""
+    groups = [
+        f"(?P<{name}>{'|'.join(f'(?:{one})' for one in patterns)})"
+        for name, patterns in (("hidden", hidden), ("shown", shown))
+        if patterns
+    ]
+    return re.compile("|".join(groups)) if groups else None
 
 
 NO_PROTECTION = Protection()

@@ -1,16 +1,18 @@
 """Sentences of documents, translated: with terms and marks, checked, and again if need be."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from transformer_jax.decoding import WINDOW, long_texts
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.requests import Request, windows
-from transformer_jax.decoding.translation import Translation
+from transformer_jax.decoding.translation import Confidence, Translation
 from transformer_jax.errors import UserError
 from transformer_jax.text import copying, word_links
-from transformer_jax.text.copying import STAND_INS, Shown
+from transformer_jax.text.calibration import Calibration
+from transformer_jax.text.copying import STAND_INS, Marked, Shown
 from transformer_jax.text.document import DocumentSentence, SentenceTranslation
 from transformer_jax.text.glossary import Glossary
 from transformer_jax.text.guards import Guards
@@ -49,7 +51,9 @@ class Preparer:
       source_lang: of a multilingual model that needs it; "": the model's own.
       glossary: terms that translations have to contain.
       guards: check translations; None: nothing does.
-      stand_ins: words that the model copies.
+      calibration: of the model; None: it has none.
+      has_confidence: whether translations come with their confidence, if it has one.
+      has_links: whether words are linked where that is not needed.
     """
 
     engine: Any
@@ -57,11 +61,17 @@ class Preparer:
     source_lang: str = ""
     glossary: Glossary | None = None
     guards: Guards | None = None
-    stand_ins: Sequence[str] = STAND_INS
+    calibration: Calibration | None = None
+    has_confidence: bool = True
+    has_links: bool = False
+
+    @functools.cached_property
+    def _stand_ins(self) -> tuple[str, ...]:
+        return (*(self.calibration.stand_ins if self.calibration else ()), *STAND_INS)
 
     def parts(self, sentences: Sequence[DocumentSentence]) -> list[list[Part]]:
         """What is translated of each sentence: one part, or several of a long one."""
-        shown = [copying.shown(sentence.text, self.stand_ins) for sentence in sentences]
+        shown = [copying.shown(sentence.text, self._stand_ins) for sentence in sentences]
         encoder = self.engine.encoder(self.target_lang, self.source_lang)
         ids = encoder.source_ids([one.text for one in shown])
         limit = encoder.max_len - 1  # the end symbol needs a position
@@ -77,7 +87,7 @@ class Preparer:
         request = Request(shown.text)
         if self.glossary:
             request = self.glossary.request(request)
-        return Part(shown, request, sentence.has_markup or bool(shown.marks))
+        return Part(shown, request, self.has_links or sentence.has_markup or bool(shown.marks))
 
     def _split(self, shown: Shown, ids: Sequence[int], limit: int) -> list[Shown]:
         """Parts of a sentence that the model reads at once.
@@ -103,9 +113,21 @@ class Preparer:
         links: Sequence[word_links.Link] = ()
         if part.needs_links:
             links = word_links.links_of(part.shown.text, translation)
-        text, links = copying.with_marks(part.shown, translation.text, links)
+        confidence = None
+        if self.calibration and self.has_confidence and translation.token_log_probs:
+            confidence = self.calibration.confidence(translation)
+        words = confidence.words if confidence else ()
+        marked = Marked(translation.text, tuple(links), words)
+        marked = copying.with_marks(part.shown, marked)
+        if confidence:
+            confidence = Confidence(confidence.sentence, marked.confidences)
         flags = self.guards.problems(part.shown.text, translation.text) if self.guards else ()
-        return SentenceTranslation(text, tuple(links), flags, translation.unmet)
+        return SentenceTranslation(marked.text, marked.links, flags, translation.unmet, confidence)
+
+    def needs_attention(self, parts: Iterable[Part]) -> bool:
+        """Whether translations of the parts need attention and log-probabilities."""
+        is_calibrated = self.calibration is not None and self.has_confidence
+        return is_calibrated or any(part.needs_links for part in parts)
 
 
 def join(parts: Sequence[Part], translations: Sequence[SentenceTranslation]) -> SentenceTranslation:
@@ -123,7 +145,18 @@ def join(parts: Sequence[Part], translations: Sequence[SentenceTranslation]) -> 
         tuple(links),
         tuple(dict.fromkeys(flag for one in translations for flag in one.flags)),
         tuple(dict.fromkeys(name for one in translations for name in one.unmet)),
+        _joined_confidence([one.confidence for one in translations]),
     )
+
+
+def _joined_confidence(parts: Sequence[Confidence | None]) -> Confidence | None:
+    """That of a sentence from those of its parts, which count by their words."""
+    known = [part for part in parts if part]
+    words = tuple(one for part in known for one in part.words)
+    if len(known) < len(parts) or not words:
+        return None
+    total = sum(part.sentence * len(part.words) for part in known)
+    return Confidence(total / len(words), words)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +221,7 @@ class SentenceTranslator:
             return
         translations = self.model.translate_iterable(
             [part.request for part in parts],
-            attention=self.attention if any(part.needs_links for part in parts) else None,
+            attention=self.attention if self.preparer.needs_attention(parts) else None,
             target_lang=self.preparer.target_lang,
             source_lang=self.preparer.source_lang,
             **{**self.settings, **search},

@@ -63,14 +63,14 @@ def _weights(
         places = np.arange(len(words)) * len(source_words) // len(words)
         weights[np.arange(len(words)), places] = 1
         return weights
-    rows = _overlaps(translation.text, translation.tokens, words)
-    columns = _overlaps(source, translation.source_tokens, source_words)
+    rows = overlaps(translation.text, translation.tokens, words)
+    columns = overlaps(source, translation.source_tokens, source_words)
     attention = translation.attention[: len(translation.tokens), : len(translation.source_tokens)]
     weights = rows.T @ attention @ columns
     return weights.toarray() if sparse.issparse(weights) else np.asarray(weights, float)
 
 
-def _overlaps(text: str, tokens: Sequence[str], words: Sequence[tuple[int, int]]) -> Any:
+def overlaps(text: str, tokens: Sequence[str], words: Sequence[tuple[int, int]]) -> Any:
     """Share of each token that is in each word, `[tokens, words]`."""
     word_of = np.full(len(text), -1)
     for number, (start, end) in enumerate(words):

@@ -11,6 +11,7 @@ from etils import epath
 
 from transformer_jax.config import Config, validate
 from transformer_jax.decoding import ranking
+from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.batch_runner import ScoreBatch, TranslateBatch
 from transformer_jax.decoding.batching import Batch
 from transformer_jax.decoding.hypotheses import length_penalty
@@ -40,6 +41,7 @@ class CTranslate2BatchRunner:
     """
 
     kind = "ctranslate2"
+    phrase_room: tuple[int, int, int] | None = None
     num_compiled = 0
     num_devices = 1
     compiles = False
@@ -59,6 +61,16 @@ class CTranslate2BatchRunner:
             inter_threads=min(NUM_WORKERS, num_cores()),
             intra_threads=threads,
         )
+
+    @property
+    def alignment(self) -> AttentionChoice | None:
+        """The attention that the directory has; None: of several heads, but not of all."""
+        directory, num_heads = self._directory, self.config.model.for_decoder().num_heads
+        head = {num_heads: None, 1: 0}.get(directory.attention_heads, -1)
+        if head == -1:
+            return None
+        shift = self.config.train.alignment_weight > 0
+        return AttentionChoice(directory.attention_layer, head, shift)
 
     def freeze(self) -> None:
         """Nothing is ever compiled."""
@@ -146,7 +158,7 @@ class CTranslate2BatchRunner:
             )
         ]
         if texts[0].settings.attention:
-            self._add_attention(texts, translations)
+            self._explain(texts, translations)
         return translations
 
     def _search(self, texts: Sequence[EncodedText]) -> list[Any]:
@@ -236,10 +248,8 @@ class CTranslate2BatchRunner:
             target.decode(ids), score, log_prob, tuple(target.tokens(ids)), tuple(ids)
         )
 
-    def _add_attention(
-        self, texts: Sequence[EncodedText], results: Sequence[list[Translation]]
-    ) -> None:
-        """Adds the attention of each best translation to its source.
+    def _explain(self, texts: Sequence[EncodedText], results: Sequence[list[Translation]]) -> None:
+        """Adds its attention to the source and its log-probabilities to each best translation.
 
         The outputs are given to a greedy search as prefixes. CTranslate2 4.8 mixes up the attention
         of a batch's texts in the first step of a beam search.
@@ -256,15 +266,25 @@ class CTranslate2BatchRunner:
             max_input_length=0,
             return_attention=True,
         )
-        for text, translations, result in zip(texts, results, forced, strict=True):
+        scored = self._translator.score_batch(
+            [self._source_tokens(text.source) for text in texts],
+            [self._target_tokens(output) for output in outputs],
+            max_input_length=0,
+        )
+        choice = texts[0].settings.attention
+        assert choice is not None
+        for text, translations, result, scores in zip(texts, results, forced, scored, strict=True):
             best, source = translations[0], text.source[text.num_source_tags : -1]
             columns = slice(text.num_source_tags, text.num_source_tags + len(source))
-            rows = result.attention[0][text.num_target_tags :][: len(best.ids)]
-            weights = np.array([row[columns] for row in rows], np.float32)
+            rows = result.attention[0][text.num_target_tags :]
+            # An output that was cut at its limit has no step that reads its last token.
+            rows = (rows + rows[-1:])[choice.shift :] if choice.shift else rows
+            weights = np.array([row[columns] for row in rows[: len(best.ids)]], np.float32)
             translations[0] = dataclasses.replace(
                 best,
                 source_tokens=tuple(self.tokenizers.source.tokens(source)),
                 attention=weights.reshape(len(best.ids), len(source)),
+                token_log_probs=tuple(map(float, scores.log_probs[text.num_target_tags :])),
             )
 
     def score_batch(self, params: Any) -> ScoreBatch:

@@ -49,7 +49,8 @@ def write_directory(
             model.for_decoder(),
             model.num_decoder_layers,
             alignment_layer=ALIGNMENT_LAYER if model.num_decoder_layers > 1 else -1,
-            alignment_heads=ALL_HEADS,
+            # One that has learned to align is the first.
+            alignment_heads=1 if config.train.alignment_weight else ALL_HEADS,
         ),
     )
     _fill(spec, model, params)

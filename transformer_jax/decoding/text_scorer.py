@@ -1,0 +1,73 @@
+"""Scores of given translations: `score` and `score_tokens` of a `Translator`."""
+
+from collections.abc import Iterable
+from typing import Any, overload
+
+from transformer_jax.decoding import call_settings
+from transformer_jax.decoding.engine import Engine
+from transformer_jax.decoding.scoring import PairScores
+from transformer_jax.errors import UserError
+
+
+class TextScorer:
+    """A model that scores translations.
+
+    Attributes:
+      engine: of the model.
+      params: of the model; a tuple for an ensemble.
+    """
+
+    engine: Engine
+    params: Any
+
+    @overload
+    def score(  # type: ignore[overload-overlap]  # a string is an iterable of strings
+        self, sources: str, targets: str, target_lang: str = "", source_lang: str = ""
+    ) -> float: ...
+    @overload
+    def score(
+        self,
+        sources: Iterable[str],
+        targets: Iterable[str],
+        target_lang: str = "",
+        source_lang: str = "",
+    ) -> list[float]: ...
+    def score(
+        self,
+        sources: str | Iterable[str],
+        targets: str | Iterable[str],
+        target_lang: str = "",
+        source_lang: str = "",
+    ) -> float | list[float]:
+        """Natural log-probability of each target with its end, without length penalty.
+
+        Args:
+          sources: texts, or one text.
+          targets: a translation of each.
+          target_lang: of a multilingual model; "": the config's.
+          source_lang: of a multilingual model that needs it; "": the config's.
+
+        Raises:
+          UserError: an item that is no text, or not one target for each source.
+        """
+        if isinstance(sources, str) and isinstance(targets, str):
+            return self.score([sources], [targets], target_lang, source_lang)[0]
+        pairs = self.score_tokens(sources, targets, target_lang, source_lang)
+        return [pair.log_prob for pair in pairs]
+
+    def score_tokens(
+        self,
+        sources: Iterable[str],
+        targets: Iterable[str],
+        target_lang: str = "",
+        source_lang: str = "",
+    ) -> list[PairScores]:
+        """As `score` of several texts, with the log-probability of every token."""
+        call_settings.check_list("sources", sources, "strings")
+        call_settings.check_list("targets", targets, "strings")
+        sources, targets = list(sources), list(targets)
+        if len(sources) != len(targets):
+            raise UserError(f"{len(sources)} sources cannot be scored with {len(targets)} targets.")
+        return self.engine.score(
+            self.params, sources, targets, target_lang, source_lang=source_lang
+        )
