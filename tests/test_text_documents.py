@@ -29,7 +29,7 @@ PAGE = """<!DOCTYPE html><!-- Not > this. -->
 <script>if (a < b) { say("</p> no"); }</script></head>
 <body class='x' title="a > b"><p>One &amp; two.  Three <b>four</b>!<br/>Five</p>
 <p translate="no">Name <i>Other</i></p><span class="a notranslate b">Brand</span>
-<code>x = 1</code> &nbsp; 6 &lt; 7 <p>unclosed <a href=x>end</a><pre>a b
+<code>x = 1</code> &nbsp; six &lt; 7 <p>unclosed <a href=x>end</a><pre>a b
 c</pre>"""
 MARKDOWN = """---
 title: x
@@ -148,10 +148,15 @@ def test_plain_text_is_split_as_the_client_says():
 def test_html_keeps_markup_and_what_is_not_to_be_translated():
     document = read(PAGE, "html", "en")
     assert shown(document) == [
-        *("A title.", "One & two.", "Three four!", "Five", "6 < 7", "unclosed end", "a b", "c")
+        *("A title.", "One & two.", "Three four!", "Five", "six < 7", "unclosed end", "a b", "c")
     ]
     result = document.join(reversed_words(document))
-    for text in ("TWO &amp; ONE", "! <b>FOUR</b> THREE", "7 &lt; 6", "<a href=x>END</a> UNCLOSED"):
+    for text in (
+        "TWO &amp; ONE",
+        "! <b>FOUR</b> THREE",
+        "7 &lt; SIX",
+        "<a href=x>END</a> UNCLOSED",
+    ):
         assert text in result
     for text in ("a < b", "Name <i>Other</i>", ">Brand<", "x = 1", 'title="a > b">', "<br/>"):
         assert text in result
@@ -267,6 +272,8 @@ HARD = [
     ("one <img>two", "0 1", "ONE <img>TWO"),
     ("one<img> two", "1 0", "TWO ONE<img>"),
     ("<b></b>one", "0", "<b></b>ONE"),
+    ("one<img>two three", "1 0", "THREE ONETWO<img>"),
+    ("one<b></b>two three", "0 1", "ONETWO<b></b> THREE"),
     ("one <b> </b>two", "1 0", "TWO ONE <b></b>"),
     ("<b>one. two.</b>", "0 1 2 3", "<b>ONE . TWO .</b>"),
     ("<b>one <i>two</i></b> <u>three</u>", "2 1 0", "<u>THREE</u> <b><i>TWO</i> ONE</b>"),

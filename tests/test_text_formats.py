@@ -247,7 +247,7 @@ def test_any_file_is_read_or_refused_in_one_sentence(format):
         elif format == "srt":
             assert joined == text
         assert read(document.join(reversed_words(document)), format)
-    assert num_read > 100
+    assert num_read > 50
 
 
 def test_the_flag_has_every_format():

@@ -77,7 +77,7 @@ def split(sentence: Shown, places: Sequence[int]) -> list[Shown]:
         text = sentence.text[start:end].strip()
         marks: list[tuple[str, str]] = []
         for word in words_of(text):
-            while waiting and _pattern(waiting[0][1]).search(word):
+            while waiting and _has_stand_in(word, waiting[0][1]):
                 marks.append(waiting.pop(0))
         parts.append(Shown(text, tuple(marks)))
     return parts
@@ -111,7 +111,7 @@ def with_marks(sentence: Shown, translated: Marked) -> Marked:
     words = _Words(translated, len(source_words))
     waiting = [*sentence.marks]
     for place, source_word in enumerate(source_words):
-        while waiting and _pattern(waiting[0][1]).search(source_word):
+        while waiting and _has_stand_in(source_word, waiting[0][1]):
             words.put(*waiting.pop(0), place)
     assert not waiting
     words.remove_rest({*sentence.stand_ins})
@@ -216,6 +216,14 @@ class _Words:
         )
         confidences = [word.confidence for word in self._words if self._has_confidences]
         return Marked(text.strip(), links, tuple(confidences))
+
+
+def _has_stand_in(word: str, stand_in: str) -> bool:
+    """Whether a word of a source has a stand-in in it.
+
+    It is a part of a longer word where only tags are between them, as in `a<br>{name}`.
+    """
+    return stand_in.casefold() in word.casefold()
 
 
 @functools.lru_cache(maxsize=256)

@@ -19,13 +19,16 @@ from transformer_jax.text.words import FIRST_MARK, LAST_MARK
 
 _UNITS = (
     "km²|km/h|km|cm|mm|µm|nm|m²|m³|m|kg|mg|µg|g|ml|cl|dl|l|kHz|MHz|GHz|Hz|kWh|kW|MW|mAh|"
-    "kB|KB|MB|GB|TB|PB|dpi|px|rem|ms|µs|ns|s|min|h|°C|°F|°|%|‰|€|£|\\$|¥|EUR|USD|GBP|CHF"
+    "kB|KB|MB|GB|TB|PB|dpi|px|rem|ms|µs|ns|s|min|h|°C|°F|°|%%|%|‰|€|£|\\$|¥|EUR|USD|GBP|CHF"
 )
-_NUMBER = r"\d+(?:[.,'’\u00a0\u202f]\d+)*"
+_NUMBER = r"(?<![\d.,])\d+(?:[.,'’\u00a0\u202f]\d+)*"
+# Of an address: its characters with names in braces, and what it may end with.
+_ADDRESS = r"(?:\{[^{}\s]*\}|[^\s<>\"'{}])"
+_LAST = r"(?:\{[^{}\s]*\}|[^\s<>\"'{}.,;:!?)\]…])"
 # Name -> regular expression. Of two that match at a place, the first is taken.
 USUAL = {
-    "address": r"(?:https?|ftp|mailto):[^\s<>\"']*[^\s<>\"'.,;:!?)\]}…]|www\.[^\s<>\"']*\w",
-    "e-mail": r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
+    "address": rf"(?:https?|ftp|mailto):{_ADDRESS}*{_LAST}|www\.{_ADDRESS}*{_LAST}",
+    "e-mail": r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+",
     "braces": r"\{\{[^{}\n]*\}\}|\$\{[^{}\n]*\}|#\{[^{}\n]*\}|\{[^{}\s][^{}\n]*\}|\{\}",
     "format": r"(?<![\w%])%(?:\(\w+\)|\d+\$)?[-+0#]*\d*(?:\.\d+)?(?:hh?|ll?|[zjtLq])?"
     r"[sdiufFgGeExXcopr@](?![a-zA-Z])|%%",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import sentencex
 
 from transformer_jax.data.writing_systems import joiner
+from transformer_jax.text import languages, sentence_rules
 
 # How a text becomes sentences, as DeepL's `split_sentences` numbers them: it is one; lines and
 # punctuation end them; lines do not.
@@ -16,7 +17,7 @@ SPLITTINGS = (NO_SPLIT, SENTENCES, NO_LINES)
 _BREAK = re.compile(r"[\n\r\u2028\u2029]")
 _LINE = re.compile(r"[^\n\r\u2028\u2029]+")
 # What a line of a list or quotation begins with, which is not translated.
-_BULLET = re.compile(r"(?:[>#]+|[-*+•‣◦▪–—]|\(?(?:\d{1,3}|[a-zA-Z])[.)])(?=\s)\s+")
+_BULLET = re.compile(r"(?:[>#]+|[-*+•‣◦▪–—]|\(?(?:\d{1,3}|[a-z])[.)]|\(?[A-Z]\))(?=\s)\s+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Sentence:
 def split(text: str, language: str, splitting: str = SENTENCES) -> list[Sentence]:
     """The sentences of a text, in order.
 
-    Parts without letters and digits are no sentences.
+    Parts without letters, such as a number, are no sentences.
 
     Args:
       text: any.
@@ -60,7 +61,7 @@ def split(text: str, language: str, splitting: str = SENTENCES) -> list[Sentence
     sentences = []
     for part, start in parts:
         stripped = part.strip()
-        if any(map(str.isalnum, stripped)):
+        if any(map(str.isalpha, stripped)):
             indent = len(part) - len(part.lstrip())
             sentences.append(Sentence(stripped, start + indent))
     return sentences
@@ -72,7 +73,9 @@ def _parts(line: str, start: int, language: str) -> Iterator[tuple[str, int]]:
     bullet = _BULLET.match(line, indent)
     begin = bullet.end() if bullet and bullet.end() < len(line) else 0
     start += begin
-    for part in sentencex.segment(language or "en", line[begin:]):
+    code = languages.two_letters(language) if language else "en"
+    parts = list(sentencex.segment(code, line[begin:]))
+    for part in sentence_rules.corrected(parts, code):
         yield part, start
         start += len(part)
 

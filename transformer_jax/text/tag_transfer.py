@@ -131,7 +131,8 @@ def _places(
     by_size = sorted(enumerate(children), key=lambda one: one[1][1] - one[1][2])
     for order, (item, start, end) in by_size:
         begin, stop = _words_in(translated.source_words, start, end)
-        if begin == stop or not free.any():
+        # What encloses nothing has no words, also where it is within one.
+        if start == end or begin == stop or not free.any():
             continue
         attended = translated.weights[:, begin:stop].sum(axis=1)[first:last]
         gain = np.where(free, attended - 0.5 * inside, _OCCUPIED)
@@ -171,9 +172,9 @@ def _position(
 ) -> int:
     """The word before which a place of the source is in the translation.
 
-    It follows the word that belongs to the one before it in the source.
+    It follows the word that belongs to the one before it in the source, or to the one it is in.
     """
-    number = _words_before(translated.source_words, character)
+    number = _words_begun(translated.source_words, character)
     if number <= source[0]:
         return run[0]
     if number >= source[1]:
@@ -202,14 +203,19 @@ def _characters(
     if first < last:
         return words[first][0], words[last - 1][1]
     # As in the source: after the word before it, or before the next one.
-    before = _words_before(translated.source_words, place.source[0])
-    ends_word = before > 0 and translated.source_words[before - 1][1] == place.source[0]
+    before = _words_begun(translated.source_words, place.source[0])
+    ends_word = before > 0 and translated.source_words[before - 1][1] >= place.source[0]
     if first == len(words) or (ends_word and first > 0):
         at = words[first - 1][1] if first else characters[0]
     else:
         at = words[first][0]
     at = min(max(at, characters[0]), characters[1])
     return at, at
+
+
+def _words_begun(words: Sequence[tuple[int, int]], character: int) -> int:
+    """Number of the words that begin before a character."""
+    return bisect.bisect_left(words, character, key=lambda word: word[0])
 
 
 def _words_before(words: Sequence[tuple[int, int]], character: int) -> int:

@@ -1,0 +1,294 @@
+"""Translates paragraphs, pages, placeholders and terms with a model, and counts what is right.
+
+    python benchmarks/text_quality.py --workdir=runs/m30k --checkpoint=average:10 \
+        --data=multi30k --json=text_quality.json
+
+`--data` is a folder with Multi30k as `transformer-jax data multi30k` writes it; the sets are made
+of its test sentences (`text_sets.py`). `--parts` names some of: paragraphs, pages, placeholders,
+glossary, confidence.
+"""
+
+import collections
+import dataclasses
+import html.parser
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import sacrebleu
+import text_sets
+import timing
+from absl import app, flags
+
+from transformer_jax import Translator
+from transformer_jax.decoding import phrases
+from transformer_jax.decoding.requests import Request
+from transformer_jax.evaluation.corpus_metrics import corpus_scores
+from transformer_jax.runs import machine
+from transformer_jax.text import calibration, confidence, copying, documents, glossary
+from transformer_jax.text.document import Reading
+from transformer_jax.text.sentence_translator import Preparer
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("workdir", None, "Of the model, English to German.")
+flags.DEFINE_string("checkpoint", "best", "Of the run.")
+flags.DEFINE_string("data", "multi30k", "Folder of Multi30k.")
+flags.DEFINE_list("parts", [], "Parts to run; none: all.")
+flags.DEFINE_integer("count", 1000, "Paragraphs and pages; placeholders are twice as many.")
+flags.DEFINE_string("json", "", "File for the results.")
+flags.mark_flag_as_required("workdir")
+TEST = "test_2016_flickr"
+
+
+def measure_paragraphs(model: Translator) -> dict[str, Any]:
+    """Lost or doubled sentences, layout, and BLEU beside sentence by sentence."""
+    pairs = text_sets.with_end(_pairs())
+    made = text_sets.paragraphs(pairs, FLAGS.count)
+    num_wrong = num_layouts = 0
+    outputs: list[str] = []
+    for one in made:
+        result = model.translate_document(one.text)
+        num_wrong += [s.source for s in result.sentences] != [source for source, _ in one.pairs]
+        texts = [s.text for s in result.sentences]
+        wanted = "".join(a + b for a, b in zip(one.frame, texts, strict=False)) + one.frame[-1]
+        num_layouts += result.text == wanted
+        outputs += texts
+    sources = [source for one in made for source, _ in one.pairs]
+    references = [target for one in made for _, target in one.pairs]
+    single = [one.text for one in model.translate(sources)]
+    return {
+        "paragraphs": len(made),
+        "sentences": len(sources),
+        "paragraphs_with_lost_or_doubled_sentences": num_wrong,
+        "layouts_kept": num_layouts,
+        "bleu": corpus_scores(outputs, references).bleu,
+        "bleu_sentence_by_sentence": corpus_scores(single, references).bleu,
+    }
+
+
+class _Tree(html.parser.HTMLParser):
+    """The tree of a page's tags, and the text within each `<b id=…>`."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self._open: list[tuple[str, list[Any]]] = [("", [])]
+        self._ids: list[str] = []
+        self.within: dict[str, str] = {}
+        self.is_well_formed = True
+        self.feed(text)
+        self.is_well_formed &= len(self._open) == 1
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        name = f"{tag} {attrs}"
+        self._open.append((name, []))
+        self._ids.append(dict(attrs).get("id") or "")
+        self.within[self._ids[-1]] = ""
+
+    def handle_endtag(self, tag: str) -> None:
+        name, children = self._open.pop()
+        self._ids.pop()
+        self.is_well_formed &= name.startswith(f"{tag} ") and bool(self._open)
+        self._open[-1][1].append((name, sorted(children)))
+
+    def handle_data(self, data: str) -> None:
+        for one in self._ids:
+            self.within[one] += data
+
+    @property
+    def tags(self) -> list[Any]:
+        """Names and attributes; those of one parent in any order."""
+        return sorted(self._open[0][1])
+
+
+def measure_pages(model: Translator) -> dict[str, Any]:
+    """Trees of tags that are the same, and number words that keep their tag."""
+    pages = text_sets.pages(_pairs(), FLAGS.count)
+    counts: collections.Counter[str] = collections.Counter()
+    for page, (text, words) in enumerate(pages):
+        result = model.translate_document(text, "html")
+        before, after = _Tree(text), _Tree(result.text)
+        counts["same_tree"] += after.is_well_formed and before.tags == after.tags
+        for number, (word, sentence) in enumerate(
+            zip(words, result.sentences, strict=True), start=1
+        ):
+            forms = text_sets.NUMBERS[word]
+            found = [w for w in re.findall(r"\w+", sentence.text.lower()) if w in forms]
+            if len(found) != 1:
+                counts["number_not_translated"] += 1
+                continue
+            tagged = re.findall(r"\w+", after.within[f"{page}-{number}"].lower())
+            counts["tagged_words"] += 1
+            counts["on_the_word"] += tagged == found
+            counts["around_the_word"] += found[0] in tagged
+    return {"pages": len(pages), **counts}
+
+
+def measure_placeholders(model: Translator) -> dict[str, Any]:
+    """Placeholders that are there once, and BLEU, of three ways to keep them."""
+    made = text_sets.placeholder_pairs(_pairs(), 2 * FLAGS.count)
+    sources, references = [one[0] for one in made], [one[1] for one in made]
+    ways: dict[str, Callable[[], list[str]]] = {
+        "not protected": lambda: [one.text for one in model.translate(sources)],
+        "stand-ins, by attention": lambda: _with_stand_ins(model, sources, False),
+        "stand-ins, constrained": lambda: _with_stand_ins(model, sources, True),
+        "constrained": lambda: [
+            one.text for one in model.translate([Request(s, phrases=(p,)) for s, _, p in made])
+        ],
+    }
+    results = {}
+    for name, translate in ways.items():
+        started = time.perf_counter()
+        outputs = translate()
+        kept = [o.count(p) == s.count(p) for o, (s, _, p) in zip(outputs, made, strict=True)]
+        results[name] = {
+            "kept_percent": 100 * float(np.mean(kept)),
+            "bleu": corpus_scores(outputs, references).bleu,
+            "seconds": time.perf_counter() - started,
+        }
+    return {"placeholders": len(made), "ways": results}
+
+
+def _with_stand_ins(model: Translator, sources: Sequence[str], constrained: bool) -> list[str]:
+    """Documents of a sentence each; `constrained`: the search has to write the stand-ins."""
+    options = documents.options()
+    outputs = []
+    translator = documents.sentence_translator(model, options)
+    if constrained:
+        preparer = _ConstrainedPreparer(**vars(translator.preparer))
+        translator = dataclasses.replace(translator, preparer=preparer)
+    reading = Reading("en", "0", "de", options.protection)
+    read = [documents.read(model, source, "txt", reading) for source in sources]
+    results = iter(list(translator.translate([s for one in read for s in one.sentences])))
+    for document in read:
+        outputs.append(document.join([next(results) for _ in document.sentences]))
+    return outputs
+
+
+class _ConstrainedPreparer(Preparer):
+    """Asks the search for the stand-ins of each sentence."""
+
+    def _part(self, sentence: Any, shown: copying.Shown) -> Any:
+        part = super()._part(sentence, shown)
+        forms = tuple(
+            phrases.OneOf(tuple(dict.fromkeys((one, one[:1].upper() + one[1:]))))
+            for one in shown.stand_ins
+        )
+        request = Request(shown.text, phrases=forms)
+        return dataclasses.replace(part, request=request)
+
+
+def measure_glossary(model: Translator) -> dict[str, Any]:
+    """Terms that are placed, and what they cost."""
+    terms = text_sets.glossary_terms(text_sets.read_pairs(f"{FLAGS.data}/train"))
+    rows = [(source, glossary.SEPARATOR.join(forms)) for source, forms in terms]
+    full = glossary.of_rows(rows)
+    inflecting = glossary.of_rows([(*row, glossary.INFLECT) for row in rows])
+    pairs = _pairs()
+    sources, references = [one for one, _ in pairs], [one for _, one in pairs]
+    plain = [one.text for one in model.translate(sources)]
+    found = [full.find(source) for source in sources]
+    agreed = [
+        [term for term in some if any(phrases.contains(ref, form) for form in term.forms)]
+        for some, ref in zip(found, references, strict=True)
+    ]
+    result: dict[str, Any] = {"terms": len(rows), "bleu": corpus_scores(plain, references).bleu}
+    inflected = [
+        [one for one in inflecting.find(source) if one.source in {term.source for term in some}]
+        for source, some in zip(sources, found, strict=True)
+    ]
+    for name, by_sentence in (
+        ("in_reference", agreed),
+        ("all", found),
+        ("all_with_inflections", inflected),
+    ):
+        requests = [
+            glossary.Glossary(some).request(Request(source))
+            for source, some in zip(sources, by_sentence, strict=True)
+        ]
+        outputs = [one.text for one in model.translate(requests)]
+        result[name] = {
+            "applicable": sum(map(len, by_sentence)),
+            "placed_before": _placed(plain, by_sentence),
+            "placed": _placed(outputs, by_sentence),
+            "bleu": corpus_scores(outputs, references).bleu,
+        }
+    empty = [glossary.Glossary([]).request(Request(source)) for source in sources]
+    result["same_without_terms"] = [one.text for one in model.translate(empty)] == plain
+    return result
+
+
+def _placed(outputs: Sequence[str], terms: Sequence[Sequence[glossary.Term]]) -> int:
+    return sum(
+        any(phrases.contains(output, form, term.inflect) for form in term.phrase.forms)
+        for output, some in zip(outputs, terms, strict=True)
+        for term in some
+    )
+
+
+def measure_confidence(model: Translator) -> dict[str, Any]:
+    """How well confidence tells apart good and bad translations of test sentences."""
+    result = {}
+    for name in (TEST, "test_2017_flickr"):
+        pairs = text_sets.read_pairs(f"{FLAGS.data}/{name}")
+        outputs = model.translate([source for source, _ in pairs], confidence=True)
+        chrf = sacrebleu.CHRF()
+        scores = np.array(
+            [
+                chrf.sentence_score(one.text, [reference]).score / 100
+                for one, (_, reference) in zip(outputs, pairs, strict=True)
+            ]
+        )
+        expected = np.array([one.confidence.sentence for one in outputs if one.confidence])
+        words = np.array(
+            [word for one in outputs if one.confidence for word in one.confidence.words]
+        )
+        is_right = np.concatenate(
+            [
+                calibration.words_in_reference(one.text, reference)
+                for one, (_, reference) in zip(outputs, pairs, strict=True)
+            ]
+        )
+        is_worst = scores <= np.quantile(scores, 0.1)
+        result[name] = {
+            "sentences": len(pairs),
+            "worst_decile_auroc": confidence.auroc(-expected, is_worst),
+            "calibration_error": confidence.calibration_error(expected, scores),
+            "correlation": float(np.corrcoef(expected, scores)[0, 1]),
+            "words": len(words),
+            "word_calibration_error": confidence.calibration_error(words, is_right),
+            "wrong_word_auroc": confidence.auroc(-words, is_right < 0.5),
+        }
+    return result
+
+
+def _pairs() -> list[text_sets.Pair]:
+    return text_sets.read_pairs(f"{FLAGS.data}/{TEST}")
+
+
+PARTS: dict[str, Callable[[Translator], dict[str, Any]]] = {
+    "paragraphs": measure_paragraphs,
+    "pages": measure_pages,
+    "placeholders": measure_placeholders,
+    "glossary": measure_glossary,
+    "confidence": measure_confidence,
+}
+
+
+def main(_: list[str]) -> None:
+    """Prints the results of each part."""
+    model = Translator.load(FLAGS.workdir, FLAGS.checkpoint)
+    results: dict[str, Any] = {"machine": machine.describe(jax.local_devices())}
+    for name in FLAGS.parts or PARTS:
+        started = time.perf_counter()
+        results[name] = PARTS[name](model)
+        print(name, json.dumps(results[name], indent=2), flush=True)
+        print(f"{time.perf_counter() - started:.0f} s", flush=True)
+    timing.write_json(FLAGS.json, results)
+
+
+if __name__ == "__main__":
+    app.run(main)
