@@ -37,7 +37,7 @@ def choose(model: Any, pairs: Sequence[tuple[str, str]]) -> tuple[AttentionChoic
     num_words = 0
     for (source, target), places in with_equal[:_MOST_PAIRS]:
         num_words += len(places)
-        for choice, weights in _word_attention(model, source, target):
+        for choice, weights in word_attention(model, source, target):
             linked = weights.argmax(axis=1)
             num_right = sum(linked[word] == source_word for source_word, word in places)
             coverage = len({*linked}) / min(weights.shape)
@@ -67,7 +67,7 @@ def equal_words(source: str, target: str) -> list[tuple[int, int]]:
     ]
 
 
-def _word_attention(
+def word_attention(
     model: Any, source: str, target: str
 ) -> Iterator[tuple[AttentionChoice, np.ndarray]]:
     """Of each layer, head and mean of heads: what words attend to, `[words, source words]`."""

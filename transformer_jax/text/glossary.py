@@ -174,7 +174,14 @@ def of_rows(rows: Iterable[Sequence[str]]) -> Glossary:
     Raises:
       UserError: a row is wrong.
     """
-    return Glossary(_term("\t".join(row), f"glossary[{index}]: ") for index, row in enumerate(rows))
+    terms = []
+    for index, row in enumerate(rows):
+        place = f"glossary[{index}]"
+        columns = [row] if isinstance(row, str) else row
+        if not isinstance(columns, Sequence) or not all(isinstance(one, str) for one in columns):
+            raise UserTypeError(f"`{place}` is {described(row)}, not (source, target).")
+        terms.append(_term("\t".join(columns), f"`{place}`: "))
+    return Glossary(terms)
 
 
 def _term(line: str, place: str) -> Term:

@@ -5,8 +5,9 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from transformer_jax.decoding import WINDOW, long_texts
+from transformer_jax.decoding import WINDOW, long_texts, phrases
 from transformer_jax.decoding.alignment import AttentionChoice
+from transformer_jax.decoding.phrases import OneOf, Phrase
 from transformer_jax.decoding.requests import Request, windows
 from transformer_jax.decoding.translation import Confidence, Translation
 from transformer_jax.errors import UserError
@@ -34,11 +35,13 @@ class Part:
       shown: what the model sees.
       request: for it.
       needs_links: whether tags or marks are in its sentence.
+      too_long: terms for which the translation has no room.
     """
 
     shown: Shown
     request: Request
     needs_links: bool
+    too_long: tuple[Phrase, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,10 +87,28 @@ class Preparer:
         ]
 
     def _part(self, sentence: DocumentSentence, shown: Shown) -> Part:
+        needs_links = self.has_links or sentence.has_markup or bool(shown.marks)
         request = Request(shown.text)
+        too_long: tuple[Phrase, ...] = ()
         if self.glossary:
-            request = self.glossary.request(request)
-        return Part(shown, request, self.has_links or sentence.has_markup or bool(shown.marks))
+            request, too_long = self._with_room(self.glossary.request(request))
+        return Part(shown, request, needs_links, too_long)
+
+    def _with_room(self, request: Request) -> tuple[Request, tuple[Phrase, ...]]:
+        """A request with the terms that fit into half of a translation, and the others."""
+        kept: list[str | OneOf] = []
+        too_long: list[Phrase] = []
+        room = self.engine.max_len // 2
+        for asked in request.phrases:
+            phrase = phrases.encode(self.engine.tokenizers.target, asked)
+            if phrase is None:
+                continue
+            if phrase.most_tokens <= room:
+                kept.append(asked)
+                room -= phrase.most_tokens
+            else:
+                too_long.append(phrase)
+        return dataclasses.replace(request, phrases=tuple(kept)), tuple(too_long)
 
     def _split(self, shown: Shown, ids: Sequence[int], limit: int) -> list[Shown]:
         """Parts of a sentence that the model reads at once.
@@ -122,7 +143,8 @@ class Preparer:
         if confidence:
             confidence = Confidence(confidence.sentence, marked.confidences)
         flags = self.guards.problems(part.shown.text, translation.text) if self.guards else ()
-        return SentenceTranslation(marked.text, marked.links, flags, translation.unmet, confidence)
+        unmet = (*translation.unmet, *phrases.missing(translation.text, part.too_long))
+        return SentenceTranslation(marked.text, marked.links, flags, unmet, confidence)
 
     def needs_attention(self, parts: Iterable[Part]) -> bool:
         """Whether translations of the parts need attention and log-probabilities."""
