@@ -114,6 +114,12 @@ def define_flags(argv: list[str]) -> list[str]:
     )
     flags.DEFINE_bool("per_token", False, "With --score: the log-probability of every token too.")
     flags.DEFINE_bool("alignment", False, "Add word alignments, `0-0 1-2`, source first.")
+    flags.DEFINE_bool(
+        "confidence",
+        False,
+        "Add the confidence of each line and word, with --format=jsonl; `eval --calibrate` has to "
+        "have run. Documents have it in the file of --sentences.",
+    )
     flags.DEFINE_bool("attention", False, "Add attention to the source, with --format=jsonl.")
     flags.DEFINE_integer(
         "attention_layer",

@@ -38,6 +38,7 @@ _OF_LINES = (
     "per_token",
     "alignment",
     "attention",
+    "confidence",
     "on_error",
 )
 

@@ -11,6 +11,7 @@ from transformer_jax.commands.text_output import as_line
 from transformer_jax.decoding import alignment
 from transformer_jax.decoding.scoring import PairScores
 from transformer_jax.decoding.translation import Translation
+from transformer_jax.text.words import words_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,10 @@ class OutputFormat:
             fields["alternatives"] = [hypothesis.as_json() for hypothesis in alternatives]
         if links is not None:
             fields["alignment"] = links
+        if best.confidence:
+            fields["confidence"] = best.confidence.sentence
+            words = zip(words_of(best.text), best.confidence.words, strict=True)
+            fields["words"] = [*map(list, words)]
         if self.attention and best.attention is not None:
             fields["source_tokens"] = list(best.source_tokens)
             fields |= _attention_json(best.attention)

@@ -48,6 +48,7 @@ OUTPUT_FLAGS = (
     "per_token",
     "alignment",
     "attention",
+    "confidence",
     "attention_layer",
     "attention_head",
     "on_error",
@@ -64,11 +65,13 @@ def check_flags() -> None:
         path = FLAGS[name].value
         if path not in ("", "-") and not epath.Path(path).exists():
             raise UserError(f"--{name}={path}: there is no such file.")
-    if FLAGS.attention and FLAGS.format != "jsonl":
-        raise UserError("--attention needs --format=jsonl; text has no place for it.")
+    for name in ("attention", "confidence"):
+        if FLAGS[name].value and FLAGS.format != "jsonl":
+            raise UserError(f"--{name} needs --format=jsonl; text has no place for it.")
     if FLAGS.per_token and not FLAGS.score:
         raise UserError("--per_token needs --score=FILE.")
-    of_translations = ("n_best", "alignment", "attention", "prefixes", "phrases", "glossary")
+    of_lines = ("n_best", "alignment", "attention", "confidence")
+    of_translations = (*of_lines, "prefixes", "phrases", "glossary")
     if FLAGS.score and (given := given_flags(of_translations)):
         raise UserError(f"--score translates nothing: remove {', '.join(given)}.")
     if not FLAGS.document and (given := given_flags(OF_DOCUMENTS)):
@@ -138,6 +141,7 @@ def _translation_lines(
             target_lang=FLAGS.target_lang,
             source_lang=FLAGS.source_lang,
             attention=attention,
+            confidence=FLAGS.confidence,
             window=FLAGS.window,
             on_error=FLAGS.on_error,
             ready=ready,

@@ -87,6 +87,12 @@ def define_flags(argv: list[str]) -> list[str]:
         "method='sample',beam_size=1,n_best=4; it is compiled at the start. Several times for "
         "several.",
     )
+    flags.DEFINE_bool(
+        "retries",
+        True,
+        "Compile the searches for texts whose translation a guard catches; without them such texts "
+        "are only flagged.",
+    )
     flags.DEFINE_integer("max_queue", 1024, "Texts that may wait; more get status 429.", 1)
     flags.DEFINE_integer("max_texts", 256, "Texts of a request.", 1)
     flags.DEFINE_integer("max_chars", 50_000, "Characters of a request.", 1)
@@ -190,7 +196,8 @@ def _load(name: str, path: str) -> Any:
     translator = Translator.load(path, FLAGS.checkpoint)
     if FLAGS.batch_tokens:
         translator.config.decode.batch_tokens = FLAGS.batch_tokens
-    return ServedModel(name, translator, [_search(text) for text in FLAGS.search], limits)
+    searches = [_search(text) for text in FLAGS.search]
+    return ServedModel(name, translator, searches, limits, FLAGS.retries)
 
 
 def _origins() -> list[str]:

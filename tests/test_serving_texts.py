@@ -1,0 +1,167 @@
+"""Texts of several sentences in the server: formats, terms, what stays, guards, confidence."""
+
+import json
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from fastapi.testclient import TestClient
+
+from tests.serving_model import prepared
+from transformer_jax.serving.app import create_app
+from transformer_jax.serving.service import Service
+from transformer_jax.text.calibration import Calibration
+from transformer_jax.text.confidence import Logistic
+from transformer_jax.text.guards import Guards
+from transformer_jax.text.words import words_of
+
+
+@pytest.fixture(scope="module")
+def model(translator):
+    return prepared(translator)
+
+
+@pytest.fixture(scope="module")
+def client(model):
+    return TestClient(create_app(Service([model])), raise_server_exceptions=False)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_compiled(model):
+    before = model.num_compiled
+    yield
+    assert model.num_compiled == before
+
+
+def translate(client, text, **fields):
+    answer = client.post("/v1/translate", json={"texts": [text], **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["translations"][0]
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        ("txt", "one two.\n\n  - three {x} four.  Five https://a.b/c"),
+        ("html", "<p class='a'>one <b>two</b> 5 km.</p><p translate='no'>six</p>"),
+        ("md", "# one\n\n*two* `code` three"),
+        ("po", 'msgid "one %s"\nmsgstr ""\n'),
+    ],
+)
+def test_texts_are_translated_as_documents(client, model, format, text):
+    got = translate(client, text, format=format)
+    want = model.translator.translate_document(text, format)
+    assert got["text"] == want.text
+    assert [one["source"] for one in got["sentences"]] == [one.source for one in want.sentences]
+    assert [one["text"] for one in got["sentences"]] == [one.text for one in want.sentences]
+    for part in ("{x}", "https://a.b/c", "5 km", "six</p>", "`code`", "%s"):
+        assert (part in got["text"]) == (part in text)
+
+
+def test_sentences_are_one_text_where_the_client_says_so(client, model):
+    text = "one {x}. Two."
+    got = translate(client, text, format="sentence")
+    assert got["text"] == model.translator.translate(text).text
+    assert "sentences" not in got
+    unprotected = translate(client, text, protect=False)
+    assert [one["source"] for one in unprotected["sentences"]] == ["one {x}.", "Two."]
+
+
+def test_alternatives_scores_and_streams_of_documents(client, model):
+    text = "one two.\n\nthree"
+    singles = [model.translator.translate(one, n_best=2) for one in ("one two.", "three")]
+    got = translate(client, text, n_best=2, guards=False)
+    assert got["text"] == "\n\n".join(best[0].text for best in singles)
+    assert got["alternatives"][0]["text"] == "\n\n".join(best[1].text for best in singles)
+    assert got["score"] == pytest.approx(sum(best[0].score for best in singles), abs=1e-4)
+    body = {"texts": [text, "four"], "stream": True, "guards": False}
+    with client.stream("POST", "/v1/translate", json=body) as answer:
+        events = [line for line in answer.iter_lines() if line.startswith("data: ")]
+    first, second, done = (json.loads(line.removeprefix("data: ")) for line in events)
+    assert (first["text"], done["count"]) == (got["text"], 2)
+    assert second["text"] == model.translator.translate("four").text
+
+
+def test_words_are_linked_as_they_are_in_the_text(client):
+    got = translate(client, "one {x} two.\nthree", alignment=True)
+    assert got["source_words"] == ["one", "{x}", "two", ".", "three"]
+    assert got["words"] == words_of(got["text"].replace("{x}", "X")) or "{x}" in got["words"]
+    assert got["alignment"]
+    sources, words = zip(*got["alignment"], strict=True)
+    assert max(sources) < len(got["source_words"])
+    assert max(words) < len(got["words"])
+    assert [1, got["words"].index("{x}")] in got["alignment"]
+
+
+def test_terms_of_a_request_are_placed_or_said(client):
+    text = "one two.\nthree"
+    got = translate(client, text, glossary=[["two", "neun|acht"], ["nine", "x"]], guards=False)
+    first, second = got["sentences"]
+    assert {"neun", "acht"} & {word.casefold() for word in first["text"].split()}
+    assert (first["unmet"], second["unmet"]) == ([], [])
+    # The model writes 16 tokens, of which terms may have half.
+    long = translate(client, text, glossary=[["two", "漢字漢字漢字"]], guards=False)
+    assert "漢字漢字漢字" in long["sentences"][0]["unmet"][0]
+    for terms, message in (
+        ([["two"]], "`glossary[0]`: 1 columns instead of source, tab, target"),
+        ([["two", "x", "cas"]], "there is no flag cas; did you mean case?"),
+        ([["two", "x"], ["two", "y"]], "write all forms into one"),
+        ([["two", "x"]] * 1001, "glossary: List should have at most 1000 items"),
+    ):
+        answer = client.post("/v1/translate", json={"texts": [text], "glossary": terms})
+        assert answer.status_code == 400
+        assert message in answer.json()["error"]["message"]
+
+
+def test_more_terms_than_programs_have_room_for_are_said(client):
+    words = ["one", "two", "six"]
+    terms = [[word, "|".join(f"{letter}" for letter in "abcdefgh")] for word in words]
+    got = translate(client, " ".join(words), glossary=terms, guards=False)
+    assert len(got["sentences"][0]["unmet"]) <= len(words)
+
+
+def test_caught_translations_are_searched_again(client, model, monkeypatch):
+    plain = model.translator.translate("one two").text
+    asked = []
+    real = Guards.problems
+
+    def problems(self, source, translation):
+        asked.append(translation)
+        return ("loop",) if translation == plain else real(self, source, translation)
+
+    monkeypatch.setattr(Guards, "problems", problems)
+    got = translate(client, "one two.\nthree".replace("two.", "two"))
+    assert got["text"].splitlines()[0] != plain or got["sentences"][0]["flags"] == ["loop"]
+    assert asked.count(plain) >= 1
+    assert len(asked) > 2
+    monkeypatch.setattr(Guards, "problems", lambda *texts: ("copy", "long"))
+    got = translate(client, "one two")
+    assert got["sentences"][0]["flags"] == ["copy", "long"]
+    assert got["text"] == plain
+    without = translate(client, "one two", guards=False)
+    assert without["sentences"][0]["flags"] == []
+
+
+def test_confidence_is_given_where_the_model_has_it(client, model, monkeypatch):
+    assert not client.get("/v1/models").json()["models"][0]["confidence"]
+    assert "confidence" not in translate(client, "one two", confidence=True)["sentences"][0]
+    half = Logistic((0.0,) * 4, 0.0)
+    monkeypatch.setattr(model.translator, "calibration", Calibration(half, half, ("one",)))
+    assert client.get("/v1/models").json()["models"][0]["confidence"]
+    got = translate(client, "two {x}", confidence=True)["sentences"][0]
+    assert got["confidence"] == 0.5
+    assert [word for word, _ in got["words"]] == got["text"].split()
+    assert ["{x}", 1.0] in got["words"]
+    assert "confidence" not in translate(client, "two {x}")["sentences"][0]
+
+
+def test_texts_that_are_not_of_their_format_are_refused(client):
+    for format, text, message in (
+        ("po", "msgid nothing", "line 1 is not of a PO file"),
+        ("xliff", "<a>", "is not valid XML"),
+        ("pdf", "x", "format: Input should be 'sentence', 'txt', 'md', 'html'"),
+    ):
+        answer = client.post("/v1/translate", json={"texts": ["one", text], "format": format})
+        assert answer.status_code == 400
+        assert message in answer.json()["error"]["message"]
