@@ -118,13 +118,13 @@ def main(_: list[str]) -> None:
         rates = by_choice(model, pairs)
         usual = AttentionChoice(max(depth - 2, 0))
         best = min(rates, key=lambda choice: rates[choice])
-        found = attention_choice.choose(model, validation)
+        chosen = attention_choice.choose(model, validation)
         rows = {"layer -2, mean of its heads": rates[usual]}
         guided = model.engine.runner.alignment
         if guided and guided.shift:
             rows["head that was guided"] = rates[guided]
-        if found:
-            rows[f"found by calibration: {found[0]}"] = rates[found[0]]
+        if chosen:
+            rows[f"found by calibration: {chosen[0]}"] = rates[chosen[0]]
         rows[f"the best of all: {best}"] = rates[best]
         result[workdir] = dict(rows)
         print(workdir, *(f"  {name}: {rate}%" for name, rate in rows.items()), sep="\n")

@@ -177,7 +177,7 @@ def broken_outputs(model: Translator) -> list[tuple[str, str, str]]:
     """(kind, source, output) of as many broken outputs as asked for, kinds in equal parts."""
     pairs = text_sets.read_pairs(f"{FLAGS.data}/{TESTS[0]}")[:300]
     sources = [source for source, _ in pairs]
-    found: dict[str, list[tuple[str, str, str]]] = collections.defaultdict(list)
+    broken: dict[str, list[tuple[str, str, str]]] = collections.defaultdict(list)
 
     def add(translator: Translator, name: str, texts: list[str], references: list[str]) -> None:
         outputs = [one.text for one in translator.translate(texts, beam_size=1)]
@@ -186,7 +186,7 @@ def broken_outputs(model: Translator) -> list[tuple[str, str, str]]:
             kind = kind_of(source, output, reference)
             counts[kind] += 1
             if kind:
-                found[kind].append((kind, source, output))
+                broken[kind].append((kind, source, output))
         print(f"{name}: {dict(counts)}", flush=True)
 
     references = [reference for _, reference in pairs]
@@ -199,8 +199,8 @@ def broken_outputs(model: Translator) -> list[tuple[str, str, str]]:
     add(model, "intact, out of domain", strange, ["-"] * len(strange))
     add(copier(model, text_sets.read_pairs(f"{FLAGS.data}/train")), "copier", sources, references)
     rng = random.Random(4)
-    share = -(-FLAGS.count // len(found))
-    chosen = [one for some in found.values() for one in rng.sample(some, min(share, len(some)))]
+    share = -(-FLAGS.count // len(broken))
+    chosen = [one for some in broken.values() for one in rng.sample(some, min(share, len(some)))]
     return chosen[: FLAGS.count]
 
 

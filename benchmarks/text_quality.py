@@ -30,7 +30,6 @@ from transformer_jax.decoding.requests import Request
 from transformer_jax.evaluation.corpus_metrics import corpus_scores
 from transformer_jax.runs import machine
 from transformer_jax.text import calibration, confidence, copying, documents, glossary
-from transformer_jax.text.document import Reading
 from transformer_jax.text.sentence_translator import Preparer
 
 FLAGS = flags.FLAGS
@@ -45,23 +44,23 @@ TEST = "test_2016_flickr"
 
 
 def measure_paragraphs(model: Translator) -> dict[str, Any]:
-    """Lost or doubled sentences, layout, and BLEU beside sentence by sentence."""
+    """Lost or doubled sentences, layout, and BLEU compared with sentence by sentence."""
     pairs = text_sets.with_end(_pairs())
-    made = text_sets.paragraphs(pairs, FLAGS.count)
+    paragraphs = text_sets.paragraphs(pairs, FLAGS.count)
     num_wrong = num_layouts = 0
     outputs: list[str] = []
-    for one in made:
+    for one in paragraphs:
         result = model.translate_document(one.text)
         num_wrong += [s.source for s in result.sentences] != [source for source, _ in one.pairs]
         texts = [s.text for s in result.sentences]
         wanted = "".join(a + b for a, b in zip(one.frame, texts, strict=False)) + one.frame[-1]
         num_layouts += result.text == wanted
         outputs += texts
-    sources = [source for one in made for source, _ in one.pairs]
-    references = [target for one in made for _, target in one.pairs]
+    sources = [source for one in paragraphs for source, _ in one.pairs]
+    references = [target for one in paragraphs for _, target in one.pairs]
     single = [one.text for one in model.translate(sources)]
     return {
-        "paragraphs": len(made),
+        "paragraphs": len(paragraphs),
         "sentences": len(sources),
         "paragraphs_with_lost_or_doubled_sentences": num_wrong,
         "layouts_kept": num_layouts,
@@ -116,40 +115,40 @@ def measure_pages(model: Translator) -> dict[str, Any]:
             zip(words, result.sentences, strict=True), start=1
         ):
             forms = text_sets.NUMBERS[word]
-            found = [w for w in re.findall(r"\w+", sentence.text.lower()) if w in forms]
-            if len(found) != 1:
+            numbers = [w for w in re.findall(r"\w+", sentence.text.lower()) if w in forms]
+            if len(numbers) != 1:
                 counts["number_not_translated"] += 1
                 continue
             tagged = re.findall(r"\w+", after.within[f"{page}-{number}"].lower())
             counts["tagged_words"] += 1
-            counts["on_the_word"] += tagged == found
-            counts["around_the_word"] += found[0] in tagged
+            counts["on_the_word"] += tagged == numbers
+            counts["around_the_word"] += numbers[0] in tagged
     return {"pages": len(pages), **counts}
 
 
 def measure_placeholders(model: Translator) -> dict[str, Any]:
     """Placeholders that are there once, and BLEU, of three ways to keep them."""
-    made = text_sets.placeholder_pairs(_pairs(), 2 * FLAGS.count)
-    sources, references = [one[0] for one in made], [one[1] for one in made]
+    triples = text_sets.placeholder_pairs(_pairs(), 2 * FLAGS.count)
+    sources, references = [one[0] for one in triples], [one[1] for one in triples]
     ways: dict[str, Callable[[], list[str]]] = {
         "not protected": lambda: [one.text for one in model.translate(sources)],
         "stand-ins, by attention": lambda: _with_stand_ins(model, sources, False),
         "stand-ins, constrained": lambda: _with_stand_ins(model, sources, True),
         "constrained": lambda: [
-            one.text for one in model.translate([Request(s, phrases=(p,)) for s, _, p in made])
+            one.text for one in model.translate([Request(s, phrases=(p,)) for s, _, p in triples])
         ],
     }
     results = {}
     for name, translate in ways.items():
         started = time.perf_counter()
         outputs = translate()
-        kept = [o.count(p) == s.count(p) for o, (s, _, p) in zip(outputs, made, strict=True)]
+        kept = [o.count(p) == s.count(p) for o, (s, _, p) in zip(outputs, triples, strict=True)]
         results[name] = {
             "kept_percent": 100 * float(np.mean(kept)),
             "bleu": corpus_scores(outputs, references).bleu,
             "seconds": time.perf_counter() - started,
         }
-    return {"placeholders": len(made), "ways": results}
+    return {"placeholders": len(triples), "ways": results}
 
 
 def _with_stand_ins(model: Translator, sources: Sequence[str], constrained: bool) -> list[str]:
@@ -160,8 +159,7 @@ def _with_stand_ins(model: Translator, sources: Sequence[str], constrained: bool
     if constrained:
         preparer = _ConstrainedPreparer(**vars(translator.preparer))
         translator = dataclasses.replace(translator, preparer=preparer)
-    reading = Reading("en", "0", "de", options.protection)
-    read = [documents.read(model, source, "txt", reading) for source in sources]
+    read = [documents.read(model, text, "txt", options, splitting="0") for text in sources]
     results = iter(list(translator.translate([s for one in read for s in one.sentences])))
     for document in read:
         outputs.append(document.join([next(results) for _ in document.sentences]))
@@ -190,19 +188,19 @@ def measure_glossary(model: Translator) -> dict[str, Any]:
     pairs = _pairs()
     sources, references = [one for one, _ in pairs], [one for _, one in pairs]
     plain = [one.text for one in model.translate(sources)]
-    found = [full.find(source) for source in sources]
+    terms_of = [full.find(source) for source in sources]
     agreed = [
         [term for term in some if any(phrases.contains(ref, form) for form in term.forms)]
-        for some, ref in zip(found, references, strict=True)
+        for some, ref in zip(terms_of, references, strict=True)
     ]
     result: dict[str, Any] = {"terms": len(rows), "bleu": corpus_scores(plain, references).bleu}
     inflected = [
         [one for one in inflecting.find(source) if one.source in {term.source for term in some}]
-        for source, some in zip(sources, found, strict=True)
+        for source, some in zip(sources, terms_of, strict=True)
     ]
     for name, by_sentence in (
         ("in_reference", agreed),
-        ("all", found),
+        ("all", terms_of),
         ("all_with_inflections", inflected),
     ):
         requests = [

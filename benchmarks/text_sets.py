@@ -42,11 +42,13 @@ REPLACED = {
     "a street": ("eine Straße", "einer Straße"),
     "a bench": ("eine Bank", "einer Bank"),
 }
+# fmt: off
 PLACEHOLDERS = [
     "{name}", "{0}", "{{user}}", "${item}", "%s", "%(count)d", "%1$s", "https://example.org/a?b=1",
     "www.example.org", "info@example.org", "@someone", "12 km", "3.5 GB", "20%", "$15", "&nbsp;",
     '<x id="1"/>', "🙂", "<br/>", "👍🏽",
-]  # fmt: skip
+]
+# fmt: on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +84,7 @@ def with_end(pairs: Sequence[Pair]) -> list[Pair]:
 def paragraphs(pairs: Sequence[Pair], count: int, seed: int = 0) -> list[Paragraph]:
     """Paragraphs of 3 to 8 sentences with blank lines, bullets and indentation."""
     rng = random.Random(seed)
-    made = []
+    results = []
     for _ in range(count):
         chosen = rng.sample(list(pairs), rng.randint(3, 8))
         frame: list[str] = []
@@ -93,8 +95,8 @@ def paragraphs(pairs: Sequence[Pair], count: int, seed: int = 0) -> list[Paragra
             gap = rng.choice(_GAPS)
         frame.append(rng.choice(["", "\n", "\n\n", "  \n"]))
         text = "".join(before + source for before, (source, _) in zip(frame, chosen, strict=False))
-        made.append(Paragraph(text + frame[-1], frame, chosen))
-    return made
+        results.append(Paragraph(text + frame[-1], frame, chosen))
+    return results
 
 
 def pages(pairs: Sequence[Pair], count: int, seed: int = 1) -> list[tuple[str, list[str]]]:
@@ -108,7 +110,7 @@ def pages(pairs: Sequence[Pair], count: int, seed: int = 1) -> list[tuple[str, l
         for source, target in pairs
         if len(numbers_in(source)) == 1 and _has_once(target, numbers_in(source)[0])
     ]
-    made = []
+    results = []
     for page in range(count):
         parts, words = [], []
         for source in rng.sample(with_number, rng.randint(3, 8)):
@@ -116,8 +118,8 @@ def pages(pairs: Sequence[Pair], count: int, seed: int = 1) -> list[tuple[str, l
             name = f"{page}-{len(words)}"
             parts.append(f"<p>{_with_tags(source, name, rng)}</p>")
         head = f"<!DOCTYPE html><html><head><title>{page}</title></head><body class='x'>"
-        made.append((f"{head}\n{''.join(parts)}<!-- end --></body></html>\n", words))
-    return made
+        results.append((f"{head}\n{''.join(parts)}<!-- end --></body></html>\n", words))
+    return results
 
 
 def numbers_in(text: str) -> list[str]:
@@ -164,12 +166,12 @@ def placeholder_pairs(
             forms = [form for form in german if len(_places(target, form)) == 1]
             if len(_places(source, english)) == 1 and len(forms) == 1:
                 slots.append((_cut(source, english), _cut(target, forms[0])))
-    made: list[tuple[str, str, str]] = []
-    while len(made) < count:
+    triples: list[tuple[str, str, str]] = []
+    while len(triples) < count:
         (left, right), (before, after) = rng.choice(slots)
         placeholder = rng.choice(PLACEHOLDERS)
-        made.append((left + placeholder + right, before + placeholder + after, placeholder))
-    return made
+        triples.append((left + placeholder + right, before + placeholder + after, placeholder))
+    return triples
 
 
 def _places(text: str, phrase: str) -> list[re.Match[str]]:
@@ -203,4 +205,4 @@ def glossary_terms(
         if count >= least and dice > 0.3:
             forms[word].append((dice, noun))
     terms = sorted(forms.items(), key=lambda one: -max(one[1])[0])[:most]
-    return [(word, [noun for _, noun in sorted(found, reverse=True)[:3]]) for word, found in terms]
+    return [(word, [noun for _, noun in sorted(nouns, reverse=True)[:3]]) for word, nouns in terms]

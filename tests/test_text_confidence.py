@@ -27,7 +27,7 @@ def test_a_regression_is_fitted_as_by_newtons_method():
     features = rng.normal(size=(400, 3)) * [1, 5, 0.1] + [0, 3, 0]
     targets = 1 / (1 + np.exp(-(features @ [1.0, -0.3, 4.0] + 0.5)))
     targets = np.clip(targets + rng.normal(size=400) * 0.05, 0, 1)
-    found = confidence.fit(features, targets)
+    fitted = confidence.fit(features, targets)
     # Iteratively reweighted least squares on standardised features, with the same penalty.
     scale, mean = features.std(axis=0), features.mean(axis=0)
     x = np.column_stack([(features - mean) / scale, np.ones(400)])
@@ -38,12 +38,12 @@ def test_a_regression_is_fitted_as_by_newtons_method():
         gradient = x.T @ (p - targets) / 400 + penalty @ weights
         hessian = (x.T * (p * (1 - p))) @ x / 400 + penalty
         weights -= np.linalg.solve(hessian, gradient)
-    np.testing.assert_allclose(found.weights, weights[:3] / scale, rtol=1e-3)
-    np.testing.assert_allclose(found(features), 1 / (1 + np.exp(-x @ weights)), atol=1e-4)
+    np.testing.assert_allclose(fitted.weights, weights[:3] / scale, rtol=1e-3)
+    np.testing.assert_allclose(fitted(features), 1 / (1 + np.exp(-x @ weights)), atol=1e-4)
     # A feature that is the same everywhere has no effect.
     same = confidence.fit(np.column_stack([features, np.ones(400)]), targets)
     np.testing.assert_allclose(
-        same(np.column_stack([features, np.ones(400)])), found(features), atol=1e-3
+        same(np.column_stack([features, np.ones(400)])), fitted(features), atol=1e-3
     )
 
 
@@ -82,8 +82,8 @@ def test_features_by_hand():
 
 
 def test_words_in_a_reference_count_as_often_as_it_has_them():
-    found = calibration.words_in_reference("der Hund der der Katze .", "Der Hund . der Hund")
-    np.testing.assert_array_equal(found, [1, 1, 0, 0, 0, 1])
+    fitted = calibration.words_in_reference("der Hund der der Katze .", "Der Hund . der Hund")
+    np.testing.assert_array_equal(fitted, [1, 1, 0, 0, 0, 1])
 
 
 def test_words_that_both_sides_share():
@@ -164,14 +164,14 @@ def test_the_command_calibrates_a_run(calibrated):
     assert "calibrated on" in printed
     assert "finds the worst tenth with AUROC" in printed
     assert f"wrote {run / calibration.NAME}" in printed
-    found = calibration.read(run)
-    assert found is not None
+    fitted = calibration.read(run)
+    assert fitted is not None
     scores = json.loads((folder / "scores.json").read_text())
-    assert scores["calibration"] == dict(found.measured)
-    assert found.measured["sentence_calibration_error"] < 0.2
+    assert scores["calibration"] == dict(fitted.measured)
+    assert fitted.measured["sentence_calibration_error"] < 0.2
     translator = Translator.load(run)
-    assert translator.calibration == found
-    assert translator.alignment in (found.attention, AttentionChoice())
+    assert translator.calibration == fitted
+    assert translator.alignment in (fitted.attention, AttentionChoice())
 
 
 def test_translations_come_with_their_confidence(calibrated, translator):

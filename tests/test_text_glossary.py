@@ -21,7 +21,7 @@ ROWS = [
     ("帽子", "Hut"),
     ("C++", "C++"),
 ]
-FOUND = [
+MATCHES = [
     ("A red hat and two hats.", ["red hat", "hat"]),
     ("RED HAT", ["red hat"]),
     ("Hats and coats, hats.", ["hats and coats", "hat"]),  # the longest
@@ -38,7 +38,7 @@ FOUND = [
 ]
 
 
-@pytest.mark.parametrize(("text", "wanted"), FOUND)
+@pytest.mark.parametrize(("text", "wanted"), MATCHES)
 def test_terms_are_found_by_hand(text, wanted):
     assert [term.source for term in glossary.of_rows(ROWS).find(text)] == wanted
 
@@ -121,10 +121,10 @@ def test_the_command_has_a_glossary_for_lines_and_documents(tiny_run, tmp_path):
     report = tmp_path / "sentences.jsonl"
     done = transformer_jax("decode", *flags, "--document", f"--sentences={report}", "--noguards")
     assert not done.returncode, done.stderr
-    found = [json.loads(line) for line in report.read_text().splitlines()]
-    assert [one["source"] for one in found] == ["one two", "three"]
-    assert "neun" in found[0]["text"].casefold().split()
-    assert done.stdout.splitlines() == [one["text"] for one in found]
+    sentences = [json.loads(line) for line in report.read_text().splitlines()]
+    assert [one["source"] for one in sentences] == ["one two", "three"]
+    assert "neun" in sentences[0]["text"].casefold().split()
+    assert done.stdout.splitlines() == [one["text"] for one in sentences]
     terms.write_text("two", encoding="utf-8")
     done = transformer_jax("decode", *flags)
     assert (done.returncode, done.stderr) == (

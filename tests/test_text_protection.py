@@ -17,7 +17,7 @@ from transformer_jax.text.words import words_of
 
 USUAL = protection.of()
 A, B, C = (chr(0xF0000 + n) for n in range(3))
-FOUND = [
+MATCHES = [
     ("Hello {name}, see https://a.b/c?d=e, or a@c.de.", ["{name}", "https://a.b/c?d=e", "a@c.de"]),
     (
         "50% of 100% discount: 5 km, 3.5 GB, $2, € 5.",
@@ -35,15 +35,15 @@ FOUND = [
 ]
 
 
-@pytest.mark.parametrize(("text", "wanted"), FOUND)
+@pytest.mark.parametrize(("text", "wanted"), MATCHES)
 def test_usual_patterns_by_hand(text, wanted):
     assert [text[start:end] for start, end, _ in USUAL.find(text)] == wanted
 
 
 def test_patterns_of_a_caller_come_first_and_wrong_ones_are_refused():
-    own = protection.of([r"ID-\d+ km", "Acme"], usual=False)
+    patterns = protection.of([r"ID-\d+ km", "Acme"], usual=False)
     text = "ID-5 km by Acme and {x}"
-    assert [text[a:b] for a, b, _ in own.find(text)] == ["ID-5 km", "Acme"]
+    assert [text[a:b] for a, b, _ in patterns.find(text)] == ["ID-5 km", "Acme"]
     both = protection.of([r"ID-\d+ km"])
     assert [text[a:b] for a, b, _ in both.find(text)] == ["ID-5 km", "{x}"]
     for pattern, message in (("(", "is no regular expression"), ("x*", "matches an empty text")):

@@ -56,12 +56,12 @@ def test_batches_have_the_linked_positions_of_what_the_decoder_reads():
     )
     alignment = loader.make_batch(corpus, layout, IDS)["alignment"]
     assert alignment.shape == (2, 6, loader.MAX_LINKS)
-    found = {
+    linked = {
         (row, place): [int(s) for s in alignment[row, place] if s >= 0]
         for row, place in np.argwhere(alignment[:, :, 0] >= 0).tolist()
     }
     # The token of position 0 is read at position 1, after the start symbol.
-    assert found == {(0, 1): [0, 1, 2], (0, 2): [1], (1, 1): [1], (1, 2): [0]}
+    assert linked == {(0, 1): [0, 1, 2], (0, 2): [1], (1, 1): [1], (1, 2): [0]}
     no_links = dataclasses.replace(corpus, links=None)
     assert "alignment" not in loader.make_batch(no_links, layout, IDS)
 
@@ -112,7 +112,7 @@ def reversed_links(sources, targets, tokenizers):
 
 @pytest.fixture(scope="module")
 def guided(tmp_path_factory):
-    """A run that was told the links; its data folder is that of a run without."""
+    """A run that was given the links; its data folder is that of a run without."""
     folder = tmp_path_factory.mktemp("guided")
     config = tiny_config(folder, alignment_weight=0.5, num_steps=120)
     with pytest.MonkeyPatch.context() as patch:
@@ -196,12 +196,11 @@ def test_eflomal_links_digits_that_are_in_reverse_order(tmp_path):
     count = 50
     ids = [[one[i] for i in range(count)] for one in (corpus.source, corpus.target)]
     truth = reversed_links(*ids, tokenizers)
-    found = corpus.links
     right = total = 0
     for i in range(count):
         want, got = (
             {tuple(pair) for pair in one.tokens[one.offsets[i] : one.offsets[i + 1]].tolist()}
-            for one in (truth, found)
+            for one in (truth, corpus.links)
         )
         right += len(want & got)
         total += len(got)

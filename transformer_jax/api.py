@@ -238,8 +238,8 @@ class Translator(TextSubmitter, TextScorer):
         That of a head that has learned to align, else the one that calibration has found.
         """
         usual = super().alignment
-        found = self.calibration.attention if self.calibration else None
-        return found if found and usual == AttentionChoice() else usual
+        best = self.calibration.attention if self.calibration else None
+        return best if best and usual == AttentionChoice() else usual
 
     def _attention_for_confidence(self) -> AttentionChoice:
         """What brings the log-probabilities of tokens with it.
@@ -272,6 +272,7 @@ class Translator(TextSubmitter, TextScorer):
         protect: Sequence[str] = (),
         protect_usual: bool = True,
         guards: bool = True,
+        context_sentences: int | None = None,
         **settings: Any,
     ) -> "DocumentTranslation":
         """The translation of a text of several sentences, with its layout and markup.
@@ -290,6 +291,8 @@ class Translator(TextSubmitter, TextScorer):
             units and the like (`text.protection.USUAL`).
           guards: whether loops, copies of the source and the like (`text.guards.MEANINGS`) are
             translated again, and flagged if they stay.
+          context_sentences: sentences before each that the model reads too; None: as many as
+            `data.context_sentences`, with which it was trained.
           **settings: as in `translate_iterable`, but no `n_best`, `attention` and `on_error`;
             `source_lang="auto"` detects the language.
 
@@ -302,7 +305,7 @@ class Translator(TextSubmitter, TextScorer):
         except ModuleNotFoundError as error:
             raise missing_package(error, "documents") from error
         call_settings.check_type("text", text, str, "a string")
-        options = documents.options(glossary, protect, protect_usual, guards)
+        options = documents.options(glossary, protect, protect_usual, guards, context_sentences)
         return documents.translate(self, text, format, options, **settings)
 
     def warmup(

@@ -54,6 +54,51 @@ def define_flags(argv: list[str]) -> list[str]:
     command_line.define_path(
         "output", "-", "FILE", "Where the translations go; - is standard output."
     )
+    _define_document_flags()
+    flags.DEFINE_enum("format", "text", ["text", "jsonl"], "Format of the output.")
+    flags.DEFINE_integer(
+        "n_best", 1, "Hypotheses or samples; above 1 a line of text is `line ||| text ||| score`."
+    )
+    command_line.define_path(
+        "prefixes", "", "FILE", "File: the beginning of each line's translation."
+    )
+    command_line.define_path(
+        "phrases",
+        "",
+        "FILE",
+        "File: phrases that each line's translation contains, separated by tabs.",
+    )
+    command_line.define_path(
+        "score", "", "FILE", "File: translations of the input, to score instead."
+    )
+    flags.DEFINE_bool("per_token", False, "With --score: the log-probability of every token too.")
+    _define_output_flags()
+    flags.DEFINE_integer(
+        "context_sentences",
+        None,
+        "Lines or sentences before each that the model reads too, up to an empty line. Not given: "
+        "as many as config.data.context_sentences, with which it was trained.",
+        0,
+    )
+    flags.DEFINE_integer(
+        "window",
+        WINDOW,
+        "Lines that are read ahead and sorted by length. When a pipe or terminal has no more lines "
+        "at the moment, those that were read are translated without waiting for a full window.",
+        1,
+    )
+    flags.DEFINE_enum(
+        "on_error",
+        "raise",
+        ON_ERROR,
+        "skip: a line whose phrases or prefix do not fit gives an empty translation.",
+    )
+    model_flags.define_ensemble()
+    process_flags.define()
+    return argv
+
+
+def _define_document_flags() -> None:
     flags.DEFINE_bool(
         "document",
         False,
@@ -96,23 +141,9 @@ def define_flags(argv: list[str]) -> list[str]:
         "FILE",
         "With --document: also write each sentence with its translation and flags, as JSON lines.",
     )
-    flags.DEFINE_enum("format", "text", ["text", "jsonl"], "Format of the output.")
-    flags.DEFINE_integer(
-        "n_best", 1, "Hypotheses or samples; above 1 a line of text is `line ||| text ||| score`."
-    )
-    command_line.define_path(
-        "prefixes", "", "FILE", "File: the beginning of each line's translation."
-    )
-    command_line.define_path(
-        "phrases",
-        "",
-        "FILE",
-        "File: phrases that each line's translation contains, separated by tabs.",
-    )
-    command_line.define_path(
-        "score", "", "FILE", "File: translations of the input, to score instead."
-    )
-    flags.DEFINE_bool("per_token", False, "With --score: the log-probability of every token too.")
+
+
+def _define_output_flags() -> None:
     flags.DEFINE_bool("alignment", False, "Add word alignments, `0-0 1-2`, source first.")
     flags.DEFINE_bool(
         "confidence",
@@ -129,22 +160,6 @@ def define_flags(argv: list[str]) -> list[str]:
     flags.DEFINE_integer(
         "attention_head", None, "Head of the attention; -1: the mean of all, as if not given."
     )
-    flags.DEFINE_integer(
-        "window",
-        WINDOW,
-        "Lines that are read ahead and sorted by length. When a pipe or terminal has no more lines "
-        "at the moment, those that were read are translated without waiting for a full window.",
-        1,
-    )
-    flags.DEFINE_enum(
-        "on_error",
-        "raise",
-        ON_ERROR,
-        "skip: a line whose phrases or prefix do not fit gives an empty translation.",
-    )
-    model_flags.define_ensemble()
-    process_flags.define()
-    return argv
 
 
 def run() -> None:

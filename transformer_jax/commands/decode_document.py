@@ -108,7 +108,11 @@ def _options() -> "DocumentOptions":
     from transformer_jax.text import documents
 
     return documents.options(
-        FLAGS.glossary or None, FLAGS.protect, FLAGS.protect_usual, FLAGS.guards
+        FLAGS.glossary or None,
+        FLAGS.protect,
+        FLAGS.protect_usual,
+        FLAGS.guards,
+        FLAGS.context_sentences,
     )
 
 
@@ -117,12 +121,12 @@ def _read(
 ) -> "tuple[Document, SentenceTranslator]":
     """The document, and what translates its sentences."""
     from transformer_jax.text import documents
-    from transformer_jax.text.document import Reading
 
     source_lang = documents.language_of(translator, text, FLAGS.source_lang)
-    reading = Reading(source_lang, "", FLAGS.target_lang, options.protection)
     try:
-        document = documents.read(translator, text, document_format, reading)
+        document = documents.read(
+            translator, text, document_format, options, source_lang, FLAGS.target_lang
+        )
     except UserError as error:
         raise UserError(f"--input={FLAGS.input}: {error}") from error
     return document, documents.sentence_translator(
@@ -207,12 +211,12 @@ def _summarize(translator: Translator, translations: list["SentenceTranslation"]
         ("flagged", [one.flags for one in translations]),
         ("without a term of the glossary", [one.unmet for one in translations]),
     )
-    for name, found in kinds:
-        counts = collections.Counter(itertools.chain.from_iterable(found))
+    for name, problems in kinds:
+        counts = collections.Counter(itertools.chain.from_iterable(problems))
         if counts:
             listed = ", ".join(f"{what} {count}" for what, count in counts.most_common(10))
             where = "" if FLAGS.sentences else "; --sentences=FILE lists them"
             print(
-                f"{sum(map(bool, found)):,} sentences are {name}: {listed}{where}.",
+                f"{sum(map(bool, problems)):,} sentences are {name}: {listed}{where}.",
                 file=sys.stderr,
             )

@@ -20,6 +20,8 @@ from transformer_jax.commands.decode_format import OutputFormat
 from transformer_jax.commands.decode_input import Lines, count_lines, is_stream
 from transformer_jax.commands.decode_output import ResumableOutput
 from transformer_jax.commands.text_output import check_not_overwritten
+from transformer_jax.data import context
+from transformer_jax.data.context import Previous
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.requests import PHRASES_NEED_BEAMS, Request, windows
 from transformer_jax.decoding.scoring import PairScores
@@ -51,6 +53,7 @@ OUTPUT_FLAGS = (
     "confidence",
     "attention_layer",
     "attention_head",
+    "context_sentences",
     "on_error",
 )
 
@@ -149,7 +152,7 @@ def _translation_lines(
         )
 
     output_format = _output_format()
-    requests = output.remaining(request for request, _ in _rows(columns))
+    requests = output.remaining(request for request, _ in _rows(columns, translator))
     results = shared(requests, translate, functools.partial(_ready, columns))
     for number, hypotheses in enumerate(results, start=output.skip):
         if hypotheses[0].error and distributed.is_primary():
@@ -179,32 +182,48 @@ def _score_lines(
         for window in windows(pairs, FLAGS.window, ready):
             sources = [request.text for request, _ in window]
             targets = [target for _, target in window]
-            scores = translator.score_tokens(sources, targets, FLAGS.target_lang, FLAGS.source_lang)
+            contexts = [request.context for request, _ in window]
+            scores = translator.score_tokens(
+                sources, targets, FLAGS.target_lang, FLAGS.source_lang, contexts
+            )
             yield from zip(targets, scores, strict=True)
 
     output_format = _output_format()
-    rows = _rows(columns)
+    rows = _rows(columns, translator)
     pairs = output.remaining((request, target or "") for request, target in rows)
     for target, scores in shared(pairs, score, functools.partial(_ready, columns)):
         yield output_format.score(target, scores)
 
 
-def _rows(columns: dict[str, Lines]) -> Iterator[tuple[Request, str | None]]:
+def _rows(
+    columns: dict[str, Lines], translator: Translator
+) -> Iterator[tuple[Request, str | None]]:
     """For each line of the input, its request and, with --score, the given translation.
+
+    Of a model that reads sentences before a text, an empty line ends a document.
 
     Raises:
       UserError: a file has fewer lines than another, or the glossary is wrong.
     """
-    terms = read_glossary()
+    num_context = context.num_sentences(
+        translator.config.data, translator.tokenizers, FLAGS.context_sentences
+    )
+    terms, before = read_glossary(), Previous[str](num_context)
     for number, values in enumerate(itertools.zip_longest(*columns.values()), start=1):
         row = dict(zip(columns, values, strict=True))
         ended = next((name for name, value in row.items() if value is None), None)
         if ended:
             raise UserError(f"--{ended} ends before line {number}, but other files have that line.")
         phrases = row.get("phrases", "").split(PHRASE_SEPARATOR)
+        text = row["input"]
         request = Request(
-            row["input"], row.get("prefixes", ""), tuple(filter(None, phrases)), number
+            text,
+            row.get("prefixes", ""),
+            tuple(filter(None, phrases)),
+            context=before.items,
+            line=number,
         )
+        before.add(text.strip())
         yield terms.request(request) if terms else request, row.get("score")
 
 

@@ -61,7 +61,7 @@ def run(
         measured["stand_ins_copied"] = copied
     if chosen:
         measured["equal_words_linked"] = chosen[1]
-    found = Calibration(
+    fitted = Calibration(
         sentence,
         word,
         stand_ins,
@@ -70,14 +70,14 @@ def run(
         measured,
     )
     if distributed.is_primary():
-        calibration.write(found, FLAGS.workdir)
-        _print(found)
+        calibration.write(fitted, FLAGS.workdir)
+        _print(fitted)
     return measured
 
 
-def describe(found: Calibration) -> list[str]:
+def describe(fitted: Calibration) -> list[str]:
     """What a calibration is worth, in lines."""
-    measured = found.measured
+    measured = fitted.measured
     lines = [
         f"calibrated on {measured['num_sentences']:,.0f} sentences, cross-validated",
         f"  sentences: expected chrF within {100 * measured['sentence_calibration_error']:.1f} "
@@ -85,14 +85,14 @@ def describe(found: Calibration) -> list[str]:
         f"  words: probability within {100 * measured['word_calibration_error']:.1f} points; finds "
         f"wrong words with AUROC {measured['wrong_word_auroc']:.3f}",
     ]
-    if found.stand_ins:
+    if fitted.stand_ins:
         lines.append(
-            f"  copies {100 * measured['stand_ins_copied']:.0f}% of {', '.join(found.stand_ins)}"
+            f"  copies {100 * measured['stand_ins_copied']:.0f}% of {', '.join(fitted.stand_ins)}"
         )
     else:
         lines.append("  no words that it copies were found, so others take the place of names")
-    if found.attention:
-        one = found.attention
+    if fitted.attention:
+        one = fitted.attention
         head = "mean of the heads" if one.head is None else f"head {one.head}"
         when = "reads" if one.shift else "writes"
         lines.append(
@@ -102,5 +102,5 @@ def describe(found: Calibration) -> list[str]:
     return lines
 
 
-def _print(found: Calibration) -> None:
-    print(*describe(found), f"wrote {epath.Path(FLAGS.workdir) / NAME}", sep="\n")
+def _print(fitted: Calibration) -> None:
+    print(*describe(fitted), f"wrote {epath.Path(FLAGS.workdir) / NAME}", sep="\n")

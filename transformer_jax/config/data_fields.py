@@ -77,6 +77,12 @@ class DataConfig:
         at_least=0,
         former=0.0,
     )
+    context_sentences: int = setting(
+        0,
+        "Sentences before a source that the model reads too. The corpora are documents then, "
+        "sentence by sentence, with an empty pair between two of them.",
+        at_least=0,
+    )
     batching: Batching = setting(
         "pack",
         "pack: several sentences share a row; bucket: one sentence a row, of similar lengths.",

@@ -20,7 +20,7 @@ import numpy as np
 
 from transformer_jax import paths
 from transformer_jax.config import DataConfig
-from transformer_jax.data import cache_manifest, remote_cache, token_links
+from transformer_jax.data import cache_manifest, context, remote_cache, token_links
 from transformer_jax.data.permutation import make_key
 from transformer_jax.data.sources import Corpus, cache_folder
 from transformer_jax.data.token_links import TokenLinks
@@ -86,29 +86,40 @@ class _Inputs:
             digest.update(sampling.encode())
         if self.has_links:
             digest.update(b"links")
+        if self.config.context_sentences:
+            size = f"context {self.config.context_sentences} {self.config.max_len}"
+            digest.update(size.encode())
         for c in self.corpora:
             digest.update(f"{c.fingerprint} {c.source_lang} {c.target_lang}".encode())
         is_local = self.config.cache_dir and not paths.is_remote(self.config.cache_dir)
         root = Path(self.config.cache_dir if is_local else cache_folder())
         return root / "tokens" / digest.hexdigest()
 
+    def context_adder(self) -> context.ContextAdder:
+        """What finds the sentences before each source of a corpus."""
+        count = self.config.context_sentences
+        separator = self.tokenizers.context_separator() if count else -1
+        return context.ContextAdder(count, separator, self.config.max_len - 1)
+
     def encode(
-        self, texts: Sequence[str], side: int, chunk_number: int, prefix: list[int]
+        self, texts: Sequence[str], side: int, chunk_number: int, num_tags: int
     ) -> list[list[int]]:
-        """Token ids of the texts of a chunk; `side` is 0 for the source, 1 for the target."""
+        """Token ids of the texts of a chunk, without the `num_tags` of their languages.
+
+        `side` is 0 for the source, 1 for the target.
+        """
         tokenizer = (self.tokenizers.source, self.tokenizers.target)[side]
         if self.seed is None:
             ids = tokenizer.encode_batch(texts)
         else:
             chunk_seed = int(make_key(self.seed, chunk_number, side) >> np.uint64(32))
             ids = tokenizer.sample_batch(texts, self.config.subword_sampling, chunk_seed)
-            max_tokens = self.config.max_len - 1 - len(prefix)
+            max_tokens = self.config.max_len - 1 - num_tags
             ids = [
                 sampled if len(sampled) <= max_tokens else tokenizer.encode(text)
                 for sampled, text in zip(ids, texts, strict=True)
             ]
-        # An empty sentence gets no prefix: with one it would look like a sentence with content.
-        return [prefix + i if i else i for i in ids]
+        return ids
 
 
 def tokenize_corpora(
@@ -249,9 +260,15 @@ def _write(folder: Path, inputs: _Inputs) -> None:
         if inputs.config.target_language_tags:
             prefixes = inputs.tokenizers.language_tags(corpus.source_lang, corpus.target_lang)
         size = 0
+        with_context = inputs.context_adder()
         for chunk in _chunks(corpus.read()):
             for side, texts in enumerate(zip(*chunk, strict=True)):
-                writers[side].add(inputs.encode(texts, side, chunk_number, prefixes[side]))
+                tags = prefixes[side]
+                ids = inputs.encode(texts, side, chunk_number, len(tags))
+                if side == 0:
+                    writers[side].add(list(with_context(ids, tags)))
+                else:
+                    writers[side].add([tags + one if one else [] for one in ids])
             chunk_number += 1
             size += len(chunk)
         corpus_sizes.append(size)
@@ -267,7 +284,14 @@ def _write_links(folder: Path, inputs: _Inputs) -> None:
     logging.info("aligning the tokens of %s pairs", np.load(folder / "corpus_sizes.npy").sum())
     sides = [TokenizedSide(*_flat_arrays(folder, name)) for name in ("source", "target")]
     sentences = [[side[i] for i in range(len(side.offsets) - 1)] for side in sides]
+    # Targets are of the sentences alone, so that those before them have no links.
+    before = np.zeros(len(sentences[0]), np.uint16)
+    if inputs.config.context_sentences:
+        separator = inputs.tokenizers.context_separator()
+        before[:] = [context.num_before(ids, separator) for ids in sentences[0]]
+        sentences[0] = [ids[n:] for ids, n in zip(sentences[0], before, strict=True)]
     links = token_links.align(sentences[0], sentences[1], inputs.tokenizers)
+    links.tokens[:, 0] += np.repeat(before, np.diff(links.offsets))
     np.save(folder / "links_tokens.npy", links.tokens)
     np.save(folder / "links_offsets.npy", links.offsets)
 

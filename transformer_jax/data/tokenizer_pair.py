@@ -14,6 +14,7 @@ from etils import epath
 
 from transformer_jax import paths
 from transformer_jax.config import ModelConfig
+from transformer_jax.data import context
 from transformer_jax.data.foreign_tokenizers import JsonTokenizer, VocabularyTokenizer
 from transformer_jax.data.tokenizer import Tokenizer, TokenizerState
 from transformer_jax.errors import UserError
@@ -95,6 +96,20 @@ class TokenizerPair:
         tags = filter(self._is_tag, self.source.tokens(range(self.source.vocab_size)))
         codes = (tag[len(before) : len(tag) - len(after)] for tag in tags)
         return sorted(code for code in codes if re.fullmatch(self.tags.pattern, code))
+
+    def context_separator(self) -> int:
+        """Id of the token after each sentence before a source (`data.context`).
+
+        Raises:
+          UserError: the tokenizer has none.
+        """
+        separator = self.source.token_id(context.SEPARATOR)
+        if separator == self.source.unk_id:
+            raise UserError(
+                f"The tokenizer has no token {context.SEPARATOR}: this model was not trained with "
+                "config.data.context_sentences, so it reads no sentences before a text."
+            )
+        return separator
 
     def _tag_id(self, tokenizer: Tokenizer, language: str) -> int:
         tag = self.tags.token(language)

@@ -8,6 +8,7 @@ import sentencepiece
 from etils import epath
 
 from transformer_jax.config import DataConfig
+from transformer_jax.data import context
 from transformer_jax.data.sources import Corpus
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
@@ -31,6 +32,8 @@ def make_tokenizers(config: DataConfig, corpora: Sequence[Corpus]) -> TokenizerP
     if config.target_language_tags:
         tags = sorted({LanguageTags().token(corpus.target_lang) for corpus in corpora})
 
+    separator = [context.SEPARATOR] if config.context_sentences else []
+
     def texts(*sides: int) -> Iterator[str]:
         normalize = [_normalizer(rule) for rule in rules]
         for corpus in corpora:
@@ -40,10 +43,10 @@ def make_tokenizers(config: DataConfig, corpora: Sequence[Corpus]) -> TokenizerP
                     yield normalize[side](text)
 
     if config.shared_vocab:
-        trained = [_train(config, config.vocab_size, texts(0, 1), tags)] * 2
+        trained = [_train(config, config.vocab_size, texts(0, 1), [*tags, *separator])] * 2
     else:
         trained = [
-            _train(config, config.vocab_size, texts(0), tags),
+            _train(config, config.vocab_size, texts(0), [*tags, *separator]),
             _train(config, config.target_vocab_size or config.vocab_size, texts(1), []),
         ]
     models = [_with_rule(model, rule) for model, rule in zip(trained, rules, strict=True)]

@@ -115,7 +115,7 @@ class BatchTranslator:
         seeds: Any = np.zeros(batch.rows, np.uint32)
         num_hypotheses: Any = np.ones(batch.rows, np.int32)
         for row, (text, row_phrases) in enumerate(zip(texts, wanted, strict=True)):
-            least, most = text.settings.length_limits(len(text.source), self.max_len)
+            least, most = text.settings.length_limits(text.own_length, self.max_len)
             min_lens[row], max_lens[row] = least, max(most, text.min_output(row_phrases))
             num_free[row], seeds[row] = text.num_target_tags, text.seed
             num_hypotheses[row] = text.settings.num_hypotheses
@@ -194,13 +194,13 @@ class BatchTranslator:
             head=choice.head,
         )
         for row, (text, hypotheses) in enumerate(zip(texts, results, strict=True)):
-            source = text.source[text.num_source_tags : -1]
+            source = text.source[text.num_before : -1]
             first, num_tokens = text.num_target_tags, len(hypotheses[0].ids)
             weights, log_probs = explanation.attention[row], explanation.log_probs[row]
             # An output that was cut at its limit has no step that reads its last token.
             steps = np.arange(first + choice.shift, first + choice.shift + num_tokens)
             steps = np.minimum(steps, len(weights) - 1)
-            columns = slice(text.num_source_tags, text.num_source_tags + len(source))
+            columns = slice(text.num_before, text.num_before + len(source))
             hypotheses[0] = dataclasses.replace(
                 hypotheses[0],
                 source_tokens=tuple(self.tokenizers.source.tokens(source)),

@@ -282,6 +282,7 @@ class Engine:
         target_lang: str = "",
         batch_tokens: int = 4096,
         source_lang: str = "",
+        contexts: Sequence[Sequence[str]] = (),
     ) -> list[PairScores]:
         """Teacher-forced scores of pairs, in order; too long sides are cut, with a message.
 
@@ -295,7 +296,7 @@ class Engine:
                 except UserError as error:
                     raise item_error(error, place_of(text, index, name)) from error
         scorer = self._pair_scorer(params, target_lang, source_lang)
-        return scorer.score(sources, targets, batch_tokens)
+        return scorer.score(sources, targets, batch_tokens, contexts)
 
     def submit_pair(
         self,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from transformer_jax.data import context
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding import long_texts, phrases
 from transformer_jax.decoding.phrases import OneOf, Phrase
@@ -34,6 +35,8 @@ class Request:
     prefix: str = ""  # what the translation begins with
     # What the translation has to contain; one string is one phrase.
     phrases: Sequence[str | OneOf] = ()
+    # Sentences before it, of a model that was trained with `data.context_sentences`.
+    context: Sequence[str] = ()
     # Its number in a file, for messages; None: messages name its index in the list of texts.
     line: int | None = dataclasses.field(default=None, compare=False)
 
@@ -43,6 +46,9 @@ class Request:
         if not isinstance(phrases, Sequence) or isinstance(phrases, bytes):
             raise UserTypeError(f"`phrases` is {described(phrases)}, not a list of strings.")
         object.__setattr__(self, "phrases", tuple(phrases))  # so that requests can be hashed
+        if not isinstance(self.context, Sequence) or isinstance(self.context, str | bytes):
+            raise UserTypeError(f"`context` is {described(self.context)}, not a list of strings.")
+        object.__setattr__(self, "context", tuple(self.context))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,6 +72,7 @@ def read_requests(
     for item in items:
         request = item if isinstance(item, Request) else Request(item)
         parts = {"": request.text, ".prefix": request.prefix}
+        parts |= {f".context[{number}]": text for number, text in enumerate(request.context)}
         for number, phrase in enumerate(request.phrases):
             name = f".phrases[{number}]"
             if isinstance(phrase, OneOf):
@@ -151,8 +158,19 @@ class EncodedText:
     settings: TranslationSettings
     prefix: tuple[int, ...] = ()  # what the output begins with, language tags included
     phrases: tuple[Phrase, ...] = ()
-    num_source_tags: int = 0
+    num_source_tags: int = 0  # the first ones of `source`
+    num_context: int = 0  # tokens of sentences before it, after the tags
     num_target_tags: int = 0  # at the beginning of `prefix`
+
+    @property
+    def num_before(self) -> int:
+        """Tokens of `source` before those of the text."""
+        return self.num_source_tags + self.num_context
+
+    @property
+    def own_length(self) -> int:
+        """Tokens of `source` without those of the sentences before it."""
+        return len(self.source) - self.num_context
 
     @property
     def seed(self) -> int:
@@ -192,6 +210,24 @@ class RequestEncoder:
         encoded = self.tokenizers.source.encode_batch(texts)
         return [[*self._source_tags, *ids] if ids else [] for ids in encoded]
 
+    def with_context(self, ids: list[int], before: Sequence[str]) -> tuple[list[int], int]:
+        """Ids with those of sentences before them, as far as there is room; and their number.
+
+        Args:
+          ids: of a text, with its tags.
+          before: sentences; empty ones are left out.
+
+        Raises:
+          UserError: the model reads no sentences before a text.
+        """
+        if not ids or not any(before):
+            return ids, 0
+        separator = self.tokenizers.context_separator()
+        encoded = filter(None, self.tokenizers.source.encode_batch(before))
+        added = context.joined_ids(list(encoded), separator, len(ids), self.max_len - 1)
+        num_tags = len(self._source_tags)
+        return [*ids[:num_tags], *added, *ids[num_tags:]], len(added)
+
     def empty_text(self, settings: TranslationSettings) -> EncodedText:
         """An empty text with the language tags that every text has."""
         return self._encoded([*self._source_tags], settings, len(self._source_tags))
@@ -216,7 +252,9 @@ class RequestEncoder:
         self, request: Request, ids: list[int], settings: TranslationSettings
     ) -> list[EncodedText]:
         limit = self.max_len - 1  # the end symbol needs a position
-        num_tags = len(self._source_tags)
+        num_tags, num_context = len(self._source_tags), 0
+        if len(ids) <= limit:
+            ids, num_context = self.with_context(ids, request.context)
         parts = [ids] if ids else []
         if len(ids) > limit:
             num_tags += self.tokenizers.begins_with_tag(ids[num_tags:])
@@ -231,12 +269,14 @@ class RequestEncoder:
             parts = [tags + part for part in bodies]
         if not parts:
             return []
-        texts = [self._encoded(part, settings, num_tags) for part in parts]
+        texts = [self._encoded(part, settings, num_tags, num_context) for part in parts]
         return [self._with_output(texts[0], request), *texts[1:]]
 
-    def _encoded(self, ids: list[int], settings: TranslationSettings, num_tags: int) -> EncodedText:
-        tags = tuple(self.target_tags)
-        return EncodedText((*ids, self._source_eos), settings, tags, (), num_tags, len(tags))
+    def _encoded(
+        self, ids: list[int], settings: TranslationSettings, num_tags: int, num_context: int = 0
+    ) -> EncodedText:
+        tags, source = tuple(self.target_tags), (*ids, self._source_eos)
+        return EncodedText(source, settings, tags, (), num_tags, num_context, len(tags))
 
     def _with_output(self, text: EncodedText, request: Request) -> EncodedText:
         """`text` with the prefix and phrases of `request`."""

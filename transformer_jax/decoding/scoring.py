@@ -57,7 +57,11 @@ class PairScorer:
     score_batch: Callable[[Batch, Sequence[Pair]], list[TokenScores]]
 
     def score(
-        self, sources: Sequence[str], targets: Sequence[str], batch_tokens: int
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        batch_tokens: int,
+        contexts: Sequence[Sequence[str]] = (),
     ) -> list[PairScores]:
         """Scores of each pair, in order; too long sides are cut, with a message.
 
@@ -65,8 +69,9 @@ class PairScorer:
           sources: texts.
           targets: as many texts.
           batch_tokens: positions in a batch on one device.
+          contexts: sentences before each source; empty: none have any.
         """
-        pairs = self._encode(sources, targets)
+        pairs = self._encode(sources, targets, contexts)
         lengths = [max(len(source), len(target)) for source, target in pairs]
         limits = self.encoder.max_len, batch_tokens, self.num_devices
         results: dict[int, PairScores] = {}
@@ -119,12 +124,23 @@ class PairScorer:
         """Numbers of rows that batches of `submit` may have, rising."""
         return batching.all_row_options(length, batch_tokens, self.num_devices)
 
-    def _encode(self, sources: Sequence[str], targets: Sequence[str]) -> list[Pair]:
+    def _encode(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        contexts: Sequence[Sequence[str]] = (),
+    ) -> list[Pair]:
         """Ids of each pair, cut to what the model reads."""
         ids, limit, num_cut = self.ids, self.encoder.max_len - 1, 0
         pairs = []
         target_ids = self.encoder.tokenizers.target.encode_batch(list(targets))
-        for source, text in zip(self.encoder.source_ids(sources), target_ids, strict=True):
+        source_ids = self.encoder.source_ids(sources)
+        if contexts:
+            source_ids = [
+                self.encoder.with_context(one, before)[0]
+                for one, before in zip(source_ids, contexts, strict=True)
+            ]
+        for source, text in zip(source_ids, target_ids, strict=True):
             target = [*self.encoder.target_tags, *text]
             num_cut += max(len(source), len(target)) > limit
             pairs.append(([*source[:limit], ids.source_eos], [*target[:limit], ids.target_eos]))

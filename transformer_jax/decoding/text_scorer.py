@@ -1,6 +1,6 @@
 """Scores of given translations: `score` and `score_tokens` of a `Translator`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
 from transformer_jax.decoding import call_settings
@@ -31,6 +31,7 @@ class TextScorer:
         targets: Iterable[str],
         target_lang: str = "",
         source_lang: str = "",
+        contexts: Sequence[Sequence[str]] = (),
     ) -> list[float]: ...
     def score(
         self,
@@ -38,6 +39,7 @@ class TextScorer:
         targets: str | Iterable[str],
         target_lang: str = "",
         source_lang: str = "",
+        contexts: Sequence[Sequence[str]] = (),
     ) -> float | list[float]:
         """Natural log-probability of each target with its end, without length penalty.
 
@@ -46,13 +48,15 @@ class TextScorer:
           targets: a translation of each.
           target_lang: of a multilingual model; "": the config's.
           source_lang: of a multilingual model that needs it; "": the config's.
+          contexts: the sentences before each source, of a model that was trained with
+            `data.context_sentences`; (): there are none.
 
         Raises:
           UserError: an item that is no text, or not one target for each source.
         """
         if isinstance(sources, str) and isinstance(targets, str):
-            return self.score([sources], [targets], target_lang, source_lang)[0]
-        pairs = self.score_tokens(sources, targets, target_lang, source_lang)
+            return self.score([sources], [targets], target_lang, source_lang, contexts)[0]
+        pairs = self.score_tokens(sources, targets, target_lang, source_lang, contexts)
         return [pair.log_prob for pair in pairs]
 
     def score_tokens(
@@ -61,6 +65,7 @@ class TextScorer:
         targets: Iterable[str],
         target_lang: str = "",
         source_lang: str = "",
+        contexts: Sequence[Sequence[str]] = (),
     ) -> list[PairScores]:
         """As `score` of several texts, with the log-probability of every token."""
         call_settings.check_list("sources", sources, "strings")
@@ -68,6 +73,15 @@ class TextScorer:
         sources, targets = list(sources), list(targets)
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources cannot be scored with {len(targets)} targets.")
+        if contexts and len(contexts) != len(sources):
+            raise UserError(
+                f"{len(contexts)} contexts are not one for each of {len(sources)} sources."
+            )
         return self.engine.score(
-            self.params, sources, targets, target_lang, source_lang=source_lang
+            self.params,
+            sources,
+            targets,
+            target_lang,
+            source_lang=source_lang,
+            contexts=contexts,
         )

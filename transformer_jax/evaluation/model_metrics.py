@@ -7,6 +7,7 @@ from typing import cast
 
 from transformer_jax import distributed
 from transformer_jax.config import DataConfig, DecodeConfig
+from transformer_jax.data import context
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.requests import Request
@@ -69,15 +70,21 @@ def evaluate(
       The scores, and the best hypothesis of each pair, in order.
     """
     references = [reference for _, reference in pairs]
-    # Messages name a text by its line, of whichever process.
     requests = distributed.local_share(
-        [Request(source, line=number) for number, (source, _) in enumerate(pairs, start=1)]
+        _requests([source for source, _ in pairs], engine.config.data.context_sentences)
     )
     local_pairs = distributed.local_share(pairs)
     sources = [source for source, _ in local_pairs]
     targets = [reference for _, reference in local_pairs]
     scored = distributed.gather_shares(
-        engine.score(params, sources, targets, target_lang, source_lang=source_lang)
+        engine.score(
+            params,
+            sources,
+            targets,
+            target_lang,
+            source_lang=source_lang,
+            contexts=[request.context for request in requests],
+        )
     )
     settings = TranslationSettings(decode, 1, target_lang, source_lang, attention)
     tokens = sum(pair.num_tokens for pair in scored)
@@ -96,3 +103,12 @@ def evaluate(
         **dataclasses.asdict(scores),
     )
     return evaluation, outputs
+
+
+def _requests(sources: Sequence[str], num_context: int) -> list[Request]:
+    """The sources, with their lines for messages, and the sentences before each."""
+    before = context.previous((source.strip() for source in sources), num_context)
+    return [
+        Request(source, context=texts, line=number)
+        for number, (source, texts) in enumerate(zip(sources, before, strict=True), start=1)
+    ]

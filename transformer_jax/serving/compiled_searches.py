@@ -39,7 +39,7 @@ class CompiledSearches:
       has_retries: whether there are searches for texts that a guard catches.
 
     Attributes:
-      own: the settings of each search that clients may ask for; {} is the model's own.
+      searches: the settings of each search that clients may ask for; {} is the model's own.
       retries: those of searches for texts that a guard catches.
 
     Raises:
@@ -54,7 +54,7 @@ class CompiledSearches:
         has_retries: bool,
     ):
         self._translator, self._can_align = translator, can_align
-        self.own: tuple[Mapping[str, Any], ...] = ({}, *searches)
+        self.searches: tuple[Mapping[str, Any], ...] = ({}, *searches)
         self.retries = tuple(filter(self._is_possible, RETRIES)) if has_retries else ()
         self._compiled = {self._program_key(settings) for settings, _ in self.to_compile()}
         # Checking settings takes longer than all else of a request.
@@ -71,7 +71,7 @@ class CompiledSearches:
     def to_compile(self) -> Iterator[tuple[TranslationSettings, tuple[Phrase, ...]]]:
         """Settings of all searches, with phrases where texts may have some."""
         for alignment in (False, True) if self._can_align else (False,):
-            for search in self.own:
+            for search in self.searches:
                 numbers = {name: value for name, value in search.items() if name != "n_best"}
                 n_best = search.get("n_best", 1)
                 settings = self._unchecked(Job((), None, n_best, alignment, search=numbers))
@@ -163,6 +163,6 @@ class CompiledSearches:
         names = (
             ", ".join(f"{name}={value}" for name, value in search.items())
             or "the model's own search"
-            for search in self.own
+            for search in self.searches
         )
         return "; ".join(names)

@@ -11,8 +11,8 @@ from transformer_jax.serving.errors import ServiceError
 from transformer_jax.serving.jobs import Job
 from transformer_jax.serving.served_model import ServedModel
 from transformer_jax.serving.submitted import Submitted, cancel, translations_in_order
-from transformer_jax.text import documents, formats
-from transformer_jax.text.document import Document, Reading, SentenceTranslation
+from transformer_jax.text import documents
+from transformer_jax.text.document import Document, SentenceTranslation
 from transformer_jax.text.documents import DocumentOptions, TranslatedSentence
 from transformer_jax.text.sentence_translator import Part, Preparer, join
 from transformer_jax.text.words import words_of
@@ -79,9 +79,16 @@ class ServedText:
     def __init__(self, text: str, model: ServedModel, languages: tuple[str, str], wanted: Wanted):
         self.model, self._text, self._wanted = model, text, wanted
         source_lang, target_lang = self._languages = languages
-        reading = Reading(source_lang, wanted.splitting, target_lang, wanted.options.protection)
         try:
-            self._document: Document = formats.read(text, wanted.format, reading)
+            self._document: Document = documents.read(
+                model.translator,
+                text,
+                wanted.format,
+                wanted.options,
+                source_lang,
+                target_lang,
+                wanted.splitting,
+            )
             self._preparer: Preparer = documents.preparer(
                 model.translator,
                 wanted.options,
@@ -153,9 +160,9 @@ class ServedText:
     ) -> list[tuple[Translation, SentenceTranslation]]:
         """The translation of each part by another search."""
         submitted = self.model.submit(self._job(parts, 1), search)
-        found = [best async for best in translations_in_order(submitted)]
-        results = self._results(parts, found)
-        return [(best[0], one[0]) for best, one in zip(found, results, strict=True)]
+        again = [best async for best in translations_in_order(submitted)]
+        results = self._results(parts, again)
+        return [(best[0], one[0]) for best, one in zip(again, results, strict=True)]
 
     def _results(
         self, parts: Sequence[Part], hypotheses: Sequence[list[Translation]]

@@ -63,7 +63,7 @@ class ServedModel:
         self._scored_tokens = min(_SCORED_TOKENS, translator.config.decode.batch_tokens)
         self.can_align = translator.alignment is not None
         self._searches = CompiledSearches(translator, searches, self.can_align, has_retries)
-        self.searches, self.retries = self._searches.own, self._searches.retries
+        self.searches, self.retries = self._searches.searches, self._searches.retries
 
     def prepare(self, report: Callable[[int, int], None] = lambda done, total: None) -> int:
         """Compiles all that requests need; returns the number of programs.

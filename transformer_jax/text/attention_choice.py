@@ -32,7 +32,7 @@ def choose(model: Any, pairs: Sequence[tuple[str, str]]) -> tuple[AttentionChoic
     Returns:
       The attention, and the share of equal words that it links with each other.
     """
-    with_equal = [(pair, found) for pair in pairs if (found := equal_words(*pair))]
+    with_equal = [(pair, places) for pair in pairs if (places := equal_words(*pair))]
     scores: dict[AttentionChoice, list[tuple[int, float]]] = {}
     num_words = 0
     for (source, target), places in with_equal[:_MOST_PAIRS]:
@@ -46,10 +46,10 @@ def choose(model: Any, pairs: Sequence[tuple[str, str]]) -> tuple[AttentionChoic
         return None
     shares = {
         choice: (
-            sum(right for right, _ in found) / num_words,
-            float(np.mean([coverage for _, coverage in found])),
+            sum(right for right, _ in results) / num_words,
+            float(np.mean([coverage for _, coverage in results])),
         )
-        for choice, found in scores.items()
+        for choice, results in scores.items()
     }
     best = max(shares, key=lambda choice: sum(shares[choice]))
     return best, shares[best][0]

@@ -119,11 +119,11 @@ def _cross_validated(features: np.ndarray, targets: np.ndarray, folds: np.ndarra
 def words_in_reference(text: str, reference: str) -> np.ndarray:
     """`[words]`: 1 where the reference has a word of the text too, as often as it does; else 0."""
     left = collections.Counter(words_of(reference))
-    found = []
+    is_there = []
     for word in words_of(text):
-        found.append(float(left[word] > 0))
+        is_there.append(float(left[word] > 0))
         left[word] -= 1
-    return np.array(found)
+    return np.array(is_there)
 
 
 def find_stand_ins(

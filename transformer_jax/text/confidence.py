@@ -49,9 +49,9 @@ def fit(features: np.ndarray, targets: np.ndarray) -> Logistic:
         penalized = np.append(weights[:-1], 0)
         return cross_entropy + _PENALTY * penalized @ penalized, gradient + 2 * _PENALTY * penalized
 
-    found = optimize.minimize(loss, np.zeros(inputs.shape[1]), jac=True, method="L-BFGS-B").x
-    weights = found[:-1] / scale
-    return Logistic(tuple(map(float, weights)), float(found[-1] - mean @ weights))
+    solution = optimize.minimize(loss, np.zeros(inputs.shape[1]), jac=True, method="L-BFGS-B").x
+    weights = solution[:-1] / scale
+    return Logistic(tuple(map(float, weights)), float(solution[-1] - mean @ weights))
 
 
 def sentence_features(translation: Translation) -> np.ndarray:
@@ -70,8 +70,8 @@ def word_features(translation: Translation) -> np.ndarray:
     rows = []
     for start, end in word_spans(translation.text):
         tokens = np.unique(owners[start:end])
-        own = log_probs[tokens[tokens >= 0]] if (tokens >= 0).any() else log_probs
-        rows.append([np.exp(own.sum()), own.mean(), own.min(), sentence])
+        of_word = log_probs[tokens[tokens >= 0]] if (tokens >= 0).any() else log_probs
+        rows.append([np.exp(of_word.sum()), of_word.mean(), of_word.min(), sentence])
     return np.array(rows).reshape(-1, 4)
 
 

@@ -168,7 +168,7 @@ class _Words:
             self._place(best, pattern.sub(mark, best.text, count=1), source_place)
             return
         # A word that attends to the stand-in more than to anything else is its translation.
-        own = [
+        translations = [
             word
             for word in self._words
             if not word.is_placed
@@ -176,8 +176,8 @@ class _Words:
             and word.weights[source_place] > 0
             and word.weights[source_place] >= word.weights.max()
         ]
-        if own:
-            best = max(own, key=lambda word: word.weights[source_place])
+        if translations:
+            best = max(translations, key=lambda word: word.weights[source_place])
             self._place(best, mark, source_place)
             return
         number = self._number_after(source_place)

@@ -8,6 +8,7 @@ from typing import Any
 
 from scipy import sparse
 
+from transformer_jax.data import context
 from transformer_jax.decoding.translation import Confidence
 from transformer_jax.text import sentences as sentence_splitting
 from transformer_jax.text import tag_transfer, tagged_text, word_links
@@ -27,12 +28,14 @@ class Reading:
       splitting: into sentences, as of `sentences.split`; "": as the format has it.
       target_language: code of that of the translation, which is written in some formats.
       protection: what no translation may change.
+      context_sentences: sentences before each that the model reads too.
     """
 
     language: str
     splitting: str = ""
     target_language: str = ""
     protection: Protection = NO_PROTECTION
+    context_sentences: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +46,13 @@ class DocumentSentence:
       text: with a space for each white space, and with marks.
       has_markup: whether there is markup in its paragraph.
       marks: of its document.
+      context: sentences before it that the model reads too, without marks.
     """
 
     text: str
     has_markup: bool
     marks: Marks = dataclasses.field(default_factory=Marks, compare=False, repr=False)
+    context: tuple[str, ...] = ()
 
     @property
     def plain(self) -> str:
@@ -143,6 +148,13 @@ class Document:
         self.sentences = [
             sentence for part in self._parts if not isinstance(part, str) for sentence in part.shown
         ]
+        if reading.context_sentences:
+            plain = (sentence.plain for sentence in self.sentences)
+            before = context.previous(plain, reading.context_sentences)
+            self.sentences = [
+                dataclasses.replace(sentence, context=texts)
+                for sentence, texts in zip(self.sentences, before, strict=True)
+            ]
 
     @property
     def has_markup(self) -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from transformer_jax.data import context
 from transformer_jax.decoding import WINDOW
 from transformer_jax.errors import UserError
 from transformer_jax.text import formats, glossary, languages, protection
@@ -30,11 +31,14 @@ class DocumentOptions:
       glossary: terms that translations have to contain.
       protection: what translations may not change.
       guards: whether translations are checked, and caught ones searched again.
+      context_sentences: sentences before each that the model reads too; None: as many as it was
+        trained with.
     """
 
     glossary: Glossary | None = None
     protection: Protection = NO_PROTECTION
     guards: bool = True
+    context_sentences: int | None = None
 
 
 def options(
@@ -42,6 +46,7 @@ def options(
     protect: Sequence[str] = (),
     protect_usual: bool = True,
     guards: bool = True,
+    context_sentences: int | None = None,
 ) -> DocumentOptions:
     """Options, as a caller gives them.
 
@@ -50,12 +55,13 @@ def options(
       protect: regular expressions of what translations may not change.
       protect_usual: whether what is usual may not change either.
       guards: whether translations are checked.
+      context_sentences: as of `DocumentOptions`.
 
     Raises:
       UserError: the glossary or a regular expression is wrong.
     """
     protected = protection.of(protect, protect_usual)
-    return DocumentOptions(glossary.of(glossary_of), protected, guards)
+    return DocumentOptions(glossary.of(glossary_of), protected, guards, context_sentences)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,20 +101,39 @@ class DocumentTranslation:
     source_lang: str = ""
 
 
-def read(model: Any, text: str, format: str, reading: Reading) -> Document:
-    """Reads a document for a model; the languages are the model's where `reading` has none.
+def read(
+    model: Any,
+    text: str,
+    format: str,
+    options: DocumentOptions,
+    source_lang: str = "",
+    target_lang: str = "",
+    splitting: str = "",
+) -> Document:
+    """Reads a document for a model.
+
+    Args:
+      model: a `Translator`.
+      text: of the document.
+      format: a name of `formats.READERS`.
+      options: of the document.
+      source_lang: of a multilingual model; "": the model's own.
+      target_lang: of a multilingual model; "": the model's own.
+      splitting: into sentences, as of `Reading`.
 
     Raises:
-      UserError: as of `formats.read`.
+      UserError: as of `formats.read`; or the model reads no sentences before another.
     """
     data = model.config.data
     return formats.read(
         text,
         format,
-        dataclasses.replace(
-            reading,
-            language=reading.language or data.source_lang,
-            target_language=reading.target_language or data.target_lang,
+        Reading(
+            source_lang or data.source_lang,
+            splitting,
+            target_lang or data.target_lang,
+            options.protection,
+            context.num_sentences(data, model.tokenizers, options.context_sentences),
         ),
     )
 
@@ -210,17 +235,17 @@ def translate(
     Raises:
       UserError: as of `formats.read` and `SentenceTranslator.translate`.
     """
-    settings["source_lang"] = language_of(model, text, settings.get("source_lang", ""))
-    reading = Reading(
-        settings["source_lang"], splitting, settings.get("target_lang", ""), options.protection
+    source_lang = settings["source_lang"] = language_of(
+        model, text, settings.get("source_lang", "")
     )
-    document = read(model, text, format, reading)
+    target_lang = settings.get("target_lang", "")
+    document = read(model, text, format, options, source_lang, target_lang, splitting)
     translator = sentence_translator(model, options, **settings)
     translations = list(translator.translate(document.sentences, window))
     return DocumentTranslation(
         document.join(translations),
         tuple(map(translated, document.sentences, translations)),
-        reading.language or model.config.data.source_lang,
+        source_lang or model.config.data.source_lang,
     )
 
 

@@ -90,7 +90,7 @@ class Glossary:
     def find(self, text: str) -> list[Term]:
         """The terms in a text, each once, in its order. Of terms that overlap, the longest."""
         words, place = words_of(text), 0
-        found: list[Term] = []
+        terms: list[Term] = []
         while place < len(words):
             best = max(
                 (entry for entry in self._entries(words[place]) if entry.begins(words[place:])),
@@ -98,9 +98,9 @@ class Glossary:
                 default=None,
             )
             if best:
-                found.append(best.term)
+                terms.append(best.term)
             place += len(best.words) if best else 1
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(terms))
 
     def _entries(self, word: str) -> "Iterator[_Entry]":
         """Those that may begin with a word, which may be longer than theirs."""

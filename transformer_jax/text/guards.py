@@ -85,7 +85,7 @@ class Guards:
             return (EMPTY,)
         source_words, words = words_of(source), words_of(translation)
         is_other_language = not self.source_lang or self.source_lang != self.target_lang
-        found = {
+        checks = {
             LOOP: _has_loop(source, source_words, translation, words),
             COPY: is_other_language and _is_copy(source_words, words),
             SHORT: _size(translation) < _SHORTEST * _size(source) - _SLACK / 3,
@@ -93,7 +93,7 @@ class Guards:
             SCRIPT: self._has_other_script(source_words, words),
             UNKNOWN: translation.count(_UNKNOWN_MARK) > source.count(_UNKNOWN_MARK),
         }
-        return tuple(name for name, is_wrong in found.items() if is_wrong)
+        return tuple(name for name, is_wrong in checks.items() if is_wrong)
 
     def _has_other_script(self, source_words: Sequence[str], words: Sequence[str]) -> bool:
         """Whether many letters are of no script of the language, in words that are not copied."""

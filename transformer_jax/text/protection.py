@@ -54,7 +54,7 @@ class Marks:
     """
 
     def __init__(self, text: str = ""):
-        self._taken = {char for char in text + html.unescape(text) if is_mark(char)}
+        self._in_text = {char for char in text + html.unescape(text) if is_mark(char)}
         self._next = ord(FIRST_MARK)
         self._plain: dict[int, str] = {}
         self._raw: dict[int, str] = {}
@@ -66,7 +66,7 @@ class Marks:
           plain: what it is.
           raw: the same as it is in the document.
         """
-        while chr(self._next) in self._taken:
+        while chr(self._next) in self._in_text:
             self._next += 1
         if self._next > ord(LAST_MARK):
             return ""
@@ -103,19 +103,19 @@ class Protection:
     def find(self, text: str) -> Iterator[tuple[int, int, bool]]:
         """(first character, end, whether it is shown) of each part, in order."""
         pattern = _pattern(self.shown, self.hidden)
-        found: list[tuple[int, int, bool]] = []
+        parts: list[tuple[int, int, bool]] = []
         for match in pattern.finditer(text) if pattern else ():
             start, end = match.span()
             is_shown = match.lastgroup == "shown"
             if is_shown:
                 start, end = _with_letters_around(text, start, end)
-            if found and start <= found[-1][1] and is_shown and found[-1][2]:
-                start = found.pop()[0]  # parts that touch are one word
-            elif found:
-                start = max(start, found[-1][1])
+            if parts and start <= parts[-1][1] and is_shown and parts[-1][2]:
+                start = parts.pop()[0]  # parts that touch are one word
+            elif parts:
+                start = max(start, parts[-1][1])
             if start < end:
-                found.append((start, end, is_shown))
-        return iter(found)
+                parts.append((start, end, is_shown))
+        return iter(parts)
 
     def apply(
         self, items: Sequence[Item], escape: Callable[[str], str], marks: Marks

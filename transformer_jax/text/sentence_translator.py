@@ -88,7 +88,7 @@ class Preparer:
 
     def _part(self, sentence: DocumentSentence, shown: Shown) -> Part:
         needs_links = self.has_links or sentence.has_markup or bool(shown.marks)
-        request = Request(shown.text)
+        request = Request(shown.text, context=sentence.context)
         too_long: tuple[Phrase, ...] = ()
         if self.glossary:
             request, too_long = self._with_room(self.glossary.request(request))
@@ -230,8 +230,8 @@ class SentenceTranslator:
         for search in RETRIES:
             caught = [number for number in range(num_given, len(parts)) if results[number].flags]
             again = [number for number in caught if self._is_possible(search, parts[number])]
-            found = self._search([parts[number] for number in again], search)
-            for number, result in zip(again, found, strict=True):
+            outputs = self._search([parts[number] for number in again], search)
+            for number, result in zip(again, outputs, strict=True):
                 if len(result.flags) < len(results[number].flags):
                     results[number] = result
         yield from (results[number] for number in range(num_given, len(parts)))

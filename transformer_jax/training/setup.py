@@ -158,6 +158,8 @@ def _tokenizer_settings(config: Config) -> dict[str, Any]:
         "tokenizer_model",
     )
     settings = {name: getattr(config.data, name) for name in names}
+    if config.data.context_sentences:
+        settings["context_sentences"] = config.data.context_sentences
     # A tokenizer that was adopted with a model is not one that would be trained here.
     return {**settings, "init_from": config.train.init_from}
 

@@ -167,7 +167,7 @@ class CTranslate2BatchRunner:
         A call has one limit of the length. Texts that reach their own are searched again with it.
         """
         limits = [
-            max(t.settings.length_limits(len(t.source), self.max_len)[1], t.min_output(()))
+            max(t.settings.length_limits(t.own_length, self.max_len)[1], t.min_output(()))
             for t in texts
         ]
         results = self._call(texts, max(limits))
@@ -274,8 +274,8 @@ class CTranslate2BatchRunner:
         choice = texts[0].settings.attention
         assert choice is not None
         for text, translations, result, scores in zip(texts, results, forced, scored, strict=True):
-            best, source = translations[0], text.source[text.num_source_tags : -1]
-            columns = slice(text.num_source_tags, text.num_source_tags + len(source))
+            best, source = translations[0], text.source[text.num_before : -1]
+            columns = slice(text.num_before, text.num_before + len(source))
             rows = result.attention[0][text.num_target_tags :]
             # An output that was cut at its limit has no step that reads its last token.
             rows = (rows + rows[-1:])[choice.shift :] if choice.shift else rows
