@@ -32,6 +32,15 @@ TABLE = [
     ("It is about 3.14", "159 or so", "It is about"),
     ("It is about 3.", "14 or so", "It is about"),
     ("It is about 3,", "000 or so", "It is about"),
+    ("It is about 3 0", "00 or so", "It is about"),
+    ("It is about 3 ", "000 or so", "It is about"),
+    ("It is all of 123 456", " 789 of it", "It is all of"),
+    ("It was in 1999 ", "300 times", "It was in 1999"),  # two numbers
+    ("It was room 12 3", "00.5 or so", "It was room"),
+    ("It was room 12 3", "4 or so", "It was room 12"),
+    # The first half, where the second has no place between words.
+    ("To a, b 1234567.8901", "23 or so", "To a, b"),
+    ("To abcdefghijklmnopq", "rst or so", "To"),
     ("Read this at www.a.", "com", "Read this at"),
     ("Read this page of hers at a.com/b?c=d,e;", "f", "Read this page of hers at"),
     ("He saw it (cf. e.g. a boo", "k of hers)", "He saw it (cf. e.g. a"),
@@ -68,7 +77,7 @@ def test_long_texts_are_never_cut_within_characters():
     character = ["<0xE4>", "<0xB8>", "<0x80>"]
     assert [len(part) // 6 for part in cut("", 8, character * 4)] == [6, 6]
     assert cut("ab. Cd. Ef", 100) == ["ab. Cd. Ef"]
-    assert len(cut("", 2, character * 2)) == 3  # no part holds a character
+    assert len(cut("", 2, character * 2)) == 4  # no part holds a character
     assert cut("", 1, ["▁a", "b.", "▁c"]) == ["a", "b.", "c"]
 
 

@@ -165,3 +165,14 @@ def test_texts_that_are_not_of_their_format_are_refused(client):
         answer = client.post("/v1/translate", json={"texts": ["one", text], "format": format})
         assert answer.status_code == 400
         assert message in answer.json()["error"]["message"]
+    texts = ['msgid "one"\nmsgstr ""\n', "msgid nothing"]
+    answer = client.post("/v1/translate", json={"texts": texts, "format": "po"})
+    assert answer.json()["error"]["item"] == 1
+
+
+def test_the_language_of_texts_is_detected_where_the_client_says_so(client):
+    got = translate(client, "one two", source_lang="auto")
+    assert got["source_lang"] == "en"
+    assert got["text"] == translate(client, "one two")["text"]
+    single = {"texts": ["one two"], "format": "sentence", "source_lang": "auto"}
+    assert client.post("/v1/translate", json=single).status_code == 400

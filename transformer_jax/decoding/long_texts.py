@@ -1,8 +1,9 @@
 """Texts longer than the model reads: where they are cut, and how translations of parts are joined.
 
 A cut is in the second half of the longest part that fits. The end of a sentence is best, then the
-end of a clause, a comma, a space between words, and any other place. Of equal places the last one
-is chosen.
+end of a clause, a comma, and a space between words. Of equal places the last one is chosen. Where
+that half has none of them, the last one of the first half is; only a word or number that is longer
+than a part is cut itself.
 """
 
 import functools
@@ -18,7 +19,10 @@ _MARKS = (".!?…。！？．｡؟۔।॥։።។၊།༎။", ";:；：؛፤"
 _CLOSERS = "\"'”’»)]}）」』】〉》〕］｝＂＇"  # belong to the text before them
 SENTENCE, CLAUSE, COMMA, WORD, ANYWHERE, NEVER = range(6)
 _SPACE = "▁"  # as SentencePiece writes it
-_CONTEXT = 12  # characters before a place that are considered
+_CONTEXT = 12  # characters on each side of a place that are considered
+# Digits in groups with spaces between them, such as 1 000 000.
+_BEGIN_OF_GROUPS = re.compile(rf"(?<![\w.,])\d{{1,3}}(?:{_SPACE}\d{{3}})*$")
+_NEXT_GROUP = re.compile(r"\d{3}(?!\w)")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a character without a token of its own, in UTF-8
 
 
@@ -35,7 +39,9 @@ def split_ids(ids: Sequence[int], tokens: Sequence[str], limit: int) -> list[lis
     parts, start = [], 0
     while len(ids) - start > limit:
         cut, best = start + limit, NEVER + 1
-        for i in range(start + limit, start + limit // 2, -1):  # of equal places the last
+        for i in range(start + limit, start, -1):  # of equal places the last
+            if i <= start + limit // 2 and best <= WORD:
+                break
             kind = _kind_of_place(texts, i, cased)
             if kind < best:
                 cut, best = i, kind
@@ -74,7 +80,7 @@ def _kind_of_place(texts: Sequence[str], i: int, cased: bool) -> int:
     if not texts[i]:
         return NEVER  # within a character
     before = "".join(texts[max(0, i - _CONTEXT) : i])[-_CONTEXT:]
-    after = "".join(texts[i : i + 2])
+    after = "".join(texts[i : i + _CONTEXT])[:_CONTEXT]
     spaced = before.endswith(_SPACE) or after.startswith(_SPACE)
     before, after = before.rstrip(_SPACE), after.lstrip(_SPACE)
     if not before or not after:
@@ -85,6 +91,8 @@ def _kind_of_place(texts: Sequence[str], i: int, cased: bool) -> int:
             return NEVER
         if after[0] in _CLOSERS or any(after[0] in marks for marks in _MARKS):
             return ANYWHERE
+    if spaced and _BEGIN_OF_GROUPS.search(before) and _NEXT_GROUP.match(after):
+        return ANYWHERE
     unspaced = not separates_words(before[-1] + after[0])
     if not (spaced or unspaced) or (not spaced and _within_number(before, after)):
         return ANYWHERE

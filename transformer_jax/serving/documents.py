@@ -54,12 +54,14 @@ class Finished:
     Attributes:
       translations: of the text, best first; scores are the sums of those of its sentences.
       sentences: each with its best translation.
+      source_lang: language of the text.
       alignment: words of the text, words of its translation, and links (source word, word); None:
         it was not asked for.
     """
 
     translations: list[Translation]
     sentences: list[TranslatedSentence]
+    source_lang: str
     alignment: tuple[list[str], list[str], list[tuple[int, int]]] | None = None
 
 
@@ -69,7 +71,8 @@ class ServedText:
     Args:
       text: of the client.
       model: that translates it.
-      languages: of the text and of its translation, as the model calls them.
+      languages: of the text and of its translation, as the model calls them; the first may be
+        `auto`.
       wanted: by the client.
 
     Raises:
@@ -78,8 +81,9 @@ class ServedText:
 
     def __init__(self, text: str, model: ServedModel, languages: tuple[str, str], wanted: Wanted):
         self.model, self._text, self._wanted = model, text, wanted
-        source_lang, target_lang = self._languages = languages
+        source_lang, target_lang = languages
         try:
+            source_lang = documents.language_of(model.translator, text, source_lang)
             self._document: Document = documents.read(
                 model.translator,
                 text,
@@ -99,8 +103,13 @@ class ServedText:
             )
         except UserError as error:
             raise ServiceError(400, f"The text: {error}") from error
+        self._languages = (source_lang, target_lang)
         self._groups = self._preparer.parts(self._document.sentences)
         self._submitted: Submitted = []
+
+    @property
+    def _source_lang(self) -> str:
+        return self._languages[0] or self.model.translator.config.data.source_lang
 
     @property
     def _parts(self) -> list[Part]:
@@ -180,7 +189,8 @@ class ServedText:
     ) -> Finished:
         """The text's translations; a sentence with fewer than others repeats its last one."""
         if not results:
-            return Finished([dataclasses.replace(join_parts([]), text=self._text)], [])
+            untranslated = dataclasses.replace(join_parts([]), text=self._text)
+            return Finished([untranslated], [], self._source_lang)
         translations: list[Translation] = []
         best: list[SentenceTranslation] = []
         for rank in range(max(map(len, results))):
@@ -197,6 +207,7 @@ class ServedText:
         return Finished(
             translations,
             [*map(documents.translated, self._document.sentences, best)],
+            self._source_lang,
             self._alignment(best) if self._wanted.alignment else None,
         )
 
@@ -218,6 +229,24 @@ class ServedText:
             source_words += map(sentence.marks.plain, words_of(sentence.text))
             words += map(sentence.marks.plain, words_of(translation.text))
         return source_words, words, links
+
+
+def read(
+    texts: Sequence[str], model: ServedModel, languages: tuple[str, str], wanted: Wanted
+) -> list[ServedText]:
+    """Texts of the same languages.
+
+    Raises:
+      ServiceError: as of `ServedText`, with the number of the text.
+    """
+    served = []
+    for number, text in enumerate(texts):
+        try:
+            served.append(ServedText(text, model, languages, wanted))
+        except ServiceError as error:
+            error.item = number
+            raise
+    return served
 
 
 def submit(texts: Sequence[ServedText]) -> None:

@@ -49,6 +49,7 @@ from transformer_jax.serving.v1_fields import (
 )
 from transformer_jax.text import documents as text_documents
 from transformer_jax.text import sentences as sentence_splitting
+from transformer_jax.text.documents import AUTO
 
 router = fastapi.APIRouter(prefix="/v1", tags=["v1"])
 _ERRORS: Any = errors_as(ErrorAnswer)
@@ -81,7 +82,8 @@ async def translate(request: fastapi.Request) -> Response:
     """
     client = client_of(request)
     body = await read_body(request, TranslateRequest)
-    model = service_of(request).model(body.model, body.source_lang, body.target_lang)
+    source_lang = "" if body.source_lang == AUTO else body.source_lang
+    model = service_of(request).model(body.model, source_lang, body.target_lang)
     model.check_size(body.texts)
     num_chars = sum(map(len, body.texts))
     is_sentences = body.format == "sentence"
@@ -145,7 +147,7 @@ def _submit_documents(model: ServedModel, body: Any, client: str) -> _Answers:
         body.timeout_ms,
     )
     languages = (body.source_lang, body.target_lang)
-    texts = [documents.ServedText(text, model, languages, wanted) for text in body.texts]
+    texts = documents.read(body.texts, model, languages, wanted)
     documents.submit(texts)
 
     async def answers() -> AsyncIterator[Callable[[], TranslationAnswer]]:
@@ -164,6 +166,7 @@ def _search(body: Any) -> dict[str, Any]:
 def _document_answer(finished: Finished) -> TranslationAnswer:
     """The JSON of a text of several sentences."""
     answer = _answer(finished.translations)
+    answer.source_lang = finished.source_lang
     if finished.alignment:
         answer.source_words, answer.words, answer.alignment = finished.alignment
     answer.sentences = [

@@ -38,6 +38,11 @@ class TimedRequest(Request):
 
 
 class _TranslateFields(TimedRequest):
+    source_lang: str = pydantic.Field(
+        "",
+        max_length=64,
+        description="Language of the texts; auto: that of each is detected, but not of sentences.",
+    )
     texts: list[str] = pydantic.Field(
         min_length=1, description="Texts, which are translated sentence by sentence."
     )
@@ -139,6 +144,9 @@ class TranslationAnswer(pydantic.BaseModel):
     log_prob: float | None = pydantic.Field(description="Of all tokens and the end.")
     tokens: list[str]
     alternatives: list[Alternative] = []
+    source_lang: str | None = pydantic.Field(
+        default=None, description="Language of the text; of formats other than sentence."
+    )
     source_words: list[str] | None = None
     words: list[str] | None = None
     alignment: list[tuple[int, int]] | None = pydantic.Field(
