@@ -15,8 +15,8 @@ ROOT = Path(__file__).parent.parent / "transformer_jax"
 # package may be imported by packages that the rest of it imports.
 ORDER = [
     "errors", "units", "config", "paths", "ops", "model", "data", "distributed", "runs",
-    "evaluation.bleu_tokenizers", "decoding", "evaluation", "interop", "training", "diagnostics",
-    "own_corpus", "text", "api", "serving", "plotting", "configs", "commands",
+    "evaluation.bleu_tokenizers", "decoding", "evaluation", "text", "interop", "training",
+    "diagnostics", "own_corpus", "api", "serving", "plotting", "configs", "commands",
 ]  # fmt: skip
 
 

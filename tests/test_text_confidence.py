@@ -174,6 +174,21 @@ def test_the_command_calibrates_a_run(calibrated):
     assert translator.alignment in (fitted.attention, AttentionChoice())
 
 
+def test_a_calibration_goes_with_its_model(calibrated, tmp_path, caplog):
+    run = calibrated[1]
+    fitted = calibration.read(run)
+    done = transformer_jax("bundle", f"--workdir={run}", f"--output={tmp_path / 'one.bundle'}")
+    assert not done.returncode, done.stderr
+    assert Translator.load(tmp_path / "one.bundle").calibration == fitted
+    assert not caplog.records
+    # That of another checkpoint may be wrong.
+    calibration.write(dataclasses.replace(fitted, checkpoint_step=7), tmp_path)
+    assert calibration.read(tmp_path, step=7) is not None
+    assert not caplog.records
+    assert calibration.read(tmp_path, step=8) is not None
+    assert "is of step 7, and this checkpoint of step 8" in caplog.text
+
+
 def test_translations_come_with_their_confidence(calibrated, translator):
     model = Translator.load(calibrated[1])
     texts = ["one two three", "four", ""]

@@ -121,8 +121,7 @@ class Translator(TextSubmitter, TextScorer):
         translator = cls(
             model.config, model.tokenizers, model.params, model.step, others, processors
         )
-        if not others and epath.Path(path).is_dir():
-            translator.calibration = calibration.read(path)
+        translator.calibration = None if others else model.calibration
         return translator
 
     @overload

@@ -20,6 +20,10 @@ from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
 from transformer_jax.interop import pretrained
 from transformer_jax.interop.ctranslate2 import reading, writing
+from transformer_jax.interop.export import export_model
+from transformer_jax.interop.sample_text import SampleText
+from transformer_jax.text.calibration import Calibration
+from transformer_jax.text.confidence import Logistic
 
 SENTENCES = [source for source, _ in digit_pairs(20, seed=9)]
 # What CTranslate2 does; the settings of both sides are the same.
@@ -138,6 +142,50 @@ def test_ctranslate2_engine_has_the_attention_of_the_last_layer_but_one(tokenize
         np.testing.assert_allclose(one.attention, other.attention, atol=1e-5)
     with pytest.raises(UserError, match="all heads of decoder layer 0 only, not of layer -1"):
         theirs.translate("one", attention=AttentionChoice(-1))
+
+
+@pytest.mark.parametrize(
+    "choice", [AttentionChoice(1, 2, True), AttentionChoice(0, 1), AttentionChoice(1, None, True)]
+)
+def test_ctranslate2_engine_has_the_attention_that_was_calibrated(tokenizers, tmp_path, choice):
+    model = random_model(tokenizers)  # of two layers of four heads
+    data = dataclasses.replace(model.config.data, max_len=model.config.model.max_len)
+    config = dataclasses.replace(model.config, data=data)
+    logistic = Logistic((0.0,) * 4, 0.0)
+    measured = Calibration(logistic, logistic, ("x",), choice)
+    model = dataclasses.replace(model, config=config, calibration=measured)
+    text = SampleText(tuple(SENTENCES))
+    export_model(model, "ctranslate2", tmp_path / "random", text, say=lambda line: None)
+    ours = Translator(config, tokenizers, model.params)
+    theirs = Translator.load(tmp_path / "random")
+    assert theirs.calibration == measured
+    # A single head has become the first one.
+    exported = dataclasses.replace(choice, head=None if choice.head is None else 0)
+    assert theirs.alignment == exported
+    requests = [Request(text, "eins zwei") for text in SENTENCES[:4]]
+    for one, other in zip(
+        theirs.translate(requests, attention=exported, **SEARCH),
+        ours.translate(requests, attention=choice, **SEARCH),
+        strict=True,
+    ):
+        assert one.ids == other.ids
+        np.testing.assert_allclose(one.attention, other.attention, atol=1e-5)
+        np.testing.assert_allclose(one.token_log_probs, other.token_log_probs, atol=1e-4)
+
+
+def test_ctranslate2_engine_translates_documents_as_ours(ours, theirs):
+    text = "<p>one <b>two</b> {x} three. four <i>six</i></p><p translate=no>one</p>"
+    for guards in (False, True):  # caught ones are searched again by what CTranslate2 can do
+        got, want = (
+            model.translate_document(text, "html", guards=guards, **SEARCH)
+            for model in (theirs, ours)
+        )
+        assert len(got.sentences) == len(want.sentences) == 2
+        assert got.text.count("{x}") == got.text.count("<b>") == 1
+        if not guards:
+            assert got == want
+    with pytest.raises(UserError, match=r"glossary.*CTranslate2"):
+        theirs.translate_document(text, "html", glossary=[("one", "eins")])
 
 
 def test_ctranslate2_engine_scores_as_ours(ours, theirs):

@@ -39,7 +39,7 @@ def client(served):
 def test_export_is_served_as_python_translates(client, served):
     for settings in ({}, {"beam_size": 1}, {"beam_size": 3, "length_penalty": 1.5}):
         body = {"texts": TEXTS, **settings, "n_best": settings.get("beam_size", 2)}
-        answer = client.post("/v1/translate", json=body)
+        answer = client.post("/v1/translate", json={**body, "format": "sentence"})
         assert answer.status_code == 200, answer.text
         want = served.translator.translate(**body)
         for got, best in zip(answer.json()["translations"], want, strict=True):
@@ -49,7 +49,8 @@ def test_export_is_served_as_python_translates(client, served):
 
 
 def test_export_links_words_scores_and_streams(client, served):
-    answer = client.post("/v1/translate", json={"texts": TEXTS, "alignment": True}).json()
+    body = {"texts": TEXTS, "alignment": True, "guards": False}
+    answer = client.post("/v1/translate", json=body).json()
     for text, one in zip(TEXTS, answer["translations"], strict=True):
         assert one["source_words"] == text.split()
         assert [word for _, word in one["alignment"]] == list(range(len(one["words"])))
@@ -57,7 +58,8 @@ def test_export_links_words_scores_and_streams(client, served):
     scores = client.post("/v1/score", json={"pairs": pairs}).json()["scores"]
     want = served.translator.score(*zip(*pairs, strict=True))
     assert [one["log_prob"] for one in scores] == pytest.approx(want, abs=1e-4)
-    with client.stream("POST", "/v1/translate", json={"texts": TEXTS, "stream": True}) as stream:
+    body = {"texts": TEXTS, "stream": True, "format": "sentence"}
+    with client.stream("POST", "/v1/translate", json=body) as stream:
         lines = [line for line in stream.iter_lines() if line.startswith("data: ")]
     events = [json.loads(line.removeprefix("data: ")) for line in lines]
     assert [e["text"] for e in events[:-1]] == [one["text"] for one in answer["translations"]]
@@ -103,6 +105,8 @@ def test_export_without_the_usual_attention_links_no_words(served, monkeypatch):
     other.prepare()
     assert client.get("/v1/models").json()["models"][0]["alignment"] is False
     assert client.post("/v1/translate", json={"texts": ["one"]}).status_code == 200
-    answer = client.post("/v1/translate", json={"texts": ["one"], "alignment": True})
-    assert answer.status_code == 400
-    assert "has the attention of" in answer.json()["error"]["message"]
+    for format in ("sentence", "txt"):
+        body = {"texts": ["one"], "alignment": True, "format": format}
+        answer = client.post("/v1/translate", json=body)
+        assert answer.status_code == 400
+        assert "gives no attention that links words" in answer.json()["error"]["message"]

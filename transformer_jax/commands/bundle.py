@@ -57,6 +57,8 @@ def run() -> None:
     sentence = model_card.example(text) if text else "A sentence to translate."
     program = usage_examples.bundle(path.name, sentence)
     card = model_card.compose(facts, model, "bundle", program)
-    digest = bundle.write(path, model.config, model.tokenizers, model.params, facts, card)
+    digest = bundle.write(
+        path, model.config, model.tokenizers, model.params, facts, card, model.calibration
+    )
     size = units.size(path.stat().st_size)
     print(f"wrote {path}: {size}, checkpoint of step {model.step}, SHA-256 {digest}")

@@ -128,7 +128,11 @@ def load_with_facts() -> "tuple[Pretrained, ModelFacts]":
     translator = load_translator()
     assert isinstance(translator.params, dict)  # one model, not an ensemble
     model = Pretrained(
-        translator.config, translator.tokenizers, translator.params, translator.checkpoint_step
+        translator.config,
+        translator.tokenizers,
+        translator.params,
+        translator.checkpoint_step,
+        translator.calibration,
     )
     facts = model_card.collect_facts(FLAGS.workdir, model, FLAGS.checkpoint, FLAGS.licence)
     return model, facts

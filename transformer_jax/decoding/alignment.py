@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from transformer_jax.config import ModelConfig
+from transformer_jax.config import Config, ModelConfig
 from transformer_jax.errors import UserError
+from transformer_jax.model.transformer import alignment_head
 
 WORD_START = "▁"
 
@@ -40,6 +41,18 @@ class AttentionChoice:
             raise UserError(f"There is no decoder layer {self.layer}; the model has {depth}.")
         if self.head is not None and not 0 <= self.head < heads:
             raise UserError(f"There is no head {self.head}; a layer has {heads}.")
+
+
+def of_model(config: Config, measured: AttentionChoice | None = None) -> AttentionChoice:
+    """The head that `train.alignment_weight` has taught to align.
+
+    Args:
+      config: of the model.
+      measured: what is best of a model without such a head; None: the default.
+    """
+    if not config.train.alignment_weight:
+        return measured or AttentionChoice()
+    return AttentionChoice(*alignment_head(config.model.num_decoder_layers), shift=True)
 
 
 def words_of(tokens: Sequence[str]) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
-from transformer_jax.decoding import batching, ranking
+from transformer_jax.decoding import alignment, batching, ranking
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.batch_functions import DeviceParams
 from transformer_jax.decoding.batch_runner import ScoreBatch, TranslateBatch
@@ -21,7 +21,7 @@ from transformer_jax.decoding.programs import Programs, matmul_precision, with_c
 from transformer_jax.decoding.requests import PHRASES_NEED_BEAMS
 from transformer_jax.decoding.scoring import Pair, TokenScores
 from transformer_jax.decoding.search_settings import TranslationSettings
-from transformer_jax.model.transformer import Params, alignment_head
+from transformer_jax.model.transformer import Params
 from transformer_jax.ops import platforms
 from transformer_jax.ops.platforms import compute_dtype
 from transformer_jax.runs import digests
@@ -79,9 +79,7 @@ class JaxBatchRunner:
     @property
     def alignment(self) -> AttentionChoice:
         """The head that has learned to align; else the default."""
-        if not self._config.train.alignment_weight:
-            return AttentionChoice()
-        return AttentionChoice(*alignment_head(self.models[0].num_decoder_layers), shift=True)
+        return alignment.of_model(self._config)
 
     @property
     def step_rows(self) -> float:

@@ -32,6 +32,8 @@ from transformer_jax.interop.huggingface import tensor_files
 from transformer_jax.interop.model_facts import ModelFacts
 from transformer_jax.model.transformer import Params, init_params
 from transformer_jax.runs.directory_kinds import BUNDLE_BEGIN, BUNDLE_KEY, HEADER_START
+from transformer_jax.text import calibration as calibration_lib
+from transformer_jax.text.calibration import Calibration
 
 VERSION = 1
 _NO_DIGEST = b"0" * 64  # in its place while the digest is computed
@@ -57,6 +59,7 @@ class Bundle(NamedTuple):
     tokenizers: TokenizerPair
     params: Params
     facts: ModelFacts
+    calibration: Calibration | None
 
 
 def write(
@@ -66,6 +69,7 @@ def write(
     params: Params,
     facts: ModelFacts,
     card: str = "",
+    calibration: Calibration | None = None,
 ) -> str:
     """Writes a bundle; the file gets its name when it is complete.
 
@@ -74,6 +78,7 @@ def write(
       config, tokenizers, params: the model. Parameters keep their type.
       facts: about the model.
       card: the text of its model card.
+      calibration: of the model, if it was calibrated.
 
     Returns:
       The SHA-256 digest of the file.
@@ -88,6 +93,7 @@ def write(
         "written_by": f"transformer_jax {__version__}",
         "facts": dataclasses.asdict(facts),
         "card": card,
+        "calibration": calibration_lib.to_json(calibration) if calibration else None,
         "config": json.loads(to_json(config)),
         "tokenizers": _tokenizer_files(tokenizers),
     }
@@ -157,7 +163,10 @@ def read(path: epath.PathLike) -> Bundle:
         params = jax.tree_util.tree_map_with_path(
             lambda key, leaf: _read_array(path, file, _name(key), leaf), target
         )
-        return Bundle(config, tokenizers, params, ModelFacts.from_json(manifest["facts"]))
+        facts = ModelFacts.from_json(manifest["facts"])
+        text = manifest.get("calibration")  # earlier versions wrote none
+        calibration = calibration_lib.from_json(text, f"{path}, calibration") if text else None
+        return Bundle(config, tokenizers, params, facts, calibration)
 
 
 def _name(key: jax.tree_util.KeyPath) -> str:

@@ -27,9 +27,11 @@ from transformer_jax.interop.model_facts import ModelFacts
 from transformer_jax.interop.parity import Examples, Peer, Reference
 from transformer_jax.interop.pretrained import Pretrained
 from transformer_jax.interop.sample_text import SampleText
+from transformer_jax.text import calibration
 
 PARITY_SENTENCES = 100
 NO_LIMIT = 100.0  # the largest BLEU
+CALIBRATED = ("marian", "ctranslate2")  # formats whose exports `Translator.load` reads
 
 Say = Callable[[str], None]
 MakePeer = Callable[[epath.Path, Reference, Examples], Peer]
@@ -77,6 +79,8 @@ def export_model(
             before = exporter.translate(peer)
             peer = exporter.write(temporary, quantization)
             exporter.judge(quantization, before, exporter.translate(peer), max_bleu_loss)
+        if model.calibration and format_name in CALIBRATED:
+            calibration.write(model.calibration, temporary)
         facts = facts or ModelFacts(output.resolve().name, "a model", model.step)
         model_card.write_readme(
             temporary, facts, model, format_name, text, exporter.notes, exporter.results
@@ -222,7 +226,7 @@ def _write_ctranslate2(
         tokens = model.tokenizers.target.tokens(model.config.decode.suppressed_ids)
         say(f"pass suppress_sequences={[[token] for token in tokens]} to translate_batch")
     ctranslate2_writing.write_directory(
-        folder, model.config, model.tokenizers, params, quantization
+        folder, model.config, model.tokenizers, params, quantization, model.attention
     )
     return functools.partial(CTranslate2Peer, quantization=quantization)
 

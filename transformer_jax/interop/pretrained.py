@@ -9,6 +9,8 @@ from etils import epath
 from transformer_jax import paths
 from transformer_jax.config import Config, validate
 from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.decoding import alignment
+from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.errors import UserError
 from transformer_jax.interop import bundle
 from transformer_jax.interop.ctranslate2 import reading as reading_ct2
@@ -17,6 +19,8 @@ from transformer_jax.model.transformer import Params, init_params
 from transformer_jax.runs import directory_kinds
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.params import load_params
+from transformer_jax.text import calibration
+from transformer_jax.text.calibration import Calibration
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +31,13 @@ class Pretrained:
     tokenizers: TokenizerPair
     params: Params
     step: int  # of the checkpoint; 0 for a Hugging Face directory
+    calibration: Calibration | None = None  # None: it was not calibrated
+
+    @property
+    def attention(self) -> AttentionChoice:
+        """That which links words best."""
+        measured = self.calibration.attention if self.calibration else None
+        return alignment.of_model(self.config, measured)
 
 
 def read_config(path: epath.PathLike) -> Config:
@@ -71,16 +82,19 @@ def load(
         _refuse_checkpoint(path, checkpoint, "a bundle")
         stored = bundle.read(path)
         adapted = _adapted(stored.config, config)
-        return Pretrained(adapted, stored.tokenizers, stored.params, stored.facts.step)
+        return Pretrained(
+            adapted, stored.tokenizers, stored.params, stored.facts.step, stored.calibration
+        )
     if directory_kinds.is_hugging_face(path):
         _refuse_checkpoint(path, checkpoint, "a Hugging Face directory")
         imported, tokenizers, params = reading.read_directory(path, allow_pickle)
-        return Pretrained(_adapted(imported, config), tokenizers, params, 0)
+        adapted = _adapted(imported, config)
+        return Pretrained(adapted, tokenizers, params, 0, calibration.read(path))
     config = validate(config or workdir_lib.read_config(path))
     tokenizers = workdir_lib.read_tokenizers(path)
     target = jax.eval_shape(lambda: init_params(config.model, jax.random.key(0)))
     params, step = load_params(path, checkpoint, config.checkpoint, target)
-    return Pretrained(config, tokenizers, params, step)
+    return Pretrained(config, tokenizers, params, step, calibration.read(path, step))
 
 
 def load_ensemble(

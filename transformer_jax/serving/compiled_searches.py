@@ -108,6 +108,8 @@ class CompiledSearches:
 
     def _unchecked(self, job: Job) -> TranslationSettings:
         attention = self._translator.alignment if job.alignment else None
+        if job.alignment and attention is None:
+            raise UserError("`alignment`: this model gives no attention that links words.")
         return self._translator.settings(
             job.n_best, job.target_lang, job.source_lang, attention, job.search
         )

@@ -138,7 +138,7 @@ class ServedText:
             [part.request for part in parts],
             wanted.client,
             n_best,
-            model.can_align and self._preparer.needs_attention(parts),
+            self._preparer.needs_attention(parts) and (model.can_align or wanted.alignment),
             *self._languages,
             wanted.search,
             wanted.timeout_ms,

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import sacrebleu
+from absl import logging
 from etils import epath
 
 from transformer_jax import paths
@@ -190,14 +191,20 @@ def _replaced(text: str, word: str, other: str) -> str:
     return re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", other, text)
 
 
+def to_json(calibration: Calibration) -> str:
+    """Inverse of `from_json`."""
+    return json.dumps(dataclasses.asdict(calibration), indent=2, ensure_ascii=False)
+
+
 def write(calibration: Calibration, folder: epath.PathLike) -> None:
     """Writes `calibration.json`."""
-    text = json.dumps(dataclasses.asdict(calibration), indent=2, ensure_ascii=False)
-    paths.write_atomically(epath.Path(folder) / NAME, text + "\n")
+    paths.write_atomically(epath.Path(folder) / NAME, to_json(calibration) + "\n")
 
 
-def read(folder: epath.PathLike) -> Calibration | None:
+def read(folder: epath.PathLike, step: int | None = None) -> Calibration | None:
     """The calibration of a model; None where its folder has none.
+
+    That of another checkpoint than the one of `step` is given with a warning.
 
     Raises:
       UserError: the file is damaged.
@@ -205,7 +212,16 @@ def read(folder: epath.PathLike) -> Calibration | None:
     path = epath.Path(folder) / NAME
     if not path.exists():
         return None
-    return from_json(path.read_text(), str(path))
+    calibration = from_json(path.read_text(), str(path))
+    if step is not None and step != calibration.checkpoint_step:
+        logging.warning(
+            "%s is of step %d, and this checkpoint of step %d: its confidence may be wrong. Run "
+            "`transformer-jax eval --calibrate` again.",
+            path,
+            calibration.checkpoint_step,
+            step,
+        )
+    return calibration
 
 
 def from_json(text: str, path: str) -> Calibration:

@@ -69,8 +69,7 @@ class CTranslate2BatchRunner:
         head = {num_heads: None, 1: 0}.get(directory.attention_heads, -1)
         if head == -1:
             return None
-        shift = self.config.train.alignment_weight > 0
-        return AttentionChoice(directory.attention_layer, head, shift)
+        return AttentionChoice(directory.attention_layer, head, directory.attention_shift)
 
     def freeze(self) -> None:
         """Nothing is ever compiled."""

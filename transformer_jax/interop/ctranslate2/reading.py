@@ -38,6 +38,7 @@ class Directory:
       adds_source_eos: whether CTranslate2 adds the end symbol to a source.
       attention_layer: decoder layer whose attention comes with translations, from 0.
       attention_heads: how many of its heads, the first ones, are averaged.
+      attention_shift: as of `AttentionChoice`.
     """
 
     path: epath.Path
@@ -48,6 +49,7 @@ class Directory:
     adds_source_eos: bool
     attention_layer: int
     attention_heads: int
+    attention_shift: bool = False
 
 
 def read_directory(path: epath.PathLike) -> Directory:
@@ -60,8 +62,9 @@ def read_directory(path: epath.PathLike) -> Directory:
     variables = model_file.read_variables(folder / "model.bin")
     options = _read_json(folder / "config.json")
     source_tokens, target_tokens = _vocabularies(folder)
+    attention_shift = False
     if (folder / SETTINGS_FILE).exists():
-        config, tokenizers = _read_own(folder)
+        config, tokenizers, attention_shift = _read_own(folder)
     else:
         tokenizers = _tokenizers(folder, options, source_tokens, target_tokens)
         config = _config(folder, options, variables, tokenizers)
@@ -86,6 +89,7 @@ def read_directory(path: epath.PathLike) -> Directory:
         bool(options.get("add_source_eos")),
         layer % decoder.num_decoder_layers,
         variables["decoder/alignment_heads"].number or decoder.num_heads,
+        attention_shift,
     )
 
 
@@ -101,18 +105,18 @@ def _with_possible_search(config: Config, variables: dict[str, Variable]) -> Con
     return dataclasses.replace(config, model=model, data=data, decode=decode)
 
 
-def _read_own(folder: epath.Path) -> tuple[Config, TokenizerPair]:
-    """Config and tokenizers of a directory of `transformer-jax export`."""
+def _read_own(folder: epath.Path) -> tuple[Config, TokenizerPair, bool]:
+    """Config, tokenizers and `attention_shift` of a directory of `transformer-jax export`."""
     path = folder / SETTINGS_FILE
     state = _read_json(path)
     try:
         config = from_json(json.dumps(state["config"]), str(path))
-        state = state["tokenizers"]
+        shift, state = bool(state.get("attention_shift")), state["tokenizers"]
         kinds = {tokenizer["kind"] for tokenizer in state["tokenizers"]}
         sides = ["source"] if state["shared"] else ["source", "target"]
         names = ["tokenizer.json"] if "tokenizers" in kinds else [f"{side}.spm" for side in sides]
         models = [_read_bytes(folder / name) for name in names]
-        return config, TokenizerPair.from_state(state, models)
+        return config, TokenizerPair.from_state(state, models), shift
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error!r}); export the model again.") from error
 

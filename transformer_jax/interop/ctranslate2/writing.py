@@ -11,11 +11,12 @@ from jax.typing import ArrayLike
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.foreign_tokenizers import JsonTokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.decoding import alignment
+from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.interop import capabilities, layout
 from transformer_jax.interop.ctranslate2.reading import SETTINGS_FILE
 
-# Attention that comes with translations: as `AttentionChoice()`, the mean of all heads.
-ALIGNMENT_LAYER, ALL_HEADS = -2, 0
+ALL_HEADS = 0  # as CTranslate2 writes the mean of all
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
 
 
@@ -25,6 +26,7 @@ def write_directory(
     tokenizers: TokenizerPair,
     params: layout.Params,
     quantization: str = "float32",
+    attention: AttentionChoice | None = None,
 ) -> None:
     """Writes `model.bin`, vocabularies, `config.json`, the tokenizers and our own settings.
 
@@ -37,20 +39,23 @@ def write_directory(
       tokenizers: their tokens become the vocabularies.
       params: our parameters.
       quantization: float32, float16 or int8.
+      attention: that comes with translations. CTranslate2 has the mean of the first heads of a
+        layer, so that a single head becomes the first one. None: `alignment.of_model`.
     """
     from ctranslate2.specs import transformer_spec
 
     model = config.model
     capabilities.check("ctranslate2", model)
+    attention = attention or alignment.of_model(config)
+    params = _with_first_head(params, attention, model.num_decoder_layers)
     spec = transformer_spec.TransformerSpec(
         _stack(transformer_spec.TransformerEncoderSpec, model, model.num_encoder_layers),
         _stack(
             transformer_spec.TransformerDecoderSpec,
             model.for_decoder(),
             model.num_decoder_layers,
-            alignment_layer=ALIGNMENT_LAYER if model.num_decoder_layers > 1 else -1,
-            # One that has learned to align is the first.
-            alignment_heads=1 if config.train.alignment_weight else ALL_HEADS,
+            alignment_layer=_layer_number(attention, model.num_decoder_layers),
+            alignment_heads=ALL_HEADS if attention.head is None else 1,
         ),
     )
     _fill(spec, model, params)
@@ -68,13 +73,50 @@ def write_directory(
     spec.optimize(quantization=quantization)
     folder.mkdir(parents=True, exist_ok=True)
     spec.save(str(folder))
-    state = {"config": dataclasses.asdict(config), "tokenizers": tokenizers.state}
+    _write_state(folder, config, tokenizers, attention)
+
+
+def _write_state(
+    folder: epath.Path, config: Config, tokenizers: TokenizerPair, attention: AttentionChoice
+) -> None:
+    """What CTranslate2 does not read: our own settings, and the tokenizers."""
+    source, target = tokenizers.source, tokenizers.target
+    state = {
+        "config": dataclasses.asdict(config),
+        "tokenizers": tokenizers.state,
+        "attention_shift": attention.shift,
+    }
     (folder / SETTINGS_FILE).write_text(json.dumps(state, ensure_ascii=False) + "\n")
     if isinstance(source, JsonTokenizer):
         (folder / "tokenizer.json").write_bytes(source.model)
         return
     (folder / "source.spm").write_bytes(source.model)
     (folder / "target.spm").write_bytes(target.model)
+
+
+def _layer_number(attention: AttentionChoice, num_layers: int) -> int:
+    """From 0; in a decoder of one layer, -2 is that layer."""
+    return max(attention.layer + num_layers, 0) if attention.layer < 0 else attention.layer
+
+
+def _with_first_head(
+    params: layout.Params, attention: AttentionChoice, num_layers: int
+) -> layout.Params:
+    """Parameters whose heads are in another order, which changes nothing but their numbers."""
+    if not attention.head:
+        return params
+    name = f"decoder_layers_{_layer_number(attention, num_layers)}"
+    cross = dict(params[name]["cross_attention"])
+    order = [attention.head, *range(attention.head)]
+    order += range(len(order), np.shape(cross["out"]["kernel"])[0])
+    for part in ("query", "key", "value"):  # kernels are [inputs, heads, head_dim]
+        both = cross[part]
+        cross[part] = {
+            "kernel": np.take(both["kernel"], order, 1),
+            "bias": np.take(both["bias"], order, 0),
+        }
+    cross["out"] = {**cross["out"], "kernel": np.take(cross["out"]["kernel"], order, 0)}
+    return {**params, name: {**params[name], "cross_attention": cross}}
 
 
 def _stack(spec_class: Any, model: ModelConfig, num_layers: int, **further: Any) -> Any:
