@@ -56,7 +56,7 @@ def ours(name: str, folder: str, *flags: str, timeout_ms: float | None = None) -
         name,
         (sys.executable, script, f"--model=m={folder}", "--port={port}", *flags),
         "/v1/translate",
-        lambda text: {"texts": [text], **limit},
+        lambda text: {"texts": [text], "format": "sentence", **limit},
         lambda answer: answer["translations"][0]["text"],
     )
 
