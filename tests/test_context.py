@@ -125,7 +125,15 @@ def test_a_model_learns_from_the_sentence_before(run):
     # What comes with a translation is of the text alone.
     best = translator.translate(texts[3], attention=translator.alignment)
     assert "".join(best.source_tokens).strip("▁") == "again"
-    assert np.asarray(best.attention).shape == (len(best.tokens), len(best.source_tokens))
+    tokenizers, ids = translator.tokenizers, translator.engine.ids
+    before = [*tokenizers.source.encode(DIGITS[3]), tokenizers.context_separator()]
+    source = [*before, *tokenizers.source.encode("again"), ids.source_eos]
+    weights = translator.engine.runner.cross_attention(
+        translator.params, source, [*best.ids, ids.target_eos]
+    )[0].mean(axis=0)  # of the only layer
+    np.testing.assert_allclose(
+        best.attention, weights[: len(best.ids), len(before) : -1], atol=1e-5
+    )
     # Scores know the sentence before too.
     right, wrong = translator.score(
         ["again", "again"], ["drei", "drei"], contexts=[["three"], ["four"]]

@@ -84,14 +84,15 @@ def test_alternatives_scores_and_streams_of_documents(client, model):
 
 
 def test_words_are_linked_as_they_are_in_the_text(client):
-    got = translate(client, "one {x} two.\nthree", alignment=True)
-    assert got["source_words"] == ["one", "{x}", "two", ".", "three"]
+    got = translate(client, "one {x} two.\nthree {y}", alignment=True)
+    assert got["source_words"] == ["one", "{x}", "two", ".", "three", "{y}"]
     assert got["words"] == words_of(got["text"].replace("{x}", "X")) or "{x}" in got["words"]
     assert got["alignment"]
     sources, words = zip(*got["alignment"], strict=True)
     assert max(sources) < len(got["source_words"])
     assert max(words) < len(got["words"])
     assert [1, got["words"].index("{x}")] in got["alignment"]
+    assert [5, got["words"].index("{y}")] in got["alignment"]
 
 
 def test_terms_of_a_request_are_placed_or_said(client):

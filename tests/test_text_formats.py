@@ -9,9 +9,10 @@ import pytest
 pytest.importorskip("sentencex")
 pytest.importorskip("markdown_it")
 
-from tests.test_text_documents import identity, reversed_words, shown
+from tests.test_text_documents import MARKDOWN, PAGE, TEXT, identity, reversed_words, shown
 from tests.test_text_documents import read as read_document
 from transformer_jax.commands.decode import DOCUMENT_FORMATS
+from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError
 from transformer_jax.text import formats
 from transformer_jax.text.document import Document, SentenceTranslation
@@ -248,6 +249,27 @@ def test_any_file_is_read_or_refused_in_one_sentence(format):
             assert joined == text
         assert read(document.join(reversed_words(document)), format)
     assert num_read > 50
+
+
+@pytest.mark.parametrize("format", DOCUMENT_FORMATS)
+def test_an_identity_engine_gives_the_same_bytes(format, translator, monkeypatch):
+    """All of the way, with what is protected, guards, and searches that are tried again."""
+
+    def same(requests, **settings):
+        return (Translation(request.text, 0.0, 0.0, (), ()) for request in requests)
+
+    others = {"txt": [TEXT], "md": [MARKDOWN], "html": [PAGE], "srt": [SRT], "vtt": [VTT]}
+    protected = "A {name} at https://a.b/c?d=e&f, 5 km and 😀, says %s to x@y.org.\n"
+    others["txt"].append(protected)
+    others["html"].append(f"<p>{protected.replace('&', '&amp;')}</p>")
+    others["md"].append(protected)
+    monkeypatch.setattr(translator, "translate_iterable", same)
+    for marked in (FILLED | others)[format]:
+        marked = marked.replace('"fr"', '"de"')  # the target language of the model
+        text = without_translations(marked, format) if format in FILLED else marked
+        result = translator.translate_document(text, format)
+        assert result.text == marked.replace("@@", "")
+        assert result.sentences
 
 
 def test_the_flag_has_every_format():

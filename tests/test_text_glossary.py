@@ -25,7 +25,8 @@ MATCHES = [
     ("A red hat and two hats.", ["red hat", "hat"]),
     ("RED HAT", ["red hat"]),
     ("Hats and coats, hats.", ["hats and coats", "hat"]),  # the longest
-    ("The eu and the EU.", ["EU"]),
+    ("The eu.", []),
+    ("The EU.", ["EU"]),
     ("Red hat", ["red hat"]),
     ("Red wine, red wine", ["Red"]),
     ("chat, hatred, redhat", []),

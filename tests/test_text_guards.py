@@ -39,7 +39,7 @@ LEFT = [
     ("no no no no", "nein nein nein nein"),
     ("soooooooo big", "soooooooo groß"),
     ("What??? !!!!", "Was??? !!!!"),
-    ("He said Собака and ran away.", "Er sagte Собака und rannte weg."),
+    ("He said Собака бежит.", "Er sagte Собака бежит."),
     ("sand hand arm", "Sand Hand Arm"),
     ("thirty-four", "vierunddreißig"),
     ("Yes.", "Ja."),
