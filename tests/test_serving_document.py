@@ -57,4 +57,5 @@ def test_flags_of_the_document_exist():
     commands = (Path(__file__).parent.parent / "docs" / "commands.md").read_text()
     section = commands.partition("\n## serve\n")[2].partition("\n## ")[0]
     known = set(re.findall(r"--(\w+)", section))
+    known |= {f"no{name}" for name in re.findall(r"`--(\w+)`", section)}  # no value: yes or no
     assert set(re.findall(r"`--(\w+)", TEXT)) <= known

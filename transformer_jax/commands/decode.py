@@ -114,8 +114,8 @@ def _define_document_flags() -> None:
         "glossary",
         "",
         "FILE",
-        "Terms that translations contain: source, tab, target on each line; forms of a target are "
-        "separated by |.",
+        "File of terms that translations contain: source, tab, target on each line; forms of a "
+        "target are separated by |.",
     )
     flags.DEFINE_multi_string(
         "protect",
@@ -139,7 +139,7 @@ def _define_document_flags() -> None:
         "sentences",
         "",
         "FILE",
-        "With --document: also write each sentence with its translation and flags, as JSON lines.",
+        "With --document: file for each sentence with its translation and flags, as JSON lines.",
     )
 
 
@@ -149,7 +149,7 @@ def _define_output_flags() -> None:
         "confidence",
         False,
         "Add the confidence of each line and word, with --format=jsonl; `eval --calibrate` has to "
-        "have run. Documents have it in the file of --sentences.",
+        "have run. Documents have it with --sentences.",
     )
     flags.DEFINE_bool("attention", False, "Add attention to the source, with --format=jsonl.")
     flags.DEFINE_integer(

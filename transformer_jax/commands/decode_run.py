@@ -99,7 +99,8 @@ def read_glossary() -> Glossary | None:
     Raises:
       UserError: it is wrong.
     """
-    return glossary.read(FLAGS.glossary) if FLAGS.glossary else None
+    path = FLAGS["glossary"].value
+    return glossary.read(path) if path else None
 
 
 def run() -> None:
