@@ -34,6 +34,7 @@ ROOT = Path(__file__).parent.parent
 README = "README.md"
 TRAIN = "docs/train_your_own.md"
 TRANSLATE = "docs/translate_text.md"
+DOCUMENTS = "docs/translate_documents.md"
 FINE_TUNE = "docs/fine_tune.md"
 ADDRESS = "https://host.invalid/transformer_jax"  # git reads the working tree instead
 HUB_MODEL = "Helsinki-NLP/opus-mt-en-de"
@@ -227,7 +228,7 @@ def test_readme_and_tutorials_do_what_they_say(newcomer):
     # As after `source .venv/bin/activate` of README.
     environment = os.path.join(home, "translator", ".venv", "bin")
     newcomer["PATH"] = os.pathsep.join([environment, newcomer["PATH"]])
-    for document in (TRAIN, TRANSLATE, FINE_TUNE):
+    for document in (TRAIN, TRANSLATE, DOCUMENTS, FINE_TUNE):
         check_claims(document, follow(document, folder, newcomer))
 
 
@@ -308,7 +309,7 @@ def test_document_marks_what_is_neither_a_command_nor_output(markdown):
         read_blocks(markdown)
 
 
-@pytest.mark.parametrize("document", [README, TRAIN, TRANSLATE, FINE_TUNE])
+@pytest.mark.parametrize("document", [README, TRAIN, TRANSLATE, DOCUMENTS, FINE_TUNE])
 def test_blocks_and_substitutions_of_documents_are_current(document):
     blocks = read_blocks((ROOT / document).read_text(encoding="utf-8"))
     substitute(blocks, [item for item in SUBSTITUTIONS if item.document == document])

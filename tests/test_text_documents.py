@@ -335,8 +335,8 @@ def test_decode_translates_a_document_and_resumes_it(tiny_run, translator, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.html", "page.html"]
 
     # As a run leaves it that is killed after its first sentence.
-    sentence_file = tmp_path / "out.html.sentences"
-    record = tmp_path / "out.html.sentences.unfinished"
+    sentence_file = tmp_path / "out.html.done.jsonl"
+    record = tmp_path / "out.html.done.jsonl.unfinished"
     killed = """
 import sys
 from transformer_jax.commands import decode_document, main

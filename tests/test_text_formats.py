@@ -74,7 +74,8 @@ XLIFF = """<?xml version='1.0'  encoding="UTF-8"?><!DOCTYPE xliff [<!ENTITY e "x
  </body></file>
 </xliff>
 """
-XLIFF_2 = """<xliff xmlns="urn:oasis:names:tc:xliff:document:2.0" version="2.0" srcLang="en">
+XLIFF_2 = """<xliff xmlns="urn:oasis:names:tc:xliff:document:2.0"
+ version="2.0" srcLang="en"@@ trgLang="fr"@@>
 <file id="f"><unit id="1"><segment><source>A <pc id="1">red <mrk id="m">old</mrk></pc> dog.</source>
 <target>@@A <pc id="1">red <mrk id="m">old</mrk></pc> dog.@@</target></segment></unit>
 <unit id="2" translate="no"><segment><source>Brand</source></segment></unit></file></xliff>"""

@@ -292,8 +292,8 @@ class Translator(TextSubmitter, TextScorer):
             translated again, and flagged if they stay.
           context_sentences: sentences before each that the model reads too; None: as many as
             `data.context_sentences`, with which it was trained.
-          **settings: as in `translate_iterable`, but no `n_best`, `attention` and `on_error`;
-            `source_lang="auto"` detects the language.
+          **settings: fields of `DecodeConfig`; `source_lang` and `target_lang` as in
+            `translate_iterable`, and `source_lang="auto"` detects the language; `window`.
 
         Raises:
           UserError: an unknown format, an impossible setting, or a sentence that cannot be

@@ -18,7 +18,7 @@ from transformer_jax import distributed, paths
 from transformer_jax.api import Translator
 from transformer_jax.commands import decode_run, model_flags, process_flags, search_flags
 from transformer_jax.commands.decode_input import is_stream, read_text
-from transformer_jax.commands.decode_output import ResumableOutput
+from transformer_jax.commands.decode_output import ResumableOutput, is_unknown
 from transformer_jax.commands.text_output import check_not_overwritten, check_writable, writing
 from transformer_jax.errors import UserError, missing_package
 
@@ -38,6 +38,8 @@ _OF_LINES = (
     "per_token",
     "alignment",
     "attention",
+    "attention_layer",
+    "attention_head",
     "confidence",
     "on_error",
 )
@@ -74,8 +76,15 @@ def run() -> None:
 def _check_outputs() -> bool:
     if distributed.is_primary():
         check_writable(FLAGS.output)
+        unfinished = _sentences_file()
+        if is_unknown(str(unfinished)):
+            raise UserError(
+                f"{unfinished} is where finished sentences are kept until all are, but there is a "
+                "file that is not of an interrupted job; move it, or give another --output."
+            )
         if FLAGS.sentences:
             inputs = {f"--{name}": FLAGS[name].value for name in ("input", "output", "glossary")}
+            inputs["the file of finished sentences"] = str(unfinished)
             check_not_overwritten(FLAGS.sentences, inputs, "--sentences")
             check_writable(FLAGS.sentences)
     return True
@@ -122,8 +131,8 @@ def _read(
     """The document, and what translates its sentences."""
     from transformer_jax.text import documents
 
-    source_lang = documents.language_of(translator, text, FLAGS.source_lang)
     try:
+        source_lang = documents.language_of(translator, text, document_format, FLAGS.source_lang)
         document = documents.read(
             translator, text, document_format, options, source_lang, FLAGS.target_lang
         )
@@ -141,7 +150,7 @@ def _read(
 def _sentences_file() -> Path:
     """Where finished sentences are kept until all are; one that cannot be resumed is none."""
     can_resume = FLAGS.output != "-" and not paths.is_remote(FLAGS.output)
-    return Path(f"{FLAGS.output}.sentences" if can_resume else os.devnull)
+    return Path(f"{FLAGS.output}.done.jsonl" if can_resume else os.devnull)
 
 
 def _description(translator: Translator, options: "DocumentOptions") -> dict[str, Any]:

@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import os
 import sys
 import time
 import types
@@ -19,6 +20,12 @@ from transformer_jax.commands.text_output import check_writable, writing
 from transformer_jax.errors import UserError
 
 T = TypeVar("T")
+_RECORD = ".unfinished"
+
+
+def is_unknown(name: str) -> bool:
+    """Whether there is a local file of this name that no interrupted job has left."""
+    return os.path.isfile(name) and not os.path.exists(f"{name}{_RECORD}")
 
 
 class ResumableOutput:
@@ -43,7 +50,7 @@ class ResumableOutput:
     def __init__(self, name: str, describe: Callable[[], dict[str, Any]]):
         self._name = name
         path = epath.Path(name)
-        self._record = path.parent / f"{path.name}.unfinished"
+        self._record = path.parent / f"{path.name}{_RECORD}"
         # Standard output, devices, pipes and remote files cannot be resumed.
         self._resumable = (
             name != "-"

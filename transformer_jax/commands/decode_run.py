@@ -60,7 +60,8 @@ OUTPUT_FLAGS = (
 
 def check_flags() -> None:
     """Refuses flags that conflict, before a model is read."""
-    check_not_overwritten(FLAGS.output, {f"--{name}": FLAGS[name].value for name in INPUTS})
+    files = (*INPUTS, "glossary")
+    check_not_overwritten(FLAGS.output, {f"--{name}": FLAGS[name].value for name in files})
     streams = [f"--{name}" for name in INPUTS if FLAGS[name].value == "-"]
     if len(streams) > 1:
         raise UserError(f"{' and '.join(streams)} are both standard input; name files.")
@@ -79,6 +80,7 @@ def check_flags() -> None:
         raise UserError(f"--score translates nothing: remove {', '.join(given)}.")
     if not FLAGS.document and (given := given_flags(OF_DOCUMENTS)):
         raise UserError(f"{', '.join(given)} need --document; add it.")
+    read_glossary()
 
 
 def given_flags(names: Sequence[str]) -> list[str]:

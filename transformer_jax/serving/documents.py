@@ -83,7 +83,7 @@ class ServedText:
         self.model, self._text, self._wanted = model, text, wanted
         source_lang, target_lang = languages
         try:
-            source_lang = documents.language_of(model.translator, text, source_lang)
+            source_lang = documents.language_of(model.translator, text, wanted.format, source_lang)
             self._document: Document = documents.read(
                 model.translator,
                 text,
@@ -157,7 +157,10 @@ class ServedText:
             caught = [number for number, best in enumerate(results) if best[0].flags]
             if not caught:
                 break
-            again = await self._search_again([self._parts[number] for number in caught], search)
+            try:
+                again = await self._search_again([self._parts[number] for number in caught], search)
+            except ServiceError:
+                break  # no room or time for it: what is there comes with its flags
             for number, (translation, result) in zip(caught, again, strict=True):
                 if len(result.flags) < len(results[number][0].flags):
                     hypotheses[number] = [translation]
@@ -169,6 +172,7 @@ class ServedText:
     ) -> list[tuple[Translation, SentenceTranslation]]:
         """The translation of each part by another search."""
         submitted = self.model.submit(self._job(parts, 1), search)
+        self._submitted = [*self._submitted, *submitted]
         again = [best async for best in translations_in_order(submitted)]
         results = self._results(parts, again)
         return [(best[0], one[0]) for best, one in zip(again, results, strict=True)]

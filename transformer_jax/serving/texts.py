@@ -11,6 +11,7 @@ from transformer_jax.serving.context import charged, collect, off_loop, service_
 from transformer_jax.serving.documents import Finished, ServedText, Wanted
 from transformer_jax.serving.service import Service
 from transformer_jax.text import languages
+from transformer_jax.text.documents import without_markup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +82,8 @@ def _read(
     for text in texts:
         detected, source, served = None, source_lang, None
         if not source:
-            detected = languages.detect(text, service.source_langs)[0]
+            plain = without_markup(text, wanted.format)
+            detected = languages.detect(plain, service.source_langs)[0]
             source = detected["language"]
         if detected is None or languages.find(target_lang, [source]) is None:
             model, source, target = service.find(source, target_lang)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -10,8 +9,7 @@ from typing import Any
 
 import fastapi
 import pydantic
-from fastapi.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from fastapi.responses import Response
 
 from transformer_jax.decoding import alignment
 from transformer_jax.decoding.translation import Translation
@@ -26,11 +24,13 @@ from transformer_jax.serving.context import (
     service_of,
 )
 from transformer_jax.serving.documents import Finished, Wanted
-from transformer_jax.serving.errors import ServiceError, frames
+from transformer_jax.serving.errors import ServiceError
 from transformer_jax.serving.jobs import Job, ScoreJob
 from transformer_jax.serving.openapi import body_of, errors_as
 from transformer_jax.serving.served_model import ServedModel
 from transformer_jax.serving.submitted import cancel, in_order, translations_in_order
+from transformer_jax.serving.v1_events import Events
+from transformer_jax.serving.v1_events import error_body as error_body
 from transformer_jax.serving.v1_fields import (
     SEARCH,
     Alternative,
@@ -91,7 +91,7 @@ async def translate(request: fastapi.Request) -> Response:
     with charged(request, client, num_chars):
         answers, cancel_all = await off_loop(num_chars, submit, model, body, client)
     if body.stream:
-        return _Events(model.name, answers, cancel_all)
+        return Events(model.name, answers, cancel_all)
     # Links between words take longer than all else of an answer.
     cost = num_chars * (_ALIGNMENT_COST if body.alignment else 1)
     results = await collect(request, answers)
@@ -109,6 +109,9 @@ _Answers = tuple[AsyncIterator[Callable[[], TranslationAnswer]], Callable[[], No
 
 def _submit_sentences(model: ServedModel, body: Any, client: str) -> _Answers:
     """Texts of one sentence each."""
+    for name in ("glossary", "confidence"):
+        if getattr(body, name):
+            raise ServiceError(400, f"{name} needs another format than sentence, such as txt.")
     submitted = model.submit(
         Job(
             body.texts,
@@ -209,49 +212,6 @@ def _json(answer: pydantic.BaseModel) -> Response:
     return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
 
 
-class _Events(StreamingResponse):
-    """Server-sent events of texts on their way, whose places are free when it ends."""
-
-    def __init__(
-        self,
-        model: str,
-        answers: AsyncIterator[Callable[[], TranslationAnswer]],
-        cancel_all: Callable[[], None],
-    ):
-        super().__init__(_events(model, answers), media_type="text/event-stream")
-        self.headers["Cache-Control"] = "no-store"
-        self.headers["X-Accel-Buffering"] = "no"  # a proxy is to pass each on at once
-        self._cancel_all = cancel_all
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._cancel_all()
-
-
-async def _events(
-    model: str, answers: AsyncIterator[Callable[[], TranslationAnswer]]
-) -> AsyncIterator[str]:
-    """Server-sent events: each translation, then `done`; or `error`."""
-    index = 0
-    try:
-        async for make in answers:
-            answer = make().model_dump(exclude_none=True)
-            yield _event("translation", {"index": index, **answer})
-            index += 1
-        yield _event("done", {"model": model, "count": index})
-    except ServiceError as error:
-        yield _event("error", error_body(error))
-    except Exception as error:
-        _log.error("A stream failed: %s", frames(error))
-        yield _event("error", error_body(ServiceError(500, "The server failed.", index)))
-
-
-def _event(name: str, data: dict[str, Any]) -> str:
-    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
-
-
 @router.post(
     "/sentences",
     response_model=SentencesAnswer,
@@ -262,12 +222,22 @@ async def sentences(request: fastapi.Request) -> Response:
     """The sentences of texts, with their places, for clients that translate them one by one."""
     client_of(request)
     body = await read_body(request, SentencesRequest)
-    model = service_of(request).model(body.model, body.source_lang, body.target_lang)
+    source_lang = "" if body.source_lang == AUTO else body.source_lang
+    model = service_of(request).model(body.model, source_lang, body.target_lang)
     model.check_size(body.texts)
-    language = body.source_lang or model.languages[0][0]
 
     def split() -> SentencesAnswer:
-        return SentencesAnswer(texts=[_sentences(text, language) for text in body.texts])
+        languages = [
+            text_documents.language_of(model.translator, text, "txt", body.source_lang)
+            for text in body.texts
+        ]
+        usual = model.languages[0][0]
+        return SentencesAnswer(
+            texts=[
+                _sentences(text, language or usual)
+                for text, language in zip(body.texts, languages, strict=True)
+            ]
+        )
 
     return _json(await off_loop(sum(map(len, body.texts)), split))
 
@@ -334,12 +304,6 @@ async def models(request: fastapi.Request) -> dict[str, Any]:
             for model in service_of(request).models.values()
         ]
     }
-
-
-def error_body(error: ServiceError) -> dict[str, Any]:
-    """The JSON of an error."""
-    fields = {"code": error.code, "message": error.message, "item": error.item}
-    return {"error": {name: value for name, value in fields.items() if value is not None}}
 
 
 def error_status(error: ServiceError) -> int:

@@ -95,8 +95,9 @@ def fit(
     is_right = np.concatenate([words_in_reference(one.text, ref) for one, ref in pairs])
     folds = np.arange(len(pairs)) % _FOLDS
     word_folds = np.repeat(folds, [len(one) for one in by_word])
-    expected = _cross_validated(features, scores, folds)
-    expected_words = _cross_validated(words, is_right, word_folds)
+    rising, words_rising = confidence.SENTENCE_RISING, confidence.WORD_RISING
+    expected = _cross_validated(features, scores, folds, rising)
+    expected_words = _cross_validated(words, is_right, word_folds, words_rising)
     is_worst = scores <= np.quantile(scores, _WORST)
     measured = {
         "num_sentences": float(len(pairs)),
@@ -105,15 +106,22 @@ def fit(
         "worst_tenth_auroc": confidence.auroc(-expected, is_worst),
         "wrong_word_auroc": confidence.auroc(-expected_words, is_right < 0.5),
     }
-    return confidence.fit(features, scores), confidence.fit(words, is_right), measured
+    return (
+        confidence.fit(features, scores, rising),
+        confidence.fit(words, is_right, words_rising),
+        measured,
+    )
 
 
-def _cross_validated(features: np.ndarray, targets: np.ndarray, folds: np.ndarray) -> np.ndarray:
+def _cross_validated(
+    features: np.ndarray, targets: np.ndarray, folds: np.ndarray, num_rising: int
+) -> np.ndarray:
     """What regressions that were fitted without a fold give for it."""
     expected = np.zeros(len(targets))
     for fold in range(_FOLDS):
         inside = folds == fold
-        expected[inside] = confidence.fit(features[~inside], targets[~inside])(features[inside])
+        fitted = confidence.fit(features[~inside], targets[~inside], num_rising)
+        expected[inside] = fitted(features[inside])
     return expected
 
 

@@ -15,6 +15,7 @@ from transformer_jax.decoding.translation import Confidence, Translation
 from transformer_jax.text.word_links import token_of_characters
 from transformer_jax.text.words import word_spans
 
+SENTENCE_RISING, WORD_RISING = 3, 4  # features that grow with a translation's probability
 _PENALTY = 1e-3  # on the squared weights of standardised features, for each observation
 _LEAST_LOG_PROB = -20.0  # less is not finite in some precision
 
@@ -31,12 +32,15 @@ class Logistic:
         return special.expit(features @ np.asarray(self.weights) + self.bias)
 
 
-def fit(features: np.ndarray, targets: np.ndarray) -> Logistic:
+def fit(features: np.ndarray, targets: np.ndarray, num_rising: int = 0) -> Logistic:
     """The regression that gives the targets the least cross-entropy.
 
     Args:
       features: `[N, F]`.
       targets: `[N]`, in 0 .. 1; not only 0 and 1, as for a metric that is to be expected.
+      num_rising: the first features, with which values may not fall. Without that, features that
+        say nearly the same get weights of both signs, and what is unlike all of `features` any
+        value.
     """
     mean, scale = features.mean(axis=0), features.std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)
@@ -49,7 +53,9 @@ def fit(features: np.ndarray, targets: np.ndarray) -> Logistic:
         penalized = np.append(weights[:-1], 0)
         return cross_entropy + _PENALTY * penalized @ penalized, gradient + 2 * _PENALTY * penalized
 
-    solution = optimize.minimize(loss, np.zeros(inputs.shape[1]), jac=True, method="L-BFGS-B").x
+    bounds = [(0.0 if number < num_rising else None, None) for number in range(inputs.shape[1])]
+    start = np.zeros(inputs.shape[1])
+    solution = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x
     weights = solution[:-1] / scale
     return Logistic(tuple(map(float, weights)), float(solution[-1] - mean @ weights))
 

@@ -17,6 +17,7 @@ from transformer_jax.text.word_links import Link, matrix
 from transformer_jax.text.words import word_spans, words_of
 
 # For models of which nothing better is known.
+_STEM = 3  # letters of a word that has other forms
 STAND_INS = ("X1", "X2", "X3", "X4", "X5", "X6", "X7", "X8")
 
 
@@ -43,13 +44,14 @@ def shown(text: str, stand_ins: Sequence[str] = STAND_INS) -> Shown:
 
     Args:
       text: of the sentence.
-      stand_ins: words, the best first; where there are more marks, they are taken again.
+      stand_ins: words, the best first; where there are more marks, they are taken again. Those
+        that look like a word of the sentence are not used.
     """
     marks = list(filter(is_mark, text))
     if not marks:
         return Shown(text)
     used = {word.casefold() for word in words_of(text)}
-    free = [word for word in stand_ins if word.casefold() not in used]
+    free = [word for word in stand_ins if not any(_is_alike(word.casefold(), one) for one in used)]
     free = free or [f"X{n}" for n in itertools.islice(_numbers(used), len(marks))]
     chosen = dict(zip(marks, itertools.cycle(free), strict=False))
     if text[0] in chosen:  # where a sentence begins
@@ -58,6 +60,12 @@ def shown(text: str, stand_ins: Sequence[str] = STAND_INS) -> Shown:
         "".join(chosen.get(char, char) for char in text),
         tuple((mark, chosen[mark]) for mark in marks),
     )
+
+
+def _is_alike(word: str, other: str) -> bool:
+    """Whether words are the same, or one may be a form of the other."""
+    shorter, longer = sorted((word, other), key=len)
+    return longer == shorter or (len(shorter) >= _STEM and longer.startswith(shorter))
 
 
 def _numbers(used: set[str]) -> Iterator[int]:
@@ -110,11 +118,13 @@ def with_marks(sentence: Shown, translated: Marked) -> Marked:
     source_words = words_of(sentence.text)
     words = _Words(translated, len(source_words))
     waiting = [*sentence.marks]
+    places = set()
     for place, source_word in enumerate(source_words):
         while waiting and _has_stand_in(source_word, waiting[0][1]):
             words.put(*waiting.pop(0), place)
+            places.add(place)
     assert not waiting
-    words.remove_rest({*sentence.stand_ins})
+    words.remove_rest({*sentence.stand_ins}, places)
     return words.result()
 
 
@@ -199,10 +209,20 @@ class _Words:
                 return int(np.argmax(column)) + 1
         return 0
 
-    def remove_rest(self, stand_ins: set[str]) -> None:
-        """Removes stand-ins that were written once more."""
+    def remove_rest(self, stand_ins: set[str], places: set[int]) -> None:
+        """Removes stand-ins that were written once more.
+
+        A word that attends most to another place than those of marks translates something else.
+
+        Args:
+          stand_ins: of the sentence.
+          places: of the source words that have marks.
+        """
+        folded = {one.casefold() for one in stand_ins}
         for word in [*self._words]:
-            if not word.is_placed and any(_pattern(one).fullmatch(word.text) for one in stand_ins):
+            if word.is_placed or word.text.casefold() not in folded:
+                continue
+            if not word.weights.any() or int(word.weights.argmax()) in places:
                 self._words.remove(word)
 
     def result(self) -> Marked:

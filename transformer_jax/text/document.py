@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from scipy import sparse
@@ -13,7 +13,7 @@ from transformer_jax.decoding.translation import Confidence
 from transformer_jax.text import sentences as sentence_splitting
 from transformer_jax.text import tag_transfer, tagged_text, word_links
 from transformer_jax.text.protection import NO_PROTECTION, Marks, Protection
-from transformer_jax.text.tag_transfer import Translated
+from transformer_jax.text.tag_transfer import Gap, Translated
 from transformer_jax.text.tagged_text import Element, Item
 from transformer_jax.text.word_links import Link
 from transformer_jax.text.words import word_spans
@@ -198,7 +198,8 @@ class _Segment:
         self._raw = tagged_text.raw_of(items)
         protected = reading.protection.apply(items, escape, marks)
         self._inner_before, self._items, self._inner_after = _without_outer(protected)
-        self._plain = tagged_text.plain_of(self._items)
+        self._texts = tagged_text.Run(tagged_text.texts_of(self._items), escape)
+        self._plain = self._texts.plain
         self._sentences = sentence_splitting.split(self._plain, reading.language, splitting)
         self._has_markup = tagged_text.has_markup(self._items)
 
@@ -216,65 +217,72 @@ class _Segment:
         if texts == [one.text for one in self.shown]:
             return self._before + self._raw + self._after
         between = sentence_splitting.between(self._plain, self._sentences, texts)
+        gaps = self._gaps(between, texts)
         if self._has_markup:
-            inner = tag_transfer.write(self._items, self._translated(between, translations))
+            inner = tag_transfer.write(self._items, self._translated(gaps, translations))
         else:
-            pairs = itertools.zip_longest(between, texts, fillvalue="")
-            inner = self._write("".join(itertools.chain.from_iterable(pairs)))
+            written = [self._write_gap(gap, 0, len(gap.text)) for gap in gaps]
+            pairs = itertools.zip_longest(written, map(self._write, texts), fillvalue="")
+            inner = "".join(itertools.chain.from_iterable(pairs))
         return self._before + self._inner_before + inner + self._inner_after + self._after
 
     def _write(self, text: str) -> str:
         """A text as it is written into the document, with what its marks are."""
         return self._marks.raw(self._escape(text))
 
+    def _write_gap(self, gap: Gap, start: int, end: int) -> str:
+        """A part of what is between sentences; what has not changed is as it was."""
+        first, last = gap.source
+        if gap.text == self._plain[first:last]:
+            return self._texts.raw(first + start, first + end)
+        return self._write(gap.text[start:end])
+
+    def _gaps(self, between: Sequence[str], texts: Sequence[str]) -> list[Gap]:
+        """What is before each sentence, and after the last one."""
+        gaps, source_end, end = [], 0, 0
+        starts = [*(sentence.start for sentence in self._sentences), len(self._plain)]
+        for number, (text, start) in enumerate(zip(between, starts, strict=True)):
+            gaps.append(Gap((source_end, start), end, text))
+            if number < len(texts):
+                source_end = self._sentences[number].end
+                end += len(text) + len(texts[number])
+        return gaps
+
     def _translated(
-        self, between: Sequence[str], translations: Sequence[SentenceTranslation]
+        self, gaps: Sequence[Gap], translations: Sequence[SentenceTranslation]
     ) -> Translated:
         """The words of all sentences, and of what is between them."""
-        text, source_end = "", 0
+        text = ""
         words: list[tuple[int, int]] = []
         source_words: list[tuple[int, int]] = []
         blocks: list[Any] = []
         borders: dict[int, int] = {}
-        for (sentence, translation), gap in zip(
-            self._with_gaps(translations), _doubled(between), strict=True
-        ):
-            # A gap is nearly always white space; other marks in it are linked to themselves.
-            source = self._plain[source_end : sentence[0]] if translation is None else sentence[1]
-            written = gap if translation is None else translation.text
-            start = source_end if translation is None else sentence[0]
-            target_spans, source_spans = map(word_spans, (written, source))
-            if translation is None:
-                links: Sequence[Link] = [
-                    (n, n, 1.0) for n in range(min(len(target_spans), len(source_spans)))
-                ]
-            else:
-                links = translation.links
-            blocks.append(word_links.matrix(links, len(target_spans), len(source_spans)))
-            words += ((len(text) + a, len(text) + b) for a, b in target_spans)
-            source_words += ((start + a, start + b) for a, b in source_spans)
+        writes: list[Callable[[int, int], str]] = []
+
+        def add(source: str, source_start: int, written: str, links: Sequence[Link] | None) -> None:
+            nonlocal text
+            spans, source_spans = word_spans(written), word_spans(source)
+            if links is None:
+                links = [(n, n, 1.0) for n in range(min(len(spans), len(source_spans)))]
+            blocks.append(word_links.matrix(links, len(spans), len(source_spans)))
+            words.extend((len(text) + a, len(text) + b) for a, b in spans)
+            source_words.extend((source_start + a, source_start + b) for a, b in source_spans)
             text += written
-            source_end = start + len(source)
             borders[len(source_words)] = len(words)
+
+        rest = iter(zip(self._sentences, translations, strict=True))
+        for gap in gaps:
+            # A gap is nearly always white space; other marks in it are linked to themselves.
+            add(self._plain[slice(*gap.source)], gap.source[0], gap.text, None)
+            writes.append(functools.partial(self._write_gap, gap))
+            for sentence, translation in itertools.islice(rest, 1):
+                add(sentence.text, sentence.start, translation.text, translation.links)
+                writes.append(functools.partial(self._write_part, translation.text))
         weights = sparse.csc_array(sparse.block_diag(blocks, format="csc"))
-        return Translated(text, self._plain, words, source_words, weights, borders, self._write)
+        return Translated(text, self._plain, words, source_words, weights, borders, gaps, writes)
 
-    def _with_gaps(
-        self, translations: Sequence[SentenceTranslation]
-    ) -> Iterator[tuple[tuple[int, str], SentenceTranslation | None]]:
-        """For each gap and sentence in turn: (end of the gap or start, text), and translation."""
-        for sentence, translation in zip(self._sentences, translations, strict=True):
-            yield (sentence.start, ""), None
-            yield (sentence.start, sentence.text), translation
-        yield (len(self._plain), ""), None
-
-
-def _doubled(between: Sequence[str]) -> Iterator[str]:
-    """Each gap, and "" for the sentence after it."""
-    for gap in between[:-1]:
-        yield gap
-        yield ""
-    yield between[-1]
+    def _write_part(self, text: str, start: int, end: int) -> str:
+        return self._write(text[start:end])
 
 
 def _without_outer(items: Sequence[Item]) -> tuple[str, Sequence[Item], str]:

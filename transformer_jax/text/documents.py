@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from transformer_jax.data import context
-from transformer_jax.decoding import WINDOW
+from transformer_jax.decoding import WINDOW, call_settings
 from transformer_jax.errors import UserError
 from transformer_jax.text import formats, glossary, languages, protection
 from transformer_jax.text.document import (
@@ -18,6 +18,7 @@ from transformer_jax.text.glossary import Glossary
 from transformer_jax.text.guards import Guards
 from transformer_jax.text.protection import NO_PROTECTION, Protection
 from transformer_jax.text.sentence_translator import Preparer, SentenceTranslator
+from transformer_jax.text.sentences import NO_SPLIT, SPLITTINGS
 from transformer_jax.text.words import words_of
 
 AUTO = "auto"  # as the language of a document: it is detected
@@ -125,6 +126,8 @@ def read(
       UserError: as of `formats.read`; or the model reads no sentences before another.
     """
     data = model.config.data
+    if splitting and splitting not in SPLITTINGS:
+        raise UserError(f"`splitting` is {splitting!r}, not one of {', '.join(SPLITTINGS)}.")
     return formats.read(
         text,
         format,
@@ -138,16 +141,30 @@ def read(
     )
 
 
-def language_of(model: Any, text: str, source_lang: str) -> str:
+def language_of(model: Any, text: str, format: str, source_lang: str) -> str:
     """The language of a document, which is detected where `source_lang` is `auto`.
 
     It is one of those that the model reads.
+
+    Raises:
+      UserError: as of `formats.read`.
     """
     if source_lang != AUTO:
         return source_lang
     tokenizers = model.tokenizers
     known = tokenizers.languages if tokenizers.tags.both_sides else []
-    return languages.detect(text, known or [model.config.data.source_lang])[0]["language"]
+    known = known or [model.config.data.source_lang]
+    return languages.detect(without_markup(text, format), known)[0]["language"]
+
+
+def without_markup(text: str, format: str) -> str:
+    """What is translated of a document, of which its language can be detected.
+
+    Raises:
+      UserError: as of `formats.read`.
+    """
+    document = formats.read(text, format, Reading("", NO_SPLIT))
+    return "\n".join(sentence.plain for sentence in document.sentences)
 
 
 def sentence_translator(
@@ -164,6 +181,7 @@ def sentence_translator(
       UserError: terms cannot be placed with these settings.
     """
     source_lang, target_lang = (settings.pop(f"{side}_lang", "") for side in ("source", "target"))
+    call_settings.decode_config(model.config, settings)
     method = settings.get("method", model.config.decode.method)
     return SentenceTranslator(
         model,
@@ -209,6 +227,7 @@ def preparer(
         model.calibration,
         has_confidence,
         has_links,
+        data.max_len,  # of what the model was trained on, it may read more and then leave out some
     )
 
 
@@ -236,7 +255,7 @@ def translate(
       UserError: as of `formats.read` and `SentenceTranslator.translate`.
     """
     source_lang = settings["source_lang"] = language_of(
-        model, text, settings.get("source_lang", "")
+        model, text, format, settings.get("source_lang", "")
     )
     target_lang = settings.get("target_lang", "")
     document = read(model, text, format, options, source_lang, target_lang, splitting)

@@ -4,14 +4,13 @@ import html
 import re
 from collections.abc import Iterator
 
-from transformer_jax.text import tagged_text
+from transformer_jax.text import html_tags, tagged_text
 from transformer_jax.text.document import Document, Reading
 from transformer_jax.text.html_tags import TAG, VOID, inline_part
 from transformer_jax.text.sentences import NO_LINES, NO_SPLIT, SENTENCES
 from transformer_jax.text.tagged_text import Item, Kept, Tag, Words
 
 _BEGINNING = re.compile(r"<(?=[a-zA-Z/!?])")
-_UNTRANSLATED = {"script", "style", "code", "kbd", "samp", "var", "textarea", "math", "svg"}
 _RAW = {"script", "style"}  # tags inside are text
 # fmt: off
 # Tags within a paragraph: https://html.spec.whatwg.org/multipage/dom.html#phrasing-content, without
@@ -21,18 +20,36 @@ _INLINE = {
     "font", "i", "img", "input", "ins", "kbd", "label", "mark", "math", "q", "s", "samp", "small",
     "span", "strike", "strong", "sub", "sup", "svg", "time", "tt", "u", "var", "wbr",
 }
+# Elements that end where another begins: https://html.spec.whatwg.org/#optional-tags
+_CELL, _ITEM = {"td", "th"}, {"dt", "dd"}
+_ENDS_PARAGRAPH = {
+    "address", "article", "aside", "blockquote", "details", "dialog", "div", "dl", "fieldset",
+    "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header",
+    "hgroup", "hr", "main", "menu", "nav", "ol", "p", "pre", "search", "section", "table", "ul",
+}
 # fmt: on
-_NO_TRANSLATION = re.compile(
-    r"""(?:^|\s)(?:translate\s*=\s*["']?no\b|class\s*=\s*(?:notranslate\b|"[^"]*\bnotranslate\b"""
-    r"""|'[^']*\bnotranslate\b))""",
-    re.IGNORECASE,
-)
+_ENDED_BY = {
+    "p": _ENDS_PARAGRAPH,
+    "li": {"li"},
+    **dict.fromkeys(_ITEM, _ITEM),
+    **dict.fromkeys(_CELL, _CELL | {"tr"}),
+    "option": {"option", "optgroup"},
+    "optgroup": {"optgroup"},
+    "tr": {"tr"},
+}
 _SEARCHED = 65  # open tags among which that of a closing tag is searched
 
 
-def read(text: str, reading: Reading) -> Document:
-    """The document of a page, or of a part of one; lines end sentences only in `<pre>`."""
-    return Document(_Reader(text, reading.splitting).parts(), text, reading, _escape)
+def read(text: str, reading: Reading, has_escapes: bool = True) -> Document:
+    """The document of a page, or of a part of one; lines end sentences only in `<pre>`.
+
+    Args:
+      text: of the page.
+      reading: how it is read.
+      has_escapes: whether `&` and `<` of a translation are written as `&amp;` and `&lt;`.
+    """
+    escape = _escape if has_escapes else str
+    return Document(_Reader(text, reading.splitting).parts(), text, reading, escape)
 
 
 def _escape(text: str) -> str:
@@ -90,13 +107,13 @@ class _Reader:
                 return False
             self._stream.append(Kept(raw))
         else:
-            self._stream.append(Words(raw, html.unescape(raw)))
+            self._stream += html_tags.texts(raw)
         return True
 
     def _paragraph(self, in_pre: bool) -> Iterator[str | tuple[list[Item], str]]:
         splitting = self._splitting or (SENTENCES if in_pre else NO_LINES)
         assert splitting in (NO_SPLIT, SENTENCES, NO_LINES)
-        for part in tagged_text.trees(self._stream):
+        for part in tagged_text.trees(list(html_tags.without_notes(self._stream))):
             yield part if isinstance(part, str) else (part, splitting)
         self._stream = []
 
@@ -104,10 +121,11 @@ class _Reader:
         """Notes that a tag begins or ends."""
         name = tag[2].lower()
         if not tag[1]:
+            while self._open and name in _ENDED_BY.get(self._open[-1][0], ()):
+                self._open.pop()
             if name in VOID or tag[3].rstrip().endswith("/"):
                 return
-            is_own = name not in _UNTRANSLATED and not _NO_TRANSLATION.search(tag[3])
-            self._open.append((name, self._is_translated and is_own))
+            self._open.append((name, html_tags.is_translated(tag, self._is_translated)))
             self._num_pre += name == "pre"
             return
         for index in range(len(self._open) - 1, max(-1, len(self._open) - _SEARCHED), -1):

@@ -1,7 +1,8 @@
-"""Markdown as a document: CommonMark with tables, and with lines of metadata at the beginning.
+"""Markdown as a document: CommonMark with tables, and with what is usual besides.
 
-Code, images, addresses and HTML are kept. The library `markdown-it-py` says what is markup; the
-places of its tokens in the text are noted as it reads.
+Metadata at the beginning, code, images, addresses, HTML, formulas, boxes of tasks, references of
+notes, and lines that begin containers are kept. The library `markdown-it-py` says what is markup;
+the places of its tokens in the text are noted as it reads.
 """
 
 import bisect
@@ -21,9 +22,23 @@ from transformer_jax.text.document import Document, Reading
 from transformer_jax.text.sentences import NO_LINES
 from transformer_jax.text.tagged_text import Item, Kept, Tag, Words
 
-_METADATA = re.compile(r"---[ \t]*\r?\n(?:.*\r?\n)*?(?:---|\.\.\.)[ \t]*(?:\r?\n|$)")
+_METADATA = re.compile(
+    r"---[ \t]*\r?\n(?:.*\r?\n)*?(?:---|\.\.\.)[ \t]*(?:\r?\n|$)"
+    r"|\+\+\+[ \t]*\r?\n(?:.*\r?\n)*?\+\+\+[ \t]*(?:\r?\n|$)"
+)
 _LINE_END = re.compile(r"\r\n?|\n")
-_SPECIAL = re.compile(r"[\\`*_\[\]<>|~]")
+# What Markdown would read as markup: anywhere, and where a line begins.
+_SPECIAL = re.compile(r"\A[#+-](?=\s|#)|[\\`*_\[\]<>|~]|&(?=#?\w+;)")
+_ORDINAL = re.compile(r"\A(\d{1,9})([.)])(?=\s)")
+# What is kept within a text, besides CommonMark's: formulas, notes, and at the beginning of a line
+# the box of a task and a table of contents.
+_KEPT = re.compile(
+    r"\$\$[^$]+\$\$|\$(?![\s$])[^$\n]*(?<![\s$])\$(?!\d)|\[\^[^\]\s]+\]:?"
+    r"|(?:^|(?<=\n))(?:\[[ xX]\](?=\s)|\[TOC\]|\[\[_TOC_\]\])"
+)
+# Lines that begin or end a container, or a definition: they divide the text.
+_DIVIDING = re.compile(r"(?:^|(?<=\n))(?::::.*|(?:!!!|\?\?\?\+?)[ ].*|:[ \t]+(?=\S))")
+_LITERAL = "literal"
 _PAIRED = {"em", "strong", "s", "link"}
 
 
@@ -37,7 +52,7 @@ def read(text: str, reading: Reading) -> Document:
 
 
 def _escape(text: str) -> str:
-    return _SPECIAL.sub(r"\\\g<0>", text)
+    return _ORDINAL.sub(r"\1\\\2", _SPECIAL.sub(r"\\\g<0>", text))
 
 
 def _parts(text: str, splitting: str) -> Iterator[str | tuple[list[Item], str]]:
@@ -102,13 +117,28 @@ def _stream(
             stream.append(Words(raw, " "))
         elif token.type == "hardbreak":
             stream.append(Tag(raw, "break", True))  # which has no other, so it divides the text
+        elif token.type == _LITERAL and token.markup:
+            stream.append(Tag(raw, "line", True))  # the same
         elif token.type == "html_inline":
             stream.append(html_tags.inline_part(raw))
         elif kind in _PAIRED and token.markup != "autolink":
             stream.append(Tag(raw, kind + token.markup, side == "close"))
         else:  # code, images, addresses
             stream.append(Kept(raw))
-    return [part for part in _with_whole_marks(stream) if part.raw]
+    parts = [part for part in _with_whole_marks(stream) if part.raw]
+    return list(html_tags.without_notes(list(html_tags.with_untranslated_kept(parts))))
+
+
+def _literal(state: StateInline, silent: bool) -> bool:
+    """A rule of the parser: what is kept, beyond CommonMark, is a token."""
+    for pattern, mark in ((_DIVIDING, "line"), (_KEPT, "")):
+        match = pattern.match(state.src, state.pos, state.posMax)
+        if match:
+            if not silent:
+                state.push(_LITERAL, "", 0).markup = mark
+            state.pos = match.end()
+            return True
+    return False
 
 
 def _with_whole_marks(stream: Sequence[Words | Kept | Tag]) -> Iterator[Words | Kept | Tag]:
@@ -182,6 +212,7 @@ class _Inline(ParserInline):
     def __init__(self) -> None:
         super().__init__()
         self.ruler2.disable("fragments_join")
+        self.ruler.before("text", _LITERAL, _literal)
 
     def parse(
         self,

@@ -54,8 +54,12 @@ def _parts(text: str, reading: Reading) -> Iterator[str | Embedded]:
         if not message:
             continue
         yield text[done : match.start(2)]
-        reader = html.read if html_tags.has_tags(message) else plain_text.read
-        yield Embedded(raw, message, reader(message, reading), _quoted)
+        if html_tags.has_tags(message):
+            # Programs differ in whether a message is HTML with references.
+            document = html.read(message, reading, html_tags.has_references(message))
+        else:
+            document = plain_text.read(message, reading)
+        yield Embedded(raw, message, document, _quoted)
         done = match.end(2)
     yield text[done:]
 

@@ -6,13 +6,15 @@ mark (`copying`). What is no part of a sentence's grammar, such as an emoji, it 
 """
 
 import dataclasses
-import functools
+import heapq
 import html
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 
 from transformer_jax.data.writing_systems import separates_words
-from transformer_jax.errors import UserError
+from transformer_jax.decoding.requests import described
+from transformer_jax.errors import UserError, UserTypeError
 from transformer_jax.text import html_tags, tagged_text
 from transformer_jax.text.tagged_text import Element, Item, Kept, Words
 from transformer_jax.text.words import FIRST_MARK, LAST_MARK
@@ -102,11 +104,9 @@ class Protection:
 
     def find(self, text: str) -> Iterator[tuple[int, int, bool]]:
         """(first character, end, whether it is shown) of each part, in order."""
-        pattern = _pattern(self.shown, self.hidden)
         parts: list[tuple[int, int, bool]] = []
-        for match in pattern.finditer(text) if pattern else ():
-            start, end = match.span()
-            is_shown = match.lastgroup == "shown"
+        for start, end, number in _matches((*self.hidden, *self.shown), text):
+            is_shown = number >= len(self.hidden)
             if is_shown:
                 start, end = _with_letters_around(text, start, end)
             if parts and start <= parts[-1][1] and is_shown and parts[-1][2]:
@@ -130,45 +130,55 @@ class Protection:
         if not (self.shown or self.hidden):
             return list(items)
         protected: list[Item] = []
-        for item in _merged(items):
-            if isinstance(item, Element):
-                inner = tuple(self.apply(item.items, escape, marks))
-                protected.append(dataclasses.replace(item, items=inner))
-            elif isinstance(item, Words):
-                protected += self._protected(item, escape, marks)
-            else:
+        for is_text, some in itertools.groupby(items, lambda item: isinstance(item, Words)):
+            if is_text:
+                texts = tagged_text.texts_of(some)
+                protected += self._protected(tagged_text.Run(texts, escape), marks)
+                continue
+            for item in some:
+                if isinstance(item, Element):
+                    inner = tuple(self.apply(item.items, escape, marks))
+                    item = dataclasses.replace(item, items=inner)
                 protected.append(item)
         return protected
 
-    def _protected(
-        self, words: Words, escape: Callable[[str], str], marks: Marks
-    ) -> Iterator[Item]:
-        text, plain, done = words.plain, "", 0
+    def _protected(self, run: tagged_text.Run, marks: Marks) -> Iterator[Item]:
+        done = 0
         stream: list[Words | Kept | tagged_text.Tag] = []
-        for start, end, is_shown in self.find(text):
-            plain += text[done:start]
-            part, done = text[start:end], end
-            raw = part if words.raw == words.plain else escape(part)
+        for start, end, is_shown in self.find(run.plain):
+            stream += run.cut(done, start)
+            part, raw, done = run.plain[start:end], run.raw(start, end), end
             if is_shown:
-                plain += marks.add(part, raw) or part
+                stream.append(Words(raw, marks.add(part, raw) or part))
             else:
-                part_of_tree = dataclasses.replace(html_tags.inline_part(part), raw=raw)
-                stream += [Words(plain, plain), part_of_tree]
-                plain = ""
-        plain += text[done:]
-        for tree in tagged_text.trees([*stream, Words(plain, plain)]):
+                stream.append(dataclasses.replace(html_tags.inline_part(part), raw=raw))
+        for tree in tagged_text.trees([*stream, *run.cut(done, len(run.plain))]):
             yield from [Kept(tree)] if isinstance(tree, str) else tree
 
 
-@functools.lru_cache(maxsize=64)
-def _pattern(shown: tuple[str, ...], hidden: tuple[str, ...]) -> re.Pattern[str] | None:
-    """Matches what is protected, as a group that says how; None where nothing is."""
-    groups = [
-        f"(?P<{name}>{'|'.join(f'(?:{one})' for one in patterns)})"
-        for name, patterns in (("hidden", hidden), ("shown", shown))
-        if patterns
-    ]
-    return re.compile("|".join(groups)) if groups else None
+def _matches(patterns: Sequence[str], text: str) -> Iterator[tuple[int, int, int]]:
+    """(first character, end, number of the pattern) of what matches, in order.
+
+    Of several that match at a place, the first does. Each is a regular expression of its own, so
+    that groups and flags of one do not concern the others.
+    """
+    compiled = [re.compile(pattern) for pattern in patterns]
+    waiting: list[tuple[int, int, int]] = []
+
+    def search(number: int, begin: int) -> None:
+        match = compiled[number].search(text, begin)
+        if match and match.end() > match.start():
+            heapq.heappush(waiting, (match.start(), number, match.end()))
+
+    for number in range(len(compiled)):
+        search(number, 0)
+    done = 0
+    while waiting:
+        start, number, end = heapq.heappop(waiting)
+        if start >= done:
+            yield start, end, number
+            done = end
+        search(number, done)
 
 
 NO_PROTECTION = Protection()
@@ -184,7 +194,11 @@ def of(patterns: Sequence[str] = (), usual: bool = True) -> Protection:
     Raises:
       UserError: one is no regular expression, or matches an empty text.
     """
+    if isinstance(patterns, str) or not isinstance(patterns, Sequence):
+        raise UserTypeError(f"`protect` is {described(patterns)}, not a list of expressions.")
     for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise UserTypeError(f"`protect` has {described(pattern)}, not only strings.")
         try:
             is_empty = re.compile(pattern).match("") is not None
         except re.error as error:
@@ -194,22 +208,6 @@ def of(patterns: Sequence[str] = (), usual: bool = True) -> Protection:
     if not usual:
         return Protection(tuple(patterns))
     return Protection((*patterns, *USUAL.values()), tuple(HIDDEN.values()))
-
-
-def _merged(items: Sequence[Item]) -> Iterator[Item]:
-    """The items, texts that follow each other as one."""
-    waiting: Words | None = None
-    for item in items:
-        if isinstance(item, Words):
-            before = waiting or Words("", "")
-            waiting = Words(before.raw + item.raw, before.plain + item.plain)
-            continue
-        if waiting:
-            yield waiting
-            waiting = None
-        yield item
-    if waiting:
-        yield waiting
 
 
 def _with_letters_around(text: str, start: int, end: int) -> tuple[int, int]:

@@ -57,6 +57,8 @@ class Preparer:
       calibration: of the model; None: it has none.
       has_confidence: whether translations come with their confidence, if it has one.
       has_links: whether words are linked where that is not needed.
+      longest: most tokens of a sentence with its end; longer ones are translated in parts. 0: as
+        many as the model reads.
     """
 
     engine: Any
@@ -67,6 +69,7 @@ class Preparer:
     calibration: Calibration | None = None
     has_confidence: bool = True
     has_links: bool = False
+    longest: int = 0
 
     @functools.cached_property
     def _stand_ins(self) -> tuple[str, ...]:
@@ -77,7 +80,7 @@ class Preparer:
         shown = [copying.shown(sentence.text, self._stand_ins) for sentence in sentences]
         encoder = self.engine.encoder(self.target_lang, self.source_lang)
         ids = encoder.source_ids([one.text for one in shown])
-        limit = encoder.max_len - 1  # the end symbol needs a position
+        limit = min(self.longest or encoder.max_len, encoder.max_len) - 1  # without the end
         return [
             [
                 self._part(sentence, part)

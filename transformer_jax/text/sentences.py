@@ -1,6 +1,7 @@
 """Texts of several sentences: split into sentences, and put together again from translations."""
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +18,11 @@ SPLITTINGS = (NO_SPLIT, SENTENCES, NO_LINES)
 _BREAK = re.compile(r"[\n\r\u2028\u2029]")
 _LINE = re.compile(r"[^\n\r\u2028\u2029]+")
 # What a line of a list or quotation begins with, which is not translated.
-_BULLET = re.compile(r"(?:[>#]+|[-*+•‣◦▪–—]|\(?(?:\d{1,3}|[a-z])[.)]|\(?[A-Z]\))(?=\s)\s+")
+_BULLET = re.compile(
+    r"(?:[>#]+|[-*+~•‣◦▪●○■□–—→⇒►▶➔➤☐☑☒✓✔✗✘]|\[[ xX]\]|\(?(?:\d{1,3}|[a-z])[.)]|\(?[A-Z]\)"
+    r"|\d{1,3}(?:\.\d{1,3})+\.|\d{1,3}(?:\.\d{1,3}){2,})(?=\s)\s+"
+)
+_SPACE = re.compile(r"\s")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +79,22 @@ def _parts(line: str, start: int, language: str) -> Iterator[tuple[str, int]]:
     begin = bullet.end() if bullet and bullet.end() < len(line) else 0
     start += begin
     code = languages.two_letters(language) if language else "en"
-    parts = list(sentencex.segment(code, line[begin:]))
-    for part in sentence_rules.corrected(parts, code):
+    for part in sentence_rules.corrected(_segments(line[begin:], code), code):
         yield part, start
         start += len(part)
+
+
+def _segments(line: str, code: str) -> list[str]:
+    """The sentences of a line as the library divides it."""
+    # One kind of space, because others make the library fail.
+    try:
+        parts = sentencex.segment(code, _SPACE.sub(" ", line))
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # which is no Exception
+            raise
+        raise RuntimeError(f"sentencex cannot divide {line!r} ({code}).") from error
+    ends = [*itertools.accumulate(map(len, parts))]
+    return [line[start:end] for start, end in itertools.pairwise([0, *ends])]
 
 
 def between(text: str, sentences: Sequence[Sentence], translations: Sequence[str]) -> list[str]:

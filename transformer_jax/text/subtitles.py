@@ -15,9 +15,10 @@ from transformer_jax.text.sentences import NO_LINES, SENTENCES
 from transformer_jax.text.tagged_text import Kept, Tag, Words
 
 _TIME = r"(?:\d+:)?\d+:\d+[.,]\d+"
-# The lines after one of times, up to an empty one.
+_TIMES = rf"[ \t]*{_TIME}[ \t]*-->[ \t]*{_TIME}"
+# The lines after one of times, up to an empty one, or the next one of times and its number.
 _CUE = re.compile(
-    rf"^[ \t]*{_TIME}[ \t]+-->[ \t]+{_TIME}.*\n((?:[ \t]*\S.*(?:\n|$))+)", re.MULTILINE
+    rf"^{_TIMES}.*\n((?:(?!(?:[ \t]*\d+[ \t]*\n)?{_TIMES})[ \t]*\S.*(?:\n|$))+)", re.MULTILINE
 )
 _MARKUP = re.compile(r"<(/?)([a-zA-Z]+)?[^<>]*>|\{[^{}]*\}")
 _WITHOUT_END = {None, "v"}  # times within a cue, and who speaks

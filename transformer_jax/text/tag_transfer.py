@@ -6,14 +6,47 @@ another are inside its run, and no two of them overlap, so the result is well-fo
 
 import bisect
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from scipy import sparse
 
-from transformer_jax.text.tagged_text import Element, Item, Kept, Words, plain_of
+from transformer_jax.text.tagged_text import Element, Item, Kept, Words, plain_of, raw_of
 
 _OCCUPIED = -1e9  # gain of a word that another element has
+
+
+@dataclasses.dataclass(frozen=True)
+class Gap:
+    """What is between two sentences, before the first or after the last one.
+
+    Attributes:
+      source: (first character, end) in the source.
+      start: its first character in the translation.
+      text: what is there.
+    """
+
+    source: tuple[int, int]
+    start: int
+    text: str
+
+    @property
+    def end(self) -> int:
+        """The character after it in the translation."""
+        return self.start + len(self.text)
+
+    def place_of(self, character: int, is_begin: bool) -> int:
+        """The place in the translation of a character in this gap of the source.
+
+        Args:
+          character: of the source.
+          is_begin: whether something begins there that continues after the gap.
+        """
+        first, last = self.source
+        if character == last and (is_begin or first < last):
+            return self.end
+        return self.start + min(character - first, len(self.text))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +60,8 @@ class Translated:
       source_words: the same of the source.
       weights: what each word attends to, `[words, source words]`.
       borders: words of the source before the end of each sentence -> those of the translation.
-      escape: writes text into the document.
+      gaps: between the sentences, the first one before them and the last one after them.
+      writes: each writes a part of a gap or sentence into the document, in their order.
     """
 
     text: str
@@ -36,17 +70,54 @@ class Translated:
     source_words: Sequence[tuple[int, int]]
     weights: sparse.csc_array
     borders: dict[int, int]
-    escape: Callable[[str], str]
+    gaps: Sequence[Gap]
+    writes: Sequence[Callable[[int, int], str]]
+
+    def write(self, start: int, end: int) -> str:
+        """A part of the translation as it is in the document."""
+        number = max(0, bisect.bisect_right(self._starts, start) - 1)
+        parts = []
+        while number < len(self.writes) and self._starts[number] < end:
+            begin, stop = self._starts[number], self._starts[number + 1]
+            if begin < stop:
+                parts.append(self.writes[number](max(start, begin) - begin, min(end, stop) - begin))
+            number += 1
+        return "".join(parts)
+
+    @functools.cached_property
+    def _starts(self) -> list[int]:
+        """Of each gap and sentence, and the end."""
+        starts = [place for gap in self.gaps for place in (gap.start, gap.end)]
+        return [*starts[: len(self.writes)], len(self.text)]
+
+    def place_of(self, character: int, is_begin: bool = False) -> int | None:
+        """The place of a character of a gap, as of `Gap.place_of`; None: it is in a sentence."""
+        number = bisect.bisect_right(self.gaps, character, key=lambda gap: gap.source[0]) - 1
+        gap = self.gaps[number]
+        if character > gap.source[1]:
+            return None
+        return gap.place_of(character, is_begin)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a child of an element is in the translation: a run of words, or before a word."""
+    """Where a child of an element is in the translation.
+
+    Attributes:
+      item: the child.
+      source: (first character, end) of it in the source.
+      run: its words, or none, before a word.
+      characters: (first, end) of it.
+      order: among its siblings.
+      is_in_gap: whether it has no words and is not in a sentence.
+    """
 
     item: Element | Kept
-    source: tuple[int, int]  # characters
-    run: tuple[int, int]  # words
-    order: int  # among its siblings
+    source: tuple[int, int]
+    run: tuple[int, int]
+    characters: tuple[int, int]
+    order: int
+    is_in_gap: bool = False
 
 
 def write(items: Sequence[Item], translated: Translated) -> str:
@@ -83,13 +154,14 @@ def _write(
             end += len(item.plain)
         else:
             size = len(plain_of(item.items)) if isinstance(item, Element) else 0
+            if isinstance(item, Element) and not size:
+                item = Kept(raw_of([item]))
             children.append((item, end, end + size))
             end += size
     out, position = [], characters[0]
-    for place in _places(children, (start, end), run, translated):
-        first, last = _characters(place, characters, translated)
-        first, last = max(first, position), max(last, position)
-        out.append(translated.escape(translated.text[position:first]))
+    for place in _places(children, (start, end), run, characters, translated):
+        first, last = (max(position, place_of) for place_of in place.characters)
+        out.append(translated.write(position, first))
         space_before, space_after = _spaces(place, first, last, translated)
         out.append(space_before)
         if isinstance(place.item, Kept):
@@ -99,12 +171,12 @@ def _write(
             out += [place.item.opening, inner, place.item.closing]
         out.append(space_after)
         position = last
-    return "".join([*out, translated.escape(translated.text[position : characters[1]])])
+    return "".join([*out, translated.write(position, characters[1])])
 
 
 def _spaces(place: _Place, first: int, last: int, translated: Translated) -> tuple[str, str]:
     """Spaces that are missing before and after what is between words, such as an image."""
-    if first < last:
+    if first < last or place.is_in_gap:
         return "", ""
     source, text = translated.source, translated.text
     start, end = place.source
@@ -117,9 +189,18 @@ def _places(
     children: Sequence[tuple[Element | Kept, int, int]],
     source: tuple[int, int],
     run: tuple[int, int],
+    characters: tuple[int, int],
     translated: Translated,
 ) -> list[_Place]:
-    """Where the children of an element are, in the order of the translation."""
+    """Where the children of an element are, in the order of the translation.
+
+    Args:
+      children: with their first characters and ends in the source.
+      source: first character and end of the element's content.
+      run: words of the element.
+      characters: of the element in the translation.
+      translated: the whole.
+    """
     first, last = run
     if not children:
         return []
@@ -141,14 +222,30 @@ def _places(
             gain[int(gain.argmax())] = 1
         begin, stop = _best_run(gain)
         free[begin:stop] = False
-        places.append(_Place(item, (start, end), (first + begin, first + stop), order))
+        of_item = (first + begin, first + stop)
+        around = _around((start, end), of_item, characters, translated)
+        places.append(_Place(item, (start, end), of_item, around, order))
     placed = {place.order for place in places}
     runs = sorted(place.run for place in places)
     for order, (item, start, end) in enumerate(children):
         if order not in placed:
             at = _outside(_position(start, (lo, hi), run, translated), runs)
-            places.append(_Place(item, (start, end), (at, at), order))
-    return sorted(places, key=lambda place: (place.run[0], place.run[1], place.order))
+            place, is_in_gap = _in_gap((start, end), characters, translated), True
+            if place is None:
+                before = _before_word(at, start, characters, translated)
+                place, is_in_gap = (before, before), False
+            places.append(_Place(item, (start, end), (at, at), place, order, is_in_gap))
+    return sorted(places, key=lambda place: (*place.characters, place.order))
+
+
+def _in_gap(
+    source: tuple[int, int], characters: tuple[int, int], translated: Translated
+) -> tuple[int, int] | None:
+    """First character and end of what is in a gap, if that is in the element around it."""
+    start, end = (translated.place_of(one) for one in source)
+    if start is None or end is None or not characters[0] <= start <= end <= characters[1]:
+        return None
+    return start, end
 
 
 def _best_run(gain: np.ndarray) -> tuple[int, int]:
@@ -194,23 +291,49 @@ def _outside(at: int, runs: Sequence[tuple[int, int]]) -> int:
     return at
 
 
-def _characters(
-    place: _Place, characters: tuple[int, int], translated: Translated
+def _around(
+    source: tuple[int, int],
+    run: tuple[int, int],
+    characters: tuple[int, int],
+    translated: Translated,
 ) -> tuple[int, int]:
-    """First character and end of a place."""
-    first, last = place.run
+    """First character and end of a run of words, in the element that it is in.
+
+    What an element encloses of the gaps around sentences it also encloses in the translation, and
+    of a word that is copied the same part.
+    """
+    words, (first, last) = translated.words, run
+    start, end = words[first][0], words[last - 1][1]
+    begin, stop = _words_in(translated.source_words, *source)
+    (word_start, word_end) = translated.source_words[begin]
+    if stop - begin == last - first == 1 and (
+        translated.source[word_start:word_end] == translated.text[start:end]
+    ):
+        return start + max(0, source[0] - word_start), end - max(0, word_end - source[1])
+    before, after = translated.place_of(source[0], is_begin=True), translated.place_of(source[1])
+    if before is not None and (words[first - 1][1] if first else 0) <= before <= start:
+        start = before
+    if after is not None and end <= after and (last == len(words) or after <= words[last][0]):
+        end = after
+    return _inside(start, characters), _inside(end, characters)
+
+
+def _before_word(
+    word: int, source_place: int, characters: tuple[int, int], translated: Translated
+) -> int:
+    """The place of what has no words, as in the source after a word, or before the next one."""
     words = translated.words
-    if first < last:
-        return words[first][0], words[last - 1][1]
-    # As in the source: after the word before it, or before the next one.
-    before = _words_begun(translated.source_words, place.source[0])
-    ends_word = before > 0 and translated.source_words[before - 1][1] >= place.source[0]
-    if first == len(words) or (ends_word and first > 0):
-        at = words[first - 1][1] if first else characters[0]
+    before = _words_begun(translated.source_words, source_place)
+    ends_word = before > 0 and translated.source_words[before - 1][1] >= source_place
+    if word == len(words) or (ends_word and word > 0):
+        place = words[word - 1][1] if word else characters[0]
     else:
-        at = words[first][0]
-    at = min(max(at, characters[0]), characters[1])
-    return at, at
+        place = words[word][0]
+    return _inside(place, characters)
+
+
+def _inside(place: int, characters: tuple[int, int]) -> int:
+    return min(max(place, characters[0]), characters[1])
 
 
 def _words_begun(words: Sequence[tuple[int, int]], character: int) -> int:

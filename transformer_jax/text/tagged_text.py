@@ -1,7 +1,9 @@
 """Text with inline tags, as a tree: what is translated, what encloses it, and what is kept."""
 
+import bisect
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 # Elements may enclose each other this often; a tag of one more stands for itself.
 MAX_DEPTH = 50
@@ -59,13 +61,53 @@ def raw_of(items: Iterable[Item]) -> str:
 
 def plain_of(items: Iterable[Item]) -> str:
     """The text of the items that is translated."""
-    parts = []
+    return "".join(one.plain for one in texts_of(items))
+
+
+class Run:
+    """Texts that follow one another.
+
+    Args:
+      words: the texts.
+      escape: writes text into the document.
+    """
+
+    def __init__(self, words: Iterable[Words], escape: Callable[[str], str]):
+        self._words, self._escape = list(words), escape
+        self._starts = [0, *itertools.accumulate(len(one.plain) for one in self._words)]
+        self.plain = "".join(one.plain for one in self._words)
+
+    def cut(self, start: int, end: int) -> list[Words]:
+        """The texts from character `start` to `end` of the plain text.
+
+        A text with escapes that is cut within is written again.
+        """
+        parts = []
+        number = max(0, bisect.bisect_right(self._starts, start) - 1)
+        while number < len(self._words) and self._starts[number] < end:
+            words, begin = self._words[number], self._starts[number]
+            plain = words.plain[max(0, start - begin) : end - begin]
+            is_cut = len(plain) < len(words.plain)
+            if not is_cut:
+                parts.append(words)
+            elif plain:
+                raw = plain if words.raw == words.plain else self._escape(plain)
+                parts.append(Words(raw, plain))
+            number += 1
+        return parts
+
+    def raw(self, start: int, end: int) -> str:
+        """The same as it is in the document."""
+        return "".join(one.raw for one in self.cut(start, end))
+
+
+def texts_of(items: Iterable[Item]) -> Iterator[Words]:
+    """The texts of the items, in order."""
     for item in items:
         if isinstance(item, Words):
-            parts.append(item.plain)
+            yield item
         elif isinstance(item, Element):
-            parts.append(plain_of(item.items))
-    return "".join(parts)
+            yield from texts_of(item.items)
 
 
 def has_markup(items: Sequence[Item]) -> bool:
@@ -83,7 +125,9 @@ def trees(stream: Sequence[Words | Kept | Tag]) -> Iterator[list[Item] | str]:
     open_elements: list[tuple[Tag, list[Item]]] = []
     items: list[Item] = []
     for index, part in enumerate(stream):
-        if not isinstance(part, Tag):
+        if isinstance(part, Words) and not part.plain:
+            items.append(Kept(part.raw))  # such as a reference to no character
+        elif not isinstance(part, Tag):
             items.append(part)
         elif index not in partners:
             # No element is open here: `_partners` pairs none around it.

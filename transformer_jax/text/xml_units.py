@@ -6,45 +6,28 @@ TMX: https://www.gala-global.org/tmx-14b
 
 import dataclasses
 import html
-import xml.parsers.expat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 from transformer_jax.errors import UserError
-from transformer_jax.text import tagged_text
+from transformer_jax.text import tagged_text, xml_nodes
 from transformer_jax.text.document import Document, Part, Reading
+from transformer_jax.text.languages import two_letters
 from transformer_jax.text.sentences import NO_LINES
 from transformer_jax.text.tagged_text import Kept, Tag, Words
+from transformer_jax.text.xml_nodes import Node
 
 # Elements that enclose text. Of others, such as ph and bpt, the content is no text.
 _PAIRED = {"g", "mrk", "pc", "hi"}
+# Two elements without text that enclose it: name of the first -> name of the second, and the
+# attributes of each that say which belong together, the first that is there.
+_CODES = {
+    "bpt": ("ept", ("rid", "i", "id"), ("rid", "i", "id")),
+    "bx": ("ex", ("rid", "id"), ("rid", "id")),
+    "sc": ("ec", ("id",), ("startRef",)),
+}
+_CLOSING_CODES = {closing: opening for opening, (closing, _, _) in _CODES.items()}
 _XML_LANG = ("xml:lang", "lang")
-
-
-@dataclasses.dataclass
-class _Node:
-    """A tag, text, or something else of a file, with its place in bytes.
-
-    Attributes:
-      kind: `open`, `close`, `text` or `other`.
-      start: of it.
-      name: of a tag, with its prefix.
-      attributes: of an opening tag.
-      text: of a text, without escapes.
-      end: of it; `start`, of the end of an element that is one tag.
-      partner: index of the closing tag.
-    """
-
-    kind: str
-    start: int
-    name: str = ""
-    attributes: dict[str, str] = dataclasses.field(default_factory=dict)
-    text: str = ""
-    end: int = 0
-    partner: int = -1
-
-    @property
-    def local_name(self) -> str:
-        return self.name.rpartition(":")[2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +58,11 @@ def read_xliff(text: str, reading: Reading) -> Document:
       UserError: the file is no XML, or has another root.
     """
     units = _Units(text, "xliff")
-    return Document(units.parts(units.targets(), reading.splitting), text, reading, _escape)
+    units.check_languages(reading.language, reading.target_language)
+    fillings = list(units.targets())
+    if fillings:
+        fillings = [*units.missing_target_language(reading.target_language), *fillings]
+    return Document(units.parts(iter(fillings), reading.splitting), text, reading, _escape)
 
 
 def read_tmx(text: str, reading: Reading) -> Document:
@@ -107,7 +94,7 @@ class _Units:
 
     def __init__(self, text: str, root: str):
         self._bytes = text.encode()
-        self._nodes = _nodes(self._bytes)
+        self._nodes = xml_nodes.read(self._bytes)
         first = next(node for node in self._nodes if node.kind == "open")
         if first.local_name != root:
             raise UserError(f"the root element is {first.name}, not {root}.")
@@ -117,15 +104,38 @@ class _Units:
         done = 0
         for filling in fillings:
             yield self._bytes[done : filling.place[0]].decode() + filling.before
-            for part in tagged_text.trees(list(self._stream(filling.source))):
+            for part in tagged_text.trees(_with_lone_codes_kept(self._stream(filling.source))):
                 yield part if isinstance(part, str) else (part, splitting or NO_LINES)
             yield filling.after
             done = filling.place[1]
         yield self._bytes[done:].decode()
 
+    def check_languages(self, language: str, target_language: str) -> None:
+        """Raises a `UserError` where an XLIFF file is of other languages."""
+        sides = {
+            "source": (("srcLang", "source-language"), language),
+            "target": (("trgLang", "target-language"), target_language),
+        }
+        for node in self._nodes:
+            for side, (names, wanted) in sides.items():
+                stated = [node.attributes[name] for name in names if name in node.attributes]
+                if stated and wanted and two_letters(stated[0]) != two_letters(wanted):
+                    raise UserError(
+                        f"the {side} language of the file is {stated[0]}, and that of the "
+                        f"translation {wanted}."
+                    )
+
+    def missing_target_language(self, target_language: str) -> Iterator[_Filling]:
+        """The attribute that a file of XLIFF 2 with targets has to have."""
+        root = next(node for node in self._nodes if node.kind == "open")
+        if "srcLang" in root.attributes and "trgLang" not in root.attributes and target_language:
+            place = root.end - 1
+            code = html.escape(target_language)
+            yield _Filling(range(0), (place, place), f' trgLang="{code}"', "")
+
     def targets(self) -> Iterator[_Filling]:
         """Those of the units and segments of XLIFF."""
-        parents: list[_Node] = []
+        parents: list[Node] = []
         for number, node in enumerate(self._nodes):
             if node.kind == "open":
                 is_unit = parents and parents[-1].local_name in ("trans-unit", "segment")
@@ -150,14 +160,16 @@ class _Units:
         indentation = ""
         before = self._nodes[source - 1]
         if before.kind == "text" and not before.text.strip():
-            # Text comes line by line.
-            lines = self._bytes[: opening.start].decode()
-            indentation = lines[len(lines.rstrip()) :]
-        end = self._nodes[opening.partner].end
+            indentation = self._indentation(source)
+        last = opening
+        for _, node in self._siblings_after(opening.partner):
+            if node.local_name == "seg-source":
+                last = node
+        end = self._nodes[last.partner].end
         tag = f"{prefix}target"
         yield _Filling(inner, (end, end), f"{indentation}<{tag}>", f"</{tag}>")
 
-    def _siblings_after(self, closing: int) -> Iterator[tuple[int, _Node]]:
+    def _siblings_after(self, closing: int) -> Iterator[tuple[int, Node]]:
         """The elements that follow another in their parent."""
         number = closing + 1
         while number < len(self._nodes) and self._nodes[number].kind != "close":
@@ -205,12 +217,22 @@ class _Units:
     def _new_variant(self, source: range, variant: int, target_language: str) -> _Filling:
         """A variant after another one, with its layout."""
         opening = self._nodes[variant]
-        lines = self._bytes[: opening.start].decode()
-        indentation = lines[len(lines.rstrip()) :]
+        indentation = self._indentation(variant)
         end = self._nodes[opening.partner].end
         code = html.escape(target_language)
         before = f'{indentation}<tuv xml:lang="{code}"><seg>'
         return _Filling(source, (end, end), before, "</seg></tuv>")
+
+    def _indentation(self, number: int) -> str:
+        """The white space before a node. Text comes line by line, as several nodes."""
+        first = number
+        while (
+            first
+            and self._nodes[first - 1].kind == "text"
+            and (not self._nodes[first - 1].text.strip())
+        ):
+            first -= 1
+        return self._bytes[self._nodes[first].start : self._nodes[number].start].decode()
 
     def _segment_of(self, variant: int) -> int | None:
         """The node of the text of a variant."""
@@ -233,8 +255,8 @@ class _Units:
             elif node.kind == "other":
                 yield Kept(raw)
             elif node.kind == "open" and node.local_name not in _PAIRED:
-                end = self._nodes[node.partner].end
-                yield Kept(self._bytes[node.start : end].decode())
+                raw = self._bytes[node.start : self._nodes[node.partner].end].decode()
+                yield _code(node, raw)
                 number = node.partner
             elif raw:
                 is_empty = self._nodes[node.partner].start == self._nodes[node.partner].end
@@ -243,72 +265,51 @@ class _Units:
             number += 1
 
 
-def _is_translated(parents: Sequence[_Node]) -> bool:
+def _code(node: Node, raw: str) -> Kept | Tag:
+    """An element without text: one of two that belong together, as a tag, or alone."""
+    opening = _CLOSING_CODES.get(node.local_name, node.local_name)
+    if opening not in _CODES:
+        return Kept(raw)
+    is_closing = node.local_name != opening
+    names = _CODES[opening][2 if is_closing else 1]
+    number = next((node.attributes[name] for name in names if name in node.attributes), "")
+    return Tag(raw, f"{opening} {number}", is_closing)
+
+
+def _with_lone_codes_kept(stream: Iterable[Words | Kept | Tag]) -> list[Words | Kept | Tag]:
+    """A stream in which codes without another, or that cross other tags, are no tags."""
+    parts = list(stream)
+    waiting: list[int] = []
+    for number, part in enumerate(parts):
+        if not isinstance(part, Tag):
+            continue
+        if not part.is_closing:
+            waiting.append(number)
+            continue
+        names = [cast(Tag, parts[place]).name for place in waiting]
+        last = max((n for n, name in enumerate(names) if name == part.name), default=-1)
+        is_crossing = any(" " not in name for name in names[last + 1 :])
+        if last < 0 or is_crossing:
+            parts[number] = Kept(part.raw)
+            continue
+        for place in waiting[last + 1 :]:
+            parts[place] = Kept(parts[place].raw)
+        del waiting[last:]
+    for place in waiting:
+        parts[place] = Kept(parts[place].raw)
+    return parts
+
+
+def _is_translated(parents: Sequence[Node]) -> bool:
     """Whether what is in these elements is to be translated."""
     said = [node.attributes["translate"] for node in parents if "translate" in node.attributes]
     is_alternative = any(node.local_name in ("alt-trans", "matches") for node in parents)
     return not is_alternative and (not said or said[-1] != "no")
 
 
-def _is_of(variant: _Node, language: str) -> bool:
+def _is_of(variant: Node, language: str) -> bool:
     """Whether a variant is in a language, of any country."""
     codes = [variant.attributes[name] for name in _XML_LANG if name in variant.attributes]
     wanted = language.replace("_", "-").lower()
     code = codes[0].replace("_", "-").lower() if codes else ""
     return code == wanted or code.split("-")[0] == wanted
-
-
-def _nodes(data: bytes) -> list[_Node]:
-    """Everything in a file, in its order. A CDATA section is one text."""
-    reader = _NodeReader(data)
-    try:
-        reader.parser.Parse(data, True)
-    except xml.parsers.expat.ExpatError as error:
-        reason = xml.parsers.expat.ErrorString(error.code)
-        raise UserError(f"line {error.lineno} is not valid XML: {reason}.") from error
-    reader.nodes[-1].end = len(data)
-    return reader.nodes
-
-
-class _NodeReader:
-    """Notes what the parser reads, and where."""
-
-    def __init__(self, data: bytes):
-        self.nodes: list[_Node] = []
-        self._data = data
-        self._waiting: list[int] = []  # elements that are open
-        self._in_section = False
-        self.parser = xml.parsers.expat.ParserCreate("utf-8")  # whatever the declaration says
-        self.parser.StartElementHandler = self._open
-        self.parser.EndElementHandler = self._close
-        self.parser.CharacterDataHandler = self._text
-        self.parser.DefaultHandler = self._other
-
-    def _add(self, node: _Node) -> None:
-        if self.nodes:
-            self.nodes[-1].end = node.start
-        self.nodes.append(node)
-
-    def _open(self, name: str, attributes: dict[str, str]) -> None:
-        self._waiting.append(len(self.nodes))
-        self._add(_Node("open", self.parser.CurrentByteIndex, name, attributes))
-
-    def _close(self, name: str) -> None:
-        opening = self._waiting.pop()
-        self.nodes[opening].partner = len(self.nodes)
-        self._add(_Node("close", self.parser.CurrentByteIndex, name, partner=opening))
-
-    def _text(self, text: str) -> None:
-        if self._in_section:
-            self.nodes[-1].text += text
-        else:
-            self._add(_Node("text", self.parser.CurrentByteIndex, text=text))
-
-    def _other(self, raw: str) -> None:
-        if raw == "<![CDATA[":
-            self._text("")
-            self._in_section = True
-        elif self._in_section:
-            self._in_section = False
-        else:
-            self._add(_Node("other", self.parser.CurrentByteIndex))
