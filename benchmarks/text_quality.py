@@ -11,6 +11,7 @@ glossary, confidence.
 import collections
 import dataclasses
 import html.parser
+import itertools
 import json
 import re
 import time
@@ -29,7 +30,14 @@ from transformer_jax.decoding import phrases
 from transformer_jax.decoding.requests import Request
 from transformer_jax.evaluation.corpus_metrics import corpus_scores
 from transformer_jax.runs import machine
-from transformer_jax.text import calibration, confidence, copying, documents, glossary
+from transformer_jax.text import (
+    calibration,
+    confidence,
+    copying,
+    documents,
+    glossary,
+    term_placement,
+)
 from transformer_jax.text.sentence_translator import Preparer
 
 FLAGS = flags.FLAGS
@@ -180,42 +188,92 @@ class _ConstrainedPreparer(Preparer):
 
 
 def measure_glossary(model: Translator) -> dict[str, Any]:
-    """Terms that are placed, and what they cost."""
-    terms = text_sets.glossary_terms(text_sets.read_pairs(f"{FLAGS.data}/train"))
-    rows = [(source, glossary.SEPARATOR.join(forms)) for source, forms in terms]
-    full = glossary.of_rows(rows)
-    inflecting = glossary.of_rows([(*row, glossary.INFLECT) for row in rows])
+    """Terms that are placed, what they cost, and what constraints of the search cost instead."""
+    train = text_sets.read_pairs(f"{FLAGS.data}/train")
+    usual = glossary.of_rows(
+        (source, glossary.SEPARATOR.join(forms), glossary.INFLECT)
+        for source, forms in text_sets.usual_terms(train)
+    )
     pairs = _pairs()
     sources, references = [one for one, _ in pairs], [one for _, one in pairs]
-    plain = [one.text for one in model.translate(sources)]
-    terms_of = [full.find(source) for source in sources]
-    agreed = [
-        [term for term in some if any(phrases.contains(ref, form) for form in term.forms)]
-        for some, ref in zip(terms_of, references, strict=True)
+    in_reference = [
+        glossary.Glossary(
+            term
+            for term in usual.find(source)
+            if any(phrases.contains(reference, form, term.inflect) for form in term.forms)
+        )
+        for source, reference in pairs
     ]
-    result: dict[str, Any] = {"terms": len(rows), "bleu": corpus_scores(plain, references).bleu}
-    inflected = [
-        [one for one in inflecting.find(source) if one.source in {term.source for term in some}]
-        for source, some in zip(sources, terms_of, strict=True)
-    ]
-    for name, by_sentence in (
-        ("in_reference", agreed),
-        ("all", terms_of),
-        ("all_with_inflections", inflected),
-    ):
-        requests = [
-            glossary.Glossary(some).request(Request(source))
-            for source, some in zip(sources, by_sentence, strict=True)
+    result: dict[str, Any] = {
+        "usual terms in the reference": _terms(model, sources, references, in_reference),
+        "usual terms": _terms(model, sources, references, [usual] * len(pairs)),
+    }
+    chosen = text_sets.synonym_pairs(pairs)
+    synonyms = glossary.of_rows(
+        (source, glossary.SEPARATOR.join(forms))
+        for source, (_, forms) in text_sets.SYNONYMS.items()
+    )
+    sources = [source for source, _, _ in chosen]
+    result["synonyms"] = {
+        "bleu_of_usual_words": corpus_scores(
+            [one.text for one in model.translate(sources)], [plain for _, plain, _ in chosen]
+        ).bleu,
+        **_terms(model, sources, [other for _, _, other in chosen], [synonyms] * len(chosen)),
+    }
+    empty = term_placement.translate(
+        model, glossary.Glossary([]), list(map(Request, sources)), attention=model.alignment
+    )
+    plain = model.translate(sources)
+    result["same_without_terms"] = [best.text for best, *_ in empty] == [one.text for one in plain]
+    return result
+
+
+def _terms(
+    model: Translator,
+    sources: Sequence[str],
+    references: Sequence[str],
+    glossaries: Sequence[glossary.Glossary],
+) -> dict[str, Any]:
+    """Of each way to translate: terms that are in the translations, BLEU and seconds."""
+    requests = list(map(Request, sources))
+    tokenizers, room = model.engine.tokenizers, model.engine.max_len // 2
+
+    def placed() -> list[str]:
+        outputs: list[str] = []
+        groups = itertools.groupby(range(len(requests)), lambda number: id(glossaries[number]))
+        for _, group in groups:
+            numbers = [*group]
+            translations = term_placement.translate(
+                model,
+                glossaries[numbers[0]],
+                [requests[number] for number in numbers],
+                attention=model.alignment,
+            )
+            outputs += [best.text for best, *_ in translations]
+        return outputs
+
+    def constrained() -> list[str]:
+        wanted = [
+            term_placement.constrained(some, request, tokenizers, room)
+            for some, request in zip(glossaries, requests, strict=True)
         ]
-        outputs = [one.text for one in model.translate(requests)]
+        return [one.text for one in model.translate(wanted)]
+
+    ways: dict[str, Callable[[], list[str]]] = {
+        "without terms": lambda: [one.text for one in model.translate(sources)],
+        "placed": placed,
+        "constraints of the search": constrained,
+    }
+    by_sentence = [some.find(source) for some, source in zip(glossaries, sources, strict=True)]
+    result: dict[str, Any] = {"applicable": sum(map(len, by_sentence))}
+    for name, translate in ways.items():
+        started = time.perf_counter()
+        outputs = translate()
         result[name] = {
-            "applicable": sum(map(len, by_sentence)),
-            "placed_before": _placed(plain, by_sentence),
-            "placed": _placed(outputs, by_sentence),
+            "terms": _placed(outputs, by_sentence),
             "bleu": corpus_scores(outputs, references).bleu,
+            "seconds": time.perf_counter() - started,
         }
-    empty = [glossary.Glossary([]).request(Request(source)) for source in sources]
-    result["same_without_terms"] = [one.text for one in model.translate(empty)] == plain
     return result
 
 

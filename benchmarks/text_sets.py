@@ -27,6 +27,20 @@ NUMBERS = {
     "nine": ("neun",),
     "ten": ("zehn",),
 }
+# English, the word that models write, and others that a glossary may ask for: the forms of the
+# singular, that of most cases last.
+SYNONYMS = {
+    "man": ("Mann", ("Herr", "Herrn")),
+    "dog": ("Hund", ("Rüde", "Rüden")),
+    "woman": ("Frau", ("Dame",)),
+    "boy": ("Junge", ("Bub", "Buben")),
+    "girl": ("Mädchen", ("Mädel",)),
+    "street": ("Straße", ("Gasse",)),
+    "ball": ("Ball", ("Kugel",)),
+    "shirt": ("Hemd", ("Gewand",)),
+    "water": ("Wasser", ("Nass",)),
+    "bench": ("Bank", ("Sitzbank",)),
+}
 # Phrases that names take the place of: English, and what they are in German as the case demands.
 REPLACED = {
     "A man": ("Ein Mann",),
@@ -183,26 +197,64 @@ def _cut(text: str, phrase: str) -> tuple[str, str]:
     return text[: match.start()], text[match.end() :]
 
 
-def glossary_terms(
-    training: Sequence[Pair], least: int = 40, most: int = 300
+def usual_terms(
+    training: Sequence[Pair], least: int = 40, covered: float = 0.85, most_forms: int = 4
 ) -> list[tuple[str, list[str]]]:
-    """(English noun, German words that it is translated to) of a corpus, by their Dice coefficient.
+    """(English word, German nouns) of a corpus: what a lexicon of it would have.
 
-    German words that begin with a capital letter are nouns.
+    German words that begin with a capital letter within a sentence are nouns. The nouns of a word
+    are those by which most targets are covered of the sources that have it.
+
+    Args:
+      training: the corpus.
+      least: sources that have the word.
+      covered: share of their targets that have one of the nouns.
+      most_forms: nouns of a word.
     """
-    english: collections.Counter[str] = collections.Counter()
-    german: collections.Counter[str] = collections.Counter()
-    both: collections.Counter[tuple[str, str]] = collections.Counter()
-    for source, target in training:
-        words = {*re.findall(r"[a-z]{3,}", source)}
-        nouns = {*re.findall(r"\b[A-ZÄÖÜ][a-zäöüß]{2,}", target[1:])}
-        english.update(words)
-        german.update(nouns)
-        both.update((word, noun) for word in words for noun in nouns)
-    forms: dict[str, list[tuple[float, str]]] = collections.defaultdict(list)
-    for (word, noun), count in both.items():
-        dice = 2 * count / (english[word] + german[noun])
-        if count >= least and dice > 0.3:
-            forms[word].append((dice, noun))
-    terms = sorted(forms.items(), key=lambda one: -max(one[1])[0])[:most]
-    return [(word, [noun for _, noun in sorted(nouns, reverse=True)[:3]]) for word, nouns in terms]
+    english: dict[str, list[int]] = collections.defaultdict(list)
+    german: list[set[str]] = []
+    counts: collections.Counter[str] = collections.Counter()
+    for number, (source, target) in enumerate(training):
+        for word in {*re.findall(r"[a-z]{3,}", source)}:
+            english[word].append(number)
+        german.append({*re.findall(r"\b[A-ZÄÖÜ][a-zäöüß]{2,}", target[1:])})
+        counts.update(german[-1])
+    terms = []
+    for word, numbers in sorted(english.items()):
+        if len(numbers) < least:
+            continue
+        forms: list[str] = []
+        left = [german[number] for number in numbers]
+        while len(forms) < most_forms and len(left) > (1 - covered) * len(numbers):
+            nouns = collections.Counter(noun for one in left for noun in one)
+            # Nouns that are more frequent without the word belong to others.
+            likely = {n: c for n, c in nouns.items() if c > 0.3 * counts[n] and c >= 3}
+            if not likely:
+                break
+            forms.append(max(sorted(likely), key=lambda noun: likely[noun]))
+            left = [one for one in left if forms[-1] not in one]
+        if forms and len(left) <= (1 - covered) * len(numbers):
+            terms.append((word, forms))
+    return terms
+
+
+def synonym_pairs(pairs: Sequence[Pair]) -> list[tuple[str, str, str]]:
+    """(source, reference, reference with the synonyms) of those that have usual words of them."""
+    results = []
+    for source, target in pairs:
+        words = [word for word in SYNONYMS if _places(source.lower(), word)]
+        usual = [_places_of_noun(target, SYNONYMS[word][0]) for word in words]
+        if not words or any(len(places) != 1 for places in usual):
+            continue
+        other = target
+        for word in words:
+            forms = SYNONYMS[word][1]
+            (match,) = _places_of_noun(other, SYNONYMS[word][0])
+            form = forms[-1] if match[1] else forms[0]
+            other = other[: match.start()] + form + other[match.end() :]
+        results.append((source, target, other))
+    return results
+
+
+def _places_of_noun(text: str, noun: str) -> list[re.Match[str]]:
+    return list(re.finditer(rf"\b{noun}(en|n|es|s)?\b", text))

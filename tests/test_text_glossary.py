@@ -1,15 +1,18 @@
 """Glossaries: which terms are in a text, files that are wrong, and terms in translations."""
 
+import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from tests.conftest import transformer_jax
 from transformer_jax.decoding import phrases
 from transformer_jax.decoding.phrases import OneOf
 from transformer_jax.decoding.requests import Request
+from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError
-from transformer_jax.text import glossary
+from transformer_jax.text import glossary, term_placement
 
 ROWS = [
     ("red hat", "roter Hut|roten Hut"),
@@ -44,13 +47,125 @@ def test_terms_are_found_by_hand(text, wanted):
     assert [term.source for term in glossary.of_rows(ROWS).find(text)] == wanted
 
 
-def test_a_term_is_a_phrase_also_at_the_beginning_of_a_sentence():
-    terms = glossary.of_rows([("a", "rot|Rot|blau", "inflect, case")])
-    request = terms.request(Request("A a", phrases=("x",), line=3))
-    forms = ("rot", "Rot", "blau", "Blau")
-    assert request == Request("A a", phrases=("x", OneOf(forms, may_continue=True)), line=3)
-    assert terms.request(Request("b")) == Request("b")
+def test_occurrences_are_counted_in_words():
+    places = glossary.of_rows(ROWS).occurrences("A red hat, two hats.")
+    assert [(one.term.source, one.first, one.end) for one in places] == [
+        ("red hat", 1, 3),
+        ("hat", 5, 6),
+    ]
     assert not glossary.of_rows([])
+
+
+def test_a_term_is_a_phrase_also_at_the_beginning_of_a_sentence(tokenizers):
+    terms = glossary.of_rows([("a", "rot|Rot|blau", "inflect, case")])
+    forms = ("rot", "Rot", "blau", "Blau")
+    wanted = Request("A a", phrases=("x", OneOf(forms, may_continue=True)), line=3)
+    request = Request("A a", phrases=("x",), line=3)
+    assert term_placement.constrained(terms, request, tokenizers, 20) == wanted
+    assert term_placement.constrained(terms, request, tokenizers, 0) == request  # no room
+    assert term_placement.constrained(terms, Request("b"), tokenizers, 20) == Request("b")
+
+
+def translation(text, attention):
+    """One whose tokens are its words."""
+    words = text.split()
+    return Translation(
+        text,
+        -1.0,
+        -2.0,
+        tuple("▁" + word for word in words),
+        (),
+        attention=np.asarray(attention, float),
+    )
+
+
+def aligned(source, text, links):
+    """The translation in which word t attends to source word s of each link (s, t)."""
+    attention = np.zeros((len(text.split()), len(source.split())))
+    for s, t in links:
+        attention[t, s] = 1
+    source_tokens = tuple("▁" + word for word in source.split())
+    return dataclasses.replace(translation(text, attention), source_tokens=source_tokens)
+
+
+# (source, translation, links, terms, drafts); a form is in the place of the words that attend most.
+PLACED = [
+    ("a dog runs", "ein Hund rennt", [(0, 0), (1, 1), (2, 2)], "dog=Rüde", ["ein Rüde rennt"]),
+    ("dogs run", "Hunde rennen", [(0, 0), (1, 1)], "dogs=hübsche Rüden", ["Hübsche Rüden rennen"]),
+    ("a dog", "ein Hund", [(0, 0), (1, 1)], "dog=Rüde|Rüden", ["ein Rüde", "ein Rüden"]),
+    ("a dog", "ein Rüde", [(0, 0), (1, 1)], "dog=Rüde|Rüden", []),  # it is there
+    ("a dog", "ein Rüde", [(0, 0), (1, 1)], "dog=Hund", ["ein Hund"]),
+    ("a dog", "ein Tier", [(0, 0), (0, 1)], "dog=Hund", []),  # nothing attends to it
+    (
+        "the red hat",
+        "der Hut ist rot",
+        [(0, 0), (2, 1), (1, 3)],
+        "red hat=Rothut",
+        ["der Rothut ist rot"],
+    ),
+    (
+        "an ice cream",
+        "ein Eis am Stiel",
+        [(0, 0), (1, 1), (2, 2), (2, 3)],
+        "ice cream=Glace",
+        ["ein Glace"],
+    ),
+    ("dog and dog", "Hund und Hund", [(0, 0), (1, 1), (2, 2)], "dog=Rüde", ["Rüde und Rüde"]),
+    ("dog and dog", "Rüde und Hund", [(0, 0), (1, 1), (2, 2)], "dog=Rüde", ["Rüde und Rüde"]),
+    ("dog , cat", "Hund , Katze", [(0, 0), (1, 1), (2, 2)], "dog=A;cat=B|C", ["A , B", "A , C"]),
+]
+
+
+@pytest.mark.parametrize(("source", "text", "links", "rows", "wanted"), PLACED)
+def test_terms_take_the_place_of_the_words_that_attend_to_them(source, text, links, rows, wanted):
+    terms = glossary.of_rows([row.split("=") for row in rows.split(";")])
+    before = aligned(source, text, links)
+    drafts = term_placement.drafts(source, terms.occurrences(source), before)
+    assert [one.text for one in drafts] == wanted
+    for one in drafts:
+        for start, end, *_ in one.replaced:
+            forms = {form for term in terms.terms for form in term.phrase.forms}
+            assert one.text[start:end] in forms
+
+
+def test_new_tokens_attend_as_those_before_did():
+    draft = term_placement.Draft("ein großer Rüde rennt", ((4, 15, 4, 8),))
+    before = translation("ein Hund rennt", np.eye(3))
+    tokens = ("▁ein", "▁gro", "ßer", "▁Rüde", "▁ren", "nt")
+    wanted = [[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]]
+    np.testing.assert_allclose(draft.tokens_before(before, tokens), wanted)
+
+
+def test_there_are_not_too_many_drafts():
+    source = " ".join(f"w{n}" for n in range(8))
+    terms = glossary.of_rows((f"w{n}", "|".join(f"x{n}y{m}" for m in range(4))) for n in range(8))
+    before = aligned(source, " ".join(f"v{n}" for n in range(8)), [(n, n) for n in range(8)])
+    drafts = term_placement.drafts(source, terms.occurrences(source), before)
+    assert 16 <= len(drafts) <= 32
+    assert all(f"x{n}y" in one.text.casefold() for one in drafts for n in range(8))
+
+
+def test_translations_with_terms_are_what_the_model_says_of_them(translator):
+    terms = glossary.of_rows([("two", "neun|acht")])
+    requests = [Request("one two"), Request("three"), Request("two hundred and two")]
+    results = term_placement.translate(
+        translator, terms, requests, attention=translator.alignment, n_best=3, beam_size=3
+    )
+    tokenizer = translator.tokenizers.target
+    plain = translator.translate([one.text for one in requests], n_best=3, beam_size=3)
+    assert [one.text for one in results[1]] == [one.text for one in plain[1]]
+    for request, ranked in zip(requests, results, strict=True):
+        best = ranked[0]
+        assert tokenizer.decode(list(best.ids)) == best.text
+        assert best.attention.shape == (len(best.tokens), len(best.source_tokens))
+        assert len(best.token_log_probs) == len(best.tokens) + 1
+        score = translator.score(request.text, best.text)
+        assert best.log_prob == pytest.approx(score, abs=1e-3)
+        if "two" in request.text:
+            forms = ("neun", "acht", "Neun", "Acht")
+            assert not best.unmet
+            for one in ranked:
+                assert any(phrases.contains(one.text, form) for form in forms)
 
 
 WRONG = [
@@ -94,7 +209,7 @@ def test_glossaries_are_given_in_several_ways(tmp_path):
         glossary.of(tmp_path / "none.tsv")
 
 
-def test_documents_have_the_terms_of_their_sentences(translator):
+def test_documents_have_the_terms_of_their_sentences(translator, monkeypatch):
     text = "one two.\n\nthree"
     plain = translator.translate_document(text)
     with_terms = translator.translate_document(text, glossary=[("two", "neun|acht")], guards=False)
@@ -106,6 +221,12 @@ def test_documents_have_the_terms_of_their_sentences(translator):
     unmet = translator.translate_document(text, glossary=[("two", "漢字漢字" * 20)], guards=False)
     assert unmet.sentences[0].unmet
     assert "漢字" in unmet.sentences[0].unmet[0]
+    # Attention places terms whatever the search; without it, only constraints can.
+    sampled = translator.translate_document(text, glossary=[("two", "neun")], method="sample")
+    assert "neun" in sampled.text.casefold()
+    monkeypatch.setattr(type(translator), "alignment", None)
+    forced = translator.translate_document(text, glossary=[("two", "neun")], guards=False)
+    assert "neun" in forced.text.casefold()
     with pytest.raises(UserError, match="`glossary`: phrases need beam search"):
         translator.translate_document(text, glossary=[("two", "x")], method="sample")
 

@@ -27,7 +27,7 @@ from transformer_jax.decoding.requests import PHRASES_NEED_BEAMS, Request, windo
 from transformer_jax.decoding.scoring import PairScores
 from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError
-from transformer_jax.text import glossary
+from transformer_jax.text import glossary, term_placement
 from transformer_jax.text.glossary import Glossary
 
 T = TypeVar("T")
@@ -90,9 +90,8 @@ def given_flags(names: Sequence[str]) -> list[str]:
 
 def check_phrases(method: str) -> None:
     """Refuses phrases to a method that does not search, before anything is read."""
-    for name in ("phrases", "glossary"):
-        if FLAGS[name].value and method != "beam":
-            raise UserError(f"--{name}: " + PHRASES_NEED_BEAMS.format(method=method))
+    if FLAGS.phrases and method != "beam":
+        raise UserError("--phrases: " + PHRASES_NEED_BEAMS.format(method=method))
 
 
 def read_glossary() -> Glossary | None:
@@ -136,23 +135,29 @@ def _translation_lines(
     translator: Translator, columns: dict[str, Lines], output: ResumableOutput
 ) -> Iterator[str]:
     """What is written for each line of the input that is not done yet."""
+    terms = read_glossary()
     attention = None
     if FLAGS.alignment or FLAGS.attention:
         attention = _attention(translator)
+    elif terms:
+        attention = translator.alignment
+    settings = {
+        "n_best": FLAGS.n_best,
+        "target_lang": FLAGS.target_lang,
+        "source_lang": FLAGS.source_lang,
+        "attention": attention,
+        "confidence": FLAGS.confidence,
+        "window": FLAGS.window,
+        "on_error": FLAGS.on_error,
+        **search_flags.given(),
+    }
 
     def translate(requests: Iterator[Request], ready: Ready) -> Iterator[list[Translation]]:
-        return translator.translate_iterable(
-            requests,
-            n_best=FLAGS.n_best,
-            target_lang=FLAGS.target_lang,
-            source_lang=FLAGS.source_lang,
-            attention=attention,
-            confidence=FLAGS.confidence,
-            window=FLAGS.window,
-            on_error=FLAGS.on_error,
-            ready=ready,
-            **search_flags.given(),
-        )
+        if terms is None:
+            yield from translator.translate_iterable(requests, ready=ready, **settings)
+            return
+        for window in windows(requests, FLAGS.window, ready):
+            yield from term_placement.translate(translator, terms, window, **settings)
 
     output_format = _output_format()
     requests = output.remaining(request for request, _ in _rows(columns, translator))
@@ -211,7 +216,7 @@ def _rows(
     num_context = context.num_sentences(
         translator.config.data, translator.tokenizers, FLAGS.context_sentences
     )
-    terms, before = read_glossary(), Previous[str](num_context)
+    before = Previous[str](num_context)
     for number, values in enumerate(itertools.zip_longest(*columns.values()), start=1):
         row = dict(zip(columns, values, strict=True))
         ended = next((name for name, value in row.items() if value is None), None)
@@ -227,7 +232,7 @@ def _rows(
             line=number,
         )
         before.add(text.strip())
-        yield terms.request(request) if terms else request, row.get("score")
+        yield request, row.get("score")
 
 
 def _ready(columns: dict[str, Lines]) -> bool:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,12 @@ def _without_space(tokenizer: Tokenizer, text: str, ids: list[int]) -> list[int]
 
 
 def contains(output: str, phrase: str, may_continue: bool = False) -> bool:
-    """Whether `output` contains `phrase`, between word boundaries if its script has them.
+    """Whether `output` contains `phrase`, as of `places`."""
+    return any(True for _ in places(output, phrase, may_continue))
+
+
+def places(output: str, phrase: str, may_continue: bool = False) -> Iterator[int]:
+    """Where `output` contains `phrase`, between word boundaries if its script has them.
 
     Args:
       output: text.
@@ -112,9 +117,8 @@ def contains(output: str, phrase: str, may_continue: bool = False) -> bool:
         starts = start == 0 or _is_boundary(output[start - 1], phrase[0])
         ends = may_continue or end == len(output) or _is_boundary(phrase[-1], output[end])
         if starts and ends:
-            return True
+            yield start
         start = output.find(phrase, start + 1)
-    return False
 
 
 def missing(output: str, phrases: Sequence[Phrase]) -> tuple[str, ...]:

@@ -1,20 +1,23 @@
 """Texts of several sentences on their way through the scheduler: split, checked, put together."""
 
+import concurrent.futures
 import dataclasses
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+from transformer_jax.decoding.requests import Request
 from transformer_jax.decoding.translation import Translation, join_parts
 from transformer_jax.errors import UserError
 from transformer_jax.serving.context import off_loop
 from transformer_jax.serving.errors import ServiceError
-from transformer_jax.serving.jobs import Job
+from transformer_jax.serving.jobs import Job, ScoreJob
 from transformer_jax.serving.served_model import ServedModel
-from transformer_jax.serving.submitted import Submitted, cancel, translations_in_order
+from transformer_jax.serving.submitted import cancel, in_order, translations_in_order
 from transformer_jax.text import documents
 from transformer_jax.text.document import Document, SentenceTranslation
 from transformer_jax.text.documents import DocumentOptions, TranslatedSentence
 from transformer_jax.text.sentence_translator import Part, Preparer, join
+from transformer_jax.text.term_placement import Placement
 from transformer_jax.text.words import words_of
 
 _JOINING_COST = 10  # of a character, compared with one that is only split into sentences
@@ -105,7 +108,7 @@ class ServedText:
             raise ServiceError(400, f"The text: {error}") from error
         self._languages = (source_lang, target_lang)
         self._groups = self._preparer.parts(self._document.sentences)
-        self._submitted: Submitted = []
+        self._submitted: list[concurrent.futures.Future[Any]] = []
 
     @property
     def _source_lang(self) -> str:
@@ -126,19 +129,27 @@ class ServedText:
         Raises:
           ServiceError: as of `ServedModel.submit`.
         """
-        self._submitted = self.model.submit(self._job(self._parts, self._wanted.n_best))
+        parts = self._parts
+        job = self._job(
+            [part.request for part in parts], self._wanted.n_best, self._needs_attention(parts)
+        )
+        self._submitted = [*self.model.submit(job)]
 
     def cancel(self) -> None:
         """Frees the places of its sentences."""
         cancel(self._submitted)
 
-    def _job(self, parts: Sequence[Part], n_best: int) -> Job:
-        wanted, model = self._wanted, self.model
+    def _needs_attention(self, parts: Sequence[Part]) -> bool:
+        is_possible = self.model.can_align or self._wanted.alignment
+        return self._preparer.needs_attention(parts) and is_possible
+
+    def _job(self, requests: Sequence[Request], n_best: int, needs_attention: bool) -> Job:
+        wanted = self._wanted
         return Job(
-            [part.request for part in parts],
+            requests,
             wanted.client,
             n_best,
-            self._preparer.needs_attention(parts) and (model.can_align or wanted.alignment),
+            needs_attention,
             *self._languages,
             wanted.search,
             wanted.timeout_ms,
@@ -150,7 +161,8 @@ class ServedText:
         Raises:
           ServiceError: as of `translations_in_order`.
         """
-        hypotheses = [best async for best in translations_in_order(self._submitted)]
+        hypotheses = [best async for best in translations_in_order([*self._submitted])]
+        hypotheses = await self._with_terms(self._parts, hypotheses)
         cost = _JOINING_COST * len(self._text)
         results = await off_loop(cost, self._results, self._parts, hypotheses)
         for search in self.model.retries:
@@ -171,11 +183,56 @@ class ServedText:
         self, parts: Sequence[Part], search: Mapping[str, Any]
     ) -> list[tuple[Translation, SentenceTranslation]]:
         """The translation of each part by another search."""
-        submitted = self.model.submit(self._job(parts, 1), search)
-        self._submitted = [*self._submitted, *submitted]
-        again = [best async for best in translations_in_order(submitted)]
+        job = self._job([part.request for part in parts], 1, self._needs_attention(parts))
+        again = await self._with_terms(parts, await self._translations(job, search))
         results = self._results(parts, again)
         return [(best[0], one[0]) for best, one in zip(again, results, strict=True)]
+
+    async def _translations(
+        self, job: Job, retry: Mapping[str, Any] | None = None
+    ) -> list[list[Translation]]:
+        submitted = self.model.submit(job, retry)
+        self._submitted += submitted
+        return [best async for best in translations_in_order(submitted)]
+
+    async def _with_terms(
+        self, parts: Sequence[Part], hypotheses: Sequence[list[Translation]]
+    ) -> list[list[Translation]]:
+        """The translations of parts with the terms of the glossary, where there is one.
+
+        Where there is no room or time for it, `unmet` says which are missing.
+        """
+        glossary, wanted = self._preparer.glossary, self._wanted
+        if glossary is None:
+            return [*hypotheses]
+        texts = [part.request.text for part in parts]
+        best = [ranked[0] for ranked in hypotheses]
+        cost = _JOINING_COST * sum(map(len, texts))
+        placement = await off_loop(cost, Placement, glossary, texts, best, self._preparer.engine)
+        pairs = [(texts[number], target) for number, target in placement.pairs]
+        try:
+            submitted = self.model.submit_pairs(
+                ScoreJob(pairs, wanted.client, *self._languages, wanted.timeout_ms)
+            )
+            self._submitted += submitted
+            scores = [one async for one in in_order(submitted)]
+            placed = await off_loop(cost, placement.result, scores)
+            lacking = [number for number, one in enumerate(placed) if one.unmet]
+            if lacking and self.model.can_constrain(wanted.search):
+                some = [parts[number] for number in lacking]
+                job = self._job(
+                    [self._preparer.constrained(part.request) for part in some],
+                    1,
+                    self._needs_attention(some),
+                )
+                for number, (other, *_) in zip(lacking, await self._translations(job), strict=True):
+                    placed[number] = placement.better(number, placed[number], other)
+        except ServiceError:
+            placed = placement.unplaced()
+        return [
+            [one, *(other for other in ranked[1:] if placement.has_all(number, other))]
+            for number, (one, ranked) in enumerate(zip(placed, hypotheses, strict=True))
+        ]
 
     def _results(
         self, parts: Sequence[Part], hypotheses: Sequence[list[Translation]]

@@ -22,6 +22,7 @@ from transformer_jax.serving.compiled_searches import PHRASE_ROOM, CompiledSearc
 from transformer_jax.serving.errors import ServiceError
 from transformer_jax.serving.jobs import Job, Limits, ScoreJob
 from transformer_jax.serving.submitted import Submitted, cancel
+from transformer_jax.text.term_placement import why_no_terms
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -102,8 +103,16 @@ class ServedModel:
 
     @property
     def can_place_terms(self) -> bool:
-        """Whether its own search places phrases."""
-        method = self.translator.config.decode.method
+        """Whether its translations can have terms of a glossary."""
+        return not why_no_terms(self.translator, {})
+
+    def can_constrain(self, search: Mapping[str, Any]) -> bool:
+        """Whether a search can be forced to write phrases.
+
+        Args:
+          search: fields of `DecodeConfig` that differ from the model's own.
+        """
+        method = search.get("method", self.translator.config.decode.method)
         return not self.translator.engine.runner.why_no_phrases(method)
 
     @property

@@ -19,6 +19,7 @@ from transformer_jax.text.guards import Guards
 from transformer_jax.text.protection import NO_PROTECTION, Protection
 from transformer_jax.text.sentence_translator import Preparer, SentenceTranslator
 from transformer_jax.text.sentences import NO_SPLIT, SPLITTINGS
+from transformer_jax.text.term_placement import why_no_terms
 from transformer_jax.text.words import words_of
 
 AUTO = "auto"  # as the language of a document: it is detected
@@ -214,7 +215,7 @@ def preparer(
     Raises:
       UserError: terms cannot be placed by this method, or by this engine.
     """
-    if options.glossary and (why_not := model.engine.runner.why_no_phrases(method)):
+    if options.glossary and (why_not := why_no_terms(model, {"method": method})):
         raise UserError(f"`glossary`: {why_not}")
     data = model.config.data
     codes = (source_lang or data.source_lang, target_lang or data.target_lang)

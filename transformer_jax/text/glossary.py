@@ -11,7 +11,7 @@ from etils import epath
 
 from transformer_jax.data import text_lines
 from transformer_jax.decoding.phrases import OneOf
-from transformer_jax.decoding.requests import Request, described
+from transformer_jax.decoding.requests import described
 from transformer_jax.errors import UserError, UserTypeError, did_you_mean
 from transformer_jax.text.words import words_of
 
@@ -88,19 +88,24 @@ class Glossary:
         return hashlib.sha256(repr(self.terms).encode()).hexdigest()
 
     def find(self, text: str) -> list[Term]:
-        """The terms in a text, each once, in its order. Of terms that overlap, the longest."""
+        """The terms in a text, each once, in its order."""
+        return list(dict.fromkeys(one.term for one in self.occurrences(text)))
+
+    def occurrences(self, text: str) -> "list[Occurrence]":
+        """Where terms are in a text, in its order. Of terms that overlap, the longest."""
         words, place = words_of(text), 0
-        terms: list[Term] = []
+        places: list[Occurrence] = []
         while place < len(words):
             best = max(
                 (entry for entry in self._entries(words[place]) if entry.begins(words[place:])),
                 key=lambda entry: len(entry.words),
                 default=None,
             )
+            size = len(best.words) if best else 1
             if best:
-                terms.append(best.term)
-            place += len(best.words) if best else 1
-        return list(dict.fromkeys(terms))
+                places.append(Occurrence(best.term, place, place + size))
+            place += size
+        return places
 
     def _entries(self, word: str) -> "Iterator[_Entry]":
         """Those that may begin with a word, which may be longer than theirs."""
@@ -108,10 +113,14 @@ class Glossary:
         for size in range(1, len(start) + 1):
             yield from self._by_start.get(start[:size], ())
 
-    def request(self, request: Request) -> Request:
-        """A request with what its translation has to contain."""
-        phrases = tuple(term.phrase for term in self.find(request.text))
-        return dataclasses.replace(request, phrases=(*request.phrases, *phrases))
+
+@dataclasses.dataclass(frozen=True)
+class Occurrence:
+    """A term in a text: its words, from `first` to before `end`, as `text.words` counts them."""
+
+    term: Term
+    first: int
+    end: int
 
 
 @dataclasses.dataclass(frozen=True)

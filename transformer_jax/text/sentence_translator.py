@@ -5,13 +5,12 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from transformer_jax.decoding import WINDOW, long_texts, phrases
+from transformer_jax.decoding import WINDOW, long_texts
 from transformer_jax.decoding.alignment import AttentionChoice
-from transformer_jax.decoding.phrases import OneOf, Phrase
 from transformer_jax.decoding.requests import Request, windows
 from transformer_jax.decoding.translation import Confidence, Translation
 from transformer_jax.errors import UserError
-from transformer_jax.text import copying, word_links
+from transformer_jax.text import copying, term_placement, word_links
 from transformer_jax.text.calibration import Calibration
 from transformer_jax.text.copying import STAND_INS, Marked, Shown
 from transformer_jax.text.document import DocumentSentence, SentenceTranslation
@@ -34,14 +33,12 @@ class Part:
     Attributes:
       shown: what the model sees.
       request: for it.
-      needs_links: whether tags or marks are in its sentence.
-      too_long: terms for which the translation has no room.
+      needs_links: whether tags, marks or terms are in its sentence.
     """
 
     shown: Shown
     request: Request
     needs_links: bool
-    too_long: tuple[Phrase, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +70,8 @@ class Preparer:
 
     @functools.cached_property
     def _stand_ins(self) -> tuple[str, ...]:
-        return (*(self.calibration.stand_ins if self.calibration else ()), *STAND_INS)
+        known = (*(self.calibration.stand_ins if self.calibration else ()), *STAND_INS)
+        return tuple(one for one in known if not (self.glossary and self.glossary.find(one)))
 
     def parts(self, sentences: Sequence[DocumentSentence]) -> list[list[Part]]:
         """What is translated of each sentence: one part, or several of a long one."""
@@ -90,28 +88,15 @@ class Preparer:
         ]
 
     def _part(self, sentence: DocumentSentence, shown: Shown) -> Part:
-        needs_links = self.has_links or sentence.has_markup or bool(shown.marks)
-        request = Request(shown.text, context=sentence.context)
-        too_long: tuple[Phrase, ...] = ()
-        if self.glossary:
-            request, too_long = self._with_room(self.glossary.request(request))
-        return Part(shown, request, needs_links, too_long)
+        has_terms = self.glossary is not None and bool(self.glossary.find(shown.text))
+        needs_links = self.has_links or sentence.has_markup or bool(shown.marks) or has_terms
+        return Part(shown, Request(shown.text, context=sentence.context), needs_links)
 
-    def _with_room(self, request: Request) -> tuple[Request, tuple[Phrase, ...]]:
-        """A request with the terms that fit into half of a translation, and the others."""
-        kept: list[str | OneOf] = []
-        too_long: list[Phrase] = []
+    def constrained(self, request: Request) -> Request:
+        """A request whose search has to place the terms of its text."""
+        assert self.glossary
         room = self.engine.max_len // 2
-        for asked in request.phrases:
-            phrase = phrases.encode(self.engine.tokenizers.target, asked)
-            if phrase is None:
-                continue
-            if phrase.most_tokens <= room:
-                kept.append(asked)
-                room -= phrase.most_tokens
-            else:
-                too_long.append(phrase)
-        return dataclasses.replace(request, phrases=tuple(kept)), tuple(too_long)
+        return term_placement.constrained(self.glossary, request, self.engine.tokenizers, room)
 
     def _split(self, shown: Shown, ids: Sequence[int], limit: int) -> list[Shown]:
         """Parts of a sentence that the model reads at once.
@@ -146,8 +131,7 @@ class Preparer:
         if confidence:
             confidence = Confidence(confidence.sentence, marked.confidences)
         flags = self.guards.problems(part.shown.text, translation.text) if self.guards else ()
-        unmet = (*translation.unmet, *phrases.missing(translation.text, part.too_long))
-        return SentenceTranslation(marked.text, marked.links, flags, unmet, confidence)
+        return SentenceTranslation(marked.text, marked.links, flags, translation.unmet, confidence)
 
     def needs_attention(self, parts: Iterable[Part]) -> bool:
         """Whether translations of the parts need attention and log-probabilities."""
@@ -232,7 +216,7 @@ class SentenceTranslator:
                 num_given += 1
         for search in RETRIES:
             caught = [number for number in range(num_given, len(parts)) if results[number].flags]
-            again = [number for number in caught if self._is_possible(search, parts[number])]
+            again = caught if self._is_possible(search) else []
             outputs = self._search([parts[number] for number in again], search)
             for number, result in zip(again, outputs, strict=True):
                 if len(result.flags) < len(results[number].flags):
@@ -244,21 +228,29 @@ class SentenceTranslator:
     ) -> Iterator[SentenceTranslation]:
         if not parts:
             return
-        translations = self.model.translate_iterable(
-            [part.request for part in parts],
-            attention=self.attention if self.preparer.needs_attention(parts) else None,
-            target_lang=self.preparer.target_lang,
-            source_lang=self.preparer.source_lang,
-            **{**self.settings, **search},
-        )
+        requests = [part.request for part in parts]
+        settings = {
+            "attention": self.attention if self.preparer.needs_attention(parts) else None,
+            "target_lang": self.preparer.target_lang,
+            "source_lang": self.preparer.source_lang,
+            **self.settings,
+            **search,
+        }
+        translations: Iterable[Translation]
+        if self.preparer.glossary:
+            hypotheses = term_placement.translate(
+                self.model, self.preparer.glossary, requests, **settings
+            )
+            translations = [best for best, *_ in hypotheses]
+        else:
+            translations = self.model.translate_iterable(requests, **settings)
         for part, translation in zip(parts, translations, strict=True):
             yield self.preparer.result(part, translation)
 
-    def _is_possible(self, search: Mapping[str, Any], part: Part) -> bool:
-        """Whether the engine can do a search, with the phrases of a part."""
+    def _is_possible(self, search: Mapping[str, Any]) -> bool:
+        """Whether the engine can do a search."""
         try:
             self.model.settings(settings={**self.settings, **search})
         except UserError:
             return False
-        why_not = self.model.engine.runner.why_no_phrases(search["method"])
-        return not (part.request.phrases and why_not)
+        return True
