@@ -11,7 +11,6 @@ glossary, confidence.
 import collections
 import dataclasses
 import html.parser
-import itertools
 import json
 import re
 import time
@@ -187,6 +186,23 @@ class _ConstrainedPreparer(Preparer):
         return dataclasses.replace(part, request=request)
 
 
+class _InReference(glossary.Glossary):
+    """Those terms of a glossary that the reference of a text has too."""
+
+    def __init__(self, terms: glossary.Glossary, references: dict[str, str]):
+        super().__init__(terms.terms)
+        self._references = references
+
+    def occurrences(self, text: str) -> list[glossary.Occurrence]:
+        """Those whose term is in the reference."""
+        reference = self._references[text]
+        return [
+            one
+            for one in super().occurrences(text)
+            if any(phrases.contains(reference, form, one.term.inflect) for form in one.term.forms)
+        ]
+
+
 def measure_glossary(model: Translator) -> dict[str, Any]:
     """Terms that are placed, what they cost, and what constraints of the search cost instead."""
     train = text_sets.read_pairs(f"{FLAGS.data}/train")
@@ -196,17 +212,10 @@ def measure_glossary(model: Translator) -> dict[str, Any]:
     )
     pairs = _pairs()
     sources, references = [one for one, _ in pairs], [one for _, one in pairs]
-    in_reference = [
-        glossary.Glossary(
-            term
-            for term in usual.find(source)
-            if any(phrases.contains(reference, form, term.inflect) for form in term.forms)
-        )
-        for source, reference in pairs
-    ]
+    in_reference = _InReference(usual, dict(pairs))
     result: dict[str, Any] = {
         "usual terms in the reference": _terms(model, sources, references, in_reference),
-        "usual terms": _terms(model, sources, references, [usual] * len(pairs)),
+        "usual terms": _terms(model, sources, references, usual),
     }
     chosen = text_sets.synonym_pairs(pairs)
     synonyms = glossary.of_rows(
@@ -218,7 +227,7 @@ def measure_glossary(model: Translator) -> dict[str, Any]:
         "bleu_of_usual_words": corpus_scores(
             [one.text for one in model.translate(sources)], [plain for _, plain, _ in chosen]
         ).bleu,
-        **_terms(model, sources, [other for _, _, other in chosen], [synonyms] * len(chosen)),
+        **_terms(model, sources, [other for _, _, other in chosen], synonyms),
     }
     empty = term_placement.translate(
         model, glossary.Glossary([]), list(map(Request, sources)), attention=model.alignment
@@ -232,31 +241,18 @@ def _terms(
     model: Translator,
     sources: Sequence[str],
     references: Sequence[str],
-    glossaries: Sequence[glossary.Glossary],
+    terms: glossary.Glossary,
 ) -> dict[str, Any]:
     """Of each way to translate: terms that are in the translations, BLEU and seconds."""
     requests = list(map(Request, sources))
     tokenizers, room = model.engine.tokenizers, model.engine.max_len // 2
 
     def placed() -> list[str]:
-        outputs: list[str] = []
-        groups = itertools.groupby(range(len(requests)), lambda number: id(glossaries[number]))
-        for _, group in groups:
-            numbers = [*group]
-            translations = term_placement.translate(
-                model,
-                glossaries[numbers[0]],
-                [requests[number] for number in numbers],
-                attention=model.alignment,
-            )
-            outputs += [best.text for best, *_ in translations]
-        return outputs
+        outputs = term_placement.translate(model, terms, requests, attention=model.alignment)
+        return [best.text for best, *_ in outputs]
 
     def constrained() -> list[str]:
-        wanted = [
-            term_placement.constrained(some, request, tokenizers, room)
-            for some, request in zip(glossaries, requests, strict=True)
-        ]
+        wanted = [term_placement.constrained(terms, one, tokenizers, room) for one in requests]
         return [one.text for one in model.translate(wanted)]
 
     ways: dict[str, Callable[[], list[str]]] = {
@@ -264,7 +260,7 @@ def _terms(
         "placed": placed,
         "constraints of the search": constrained,
     }
-    by_sentence = [some.find(source) for some, source in zip(glossaries, sources, strict=True)]
+    by_sentence = [terms.find(source) for source in sources]
     result: dict[str, Any] = {"applicable": sum(map(len, by_sentence))}
     for name, translate in ways.items():
         started = time.perf_counter()

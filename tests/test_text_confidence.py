@@ -290,3 +290,20 @@ def test_a_calibration_is_written_and_read(tmp_path):
     calibration.write(dataclasses.replace(one, attention=None), tmp_path)
     assert calibration.read(tmp_path).attention is None
     assert calibration.read(tmp_path / "none") is None
+
+
+def test_confidence_does_not_rise_for_what_is_unlikely():
+    rng = np.random.default_rng(0)
+    # Features that say nearly the same, as mean and least log-probability do.
+    log_probs = -rng.exponential(0.4, 500)
+    features = np.column_stack([log_probs, np.exp(log_probs), 3 * log_probs])
+    features[:, 2] += 0.3 * rng.normal(size=500)
+    scores = np.clip(np.exp(log_probs) - 0.1 * features[:, 2] - 0.3, 0, 1)
+    free = confidence.fit(features, scores)
+    assert min(free.weights) < 0
+    fitted = confidence.fit(features, scores, num_rising=3)
+    assert min(fitted.weights) >= 0
+    steps = -np.linspace(0, 20, 50)
+    values = fitted(np.column_stack([steps, np.exp(steps), 3 * steps]))
+    assert (np.diff(values) <= 0).all()
+    assert values[-1] < 0.3

@@ -383,3 +383,34 @@ def test_documents_that_cannot_be_translated_are_refused(tmp_path, tiny_run, fla
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_documents_refuse_settings_and_files_that_they_cannot_have(translator, tiny_run, tmp_path):
+    for settings, message in (
+        ({"n_best": 2}, "There is no search setting n_best"),
+        ({"attention": None}, "There is no search setting attention"),
+        ({"splitting": "x"}, "`splitting` is 'x', not one of 0, 1, nonewlines"),
+        ({"protect": "dog"}, "`protect` is a str"),
+    ):
+        with pytest.raises(UserError, match=message):
+            translator.translate_document("one", **settings)
+    with pytest.raises(UserError, match="no valid text: character 0"):
+        translator.translate_document("\ud800 one")
+    page = tmp_path / "page.txt"
+    page.write_text("one")
+    flags = [f"--workdir={tiny_run[1]}", "--document", f"--input={page}"]
+    done_file = tmp_path / "out.done.jsonl"
+    output = tmp_path / "out"
+    done = transformer_jax("decode", *flags, f"--output={output}", f"--sentences={done_file}")
+    assert done.returncode == 2
+    assert "--sentences is the file of finished sentences; give it another" in done.stderr
+    done_file.write_text("of the user")
+    done = transformer_jax("decode", *flags, f"--output={output}")
+    assert done.returncode == 2
+    assert "there is a file that is not of an interrupted job" in done.stderr
+    assert done_file.read_text() == "of the user"
+    terms = tmp_path / "terms.tsv"
+    terms.write_text("one\teins\n")
+    done = transformer_jax("decode", *flags, f"--glossary={terms}", f"--output={terms}")
+    assert done.returncode == 2
+    assert "--output and --glossary are the same file" in done.stderr

@@ -84,7 +84,9 @@ def _check_outputs() -> bool:
             )
         if FLAGS.sentences:
             inputs = {f"--{name}": FLAGS[name].value for name in ("input", "output", "glossary")}
-            inputs["the file of finished sentences"] = str(unfinished)
+            for name, path in (("--output", FLAGS.output), ("finished sentences", unfinished)):
+                if os.path.abspath(FLAGS.sentences) == os.path.abspath(path):
+                    raise UserError(f"--sentences is the file of {name}; give it another name.")
             check_not_overwritten(FLAGS.sentences, inputs, "--sentences")
             check_writable(FLAGS.sentences)
     return True

@@ -161,7 +161,7 @@ class Document:
         """Whether a paragraph has markup within."""
         return any(sentence.has_markup for sentence in self.sentences)
 
-    def after(self, text: str) -> "Document":
+    def preceded_by(self, text: str) -> "Document":
         """This document, with a text before it that stays as it is."""
         self._parts.insert(0, text)
         return self

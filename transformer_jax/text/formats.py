@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import PurePath
 
+from transformer_jax.decoding.requests import check_text
 from transformer_jax.errors import UserError, did_you_mean
 from transformer_jax.text import html, markdown, plain_text, po, subtitles, xml_units
 from transformer_jax.text.document import Document, Reading
@@ -45,15 +46,16 @@ def read(text: str, format: str, reading: Reading) -> Document:
       reading: how it is read.
 
     Raises:
-      UserError: an unknown format, or a text that is not of this format.
+      UserError: an unknown format, a text that is not of this format, or invalid Unicode.
     """
     if format not in READERS:
         raise UserError(
             f"There is no format {format}{did_you_mean(format, READERS)} There are "
             f"{', '.join(READERS)}."
         )
+    check_text(text)
     document = READERS[format](text.removeprefix(_BOM), reading)
-    return document.after(_BOM) if text.startswith(_BOM) else document
+    return document.preceded_by(_BOM) if text.startswith(_BOM) else document
 
 
 def of_file(path: str) -> str | None:

@@ -11,7 +11,7 @@ from etils import epath
 
 from transformer_jax.data import text_lines
 from transformer_jax.decoding.phrases import OneOf
-from transformer_jax.decoding.requests import described
+from transformer_jax.decoding.requests import check_text, described
 from transformer_jax.errors import UserError, UserTypeError, did_you_mean
 from transformer_jax.text.words import words_of
 
@@ -152,7 +152,7 @@ def read(path: epath.PathLike) -> Glossary:
       UserError: there is no such file, or a line is wrong.
     """
     path = epath.Path(path)
-    if not path.exists():
+    if not path.exists() or path.is_dir():
         raise UserError(f"There is no glossary {path}.")
     lines = enumerate(text_lines.read_lines(path), start=1)
     return Glossary(
@@ -205,6 +205,11 @@ def _term(line: str, place: str) -> Term:
             f"{place}{len(columns)} columns instead of source, tab, target, and if need be "
             "another tab and flags."
         )
+    for column in columns:
+        try:
+            check_text(column)
+        except UserError as error:
+            raise UserError(f"{place}{error}") from error
     flags = {flag.strip() for flag in columns[2].split(",")} - {""} if len(columns) > 2 else set()
     for flag in sorted(flags - {*FLAGS}):
         raise UserError(f"{place}there is no flag {flag}{did_you_mean(flag, FLAGS)}")

@@ -48,7 +48,7 @@ def read(text: str, reading: Reading) -> Document:
     start = metadata.end() if metadata else 0
     parts = _parts(text[start:], reading.splitting or NO_LINES)
     document = Document(parts, text, reading, _escape)
-    return document.after(text[:start]) if start else document
+    return document.preceded_by(text[:start]) if start else document
 
 
 def _escape(text: str) -> str:
