@@ -82,6 +82,10 @@ CODES = [
     ),
     ('a <bpt id="1">x</bpt>b<ept id="1">y</ept>', '<bpt id="1">x</bpt>B<ept id="1">y</ept> A'),
     ('a <bx id="1"/>b<ex id="1"/>', '<bx id="1"/>B<ex id="1"/> A'),
+    (
+        'a <bx id="1"/>b <g id="2">c <ex id="1"/>d</g>',
+        '<g id="2">D C <ex id="1"/></g> B A <bx id="1"/>',
+    ),
     ('a <g id="1"><bx id="1"/>b</g> c<ex id="1"/>', 'C <g id="1"><bx id="1"/>B</g> A<ex id="1"/>'),
 ]
 
@@ -128,6 +132,8 @@ def test_patterns_are_expressions_of_their_own():
     patterns = protection.of([r"(?i)acme", r"(a)\1", r"(?P<shown>x)(?P<n>y)"], usual=False)
     parts = [(start, end) for start, end, _ in patterns.find("ACME aa aaa xy")]
     assert parts == [(0, 4), (5, 7), (8, 11), (12, 14)]
+    patterns = protection.of([r"\+-", r"-\."], usual=False)
+    assert [one[:2] for one in patterns.find("+-. -.")] == [(0, 2), (4, 6)]
     for wrong in ("dog", None, [3]):
         with pytest.raises(UserError, match="`protect`"):
             protection.of(wrong)
