@@ -44,6 +44,7 @@ LEFT = [
     ("thirty-four", "vierunddreißig"),
     ("Yes.", "Ja."),
     ("The ⁇ sign.", "Das Zeichen ⁇."),
+    ("One million people", "1000000 Menschen"),
 ]
 
 

@@ -61,6 +61,8 @@ def test_sentences_show_words_in_the_place_of_marks():
     sentence = copying.shown(f"{A} has {B} of {A}.", ("one", "has", "Two"))
     # Other ones than those of the sentence; at its beginning with a capital letter.
     assert sentence.text == "One has Two of One."
+    # Nor one that may be a form of theirs.
+    assert copying.shown(f"The bands of {A}", ("band", "ban", "two")).text == "The bands of two"
     many = copying.shown(" ".join(chr(0xF0000 + n) for n in range(10)), ("a", "b"))
     assert many.text == "A b a b a b a b a b"
     assert copying.shown("x1 X2 X3 X4 X5 X6 X7 X8 " + A).text.endswith(" X9")
@@ -82,6 +84,8 @@ PLACED = [
     ("Mails", [(6, 0, 0.9), (5, 0, 0.1)], f"{A} {B} Mails"),
     ("Hallo, Mails", [(0, 0, 1.0), (6, 2, 1.0)], f"Hallo {A} {B}, Mails"),
     ("X1 und X1 X2", (), f"{A} und {B}"),  # written once more
+    # The translation of another word, which only looks like it.
+    ("X1 und X1 X2", [(1, 0, 1.0), (6, 2, 1.0), (5, 3, 1.0)], f"{A} und X1 {B}"),
     ("", (), f"{A} {B}"),
 ]
 

@@ -1,5 +1,6 @@
 """Documents as they are written when every sentence has changed: what is between them has not."""
 
+import dataclasses
 import random
 import re
 
@@ -146,13 +147,15 @@ def test_the_language_of_a_document_is_that_of_its_text(translator):
     assert text == "Der Hund läuft über die Straße und bellt laut."
 
 
-def test_a_document_is_cut_where_the_model_was_trained_to(translator, monkeypatch):
-    data = translator.config.data
+def test_a_document_is_cut_where_the_model_was_trained_to(translator):
     text = ", ".join(["one two three"] * 12)
+    sentences_of_document = read(text, "txt").sentences
     preparer = documents.preparer(translator, documents.options())
-    (parts,) = preparer.parts(read(text, "txt").sentences)
+    assert preparer.longest == translator.config.data.max_len
+    preparer = dataclasses.replace(preparer, longest=20)
+    (parts,) = preparer.parts(sentences_of_document)
     encoder = translator.engine.encoder("", "")
     sizes = [len(ids) for ids in encoder.source_ids([part.request.text for part in parts])]
     assert len(parts) > 1
-    assert max(sizes) < data.max_len
+    assert max(sizes) < 20
     assert ", ".join(part.request.text.rstrip(",") for part in parts) == text
