@@ -10,7 +10,9 @@ from fastapi.testclient import TestClient
 
 from tests.serving_model import prepared
 from transformer_jax.serving.app import create_app
+from transformer_jax.serving.errors import ServiceError
 from transformer_jax.serving.service import Service
+from transformer_jax.text import term_placement
 from transformer_jax.text.calibration import Calibration
 from transformer_jax.text.confidence import Logistic
 from transformer_jax.text.guards import Guards
@@ -113,6 +115,23 @@ def test_terms_of_a_request_are_placed_or_said(client):
         answer = client.post("/v1/translate", json={"texts": [text], "glossary": terms})
         assert answer.status_code == 400
         assert message in answer.json()["error"]["message"]
+
+
+def test_terms_are_forced_where_no_word_belongs_to_them(client, model, monkeypatch):
+    monkeypatch.setattr(term_placement, "_LEAST_SHARE", 2.0)  # more than any word attends
+    asked = {"glossary": [["two", "neun"]], "guards": False}
+    got = translate(client, "one two", **asked)
+    assert "neun" in got["text"].casefold()
+    assert got["sentences"][0]["unmet"] == []
+
+    def refuse(job):
+        raise ServiceError(429, "The queue is full.")
+
+    # Without room for another search, the translation comes and says what it lacks.
+    monkeypatch.setattr(model, "submit_pairs", refuse)
+    got = translate(client, "one two", **asked)
+    assert got["text"] == model.translator.translate("one two").text
+    assert "neun" in got["sentences"][0]["unmet"][0]
 
 
 def test_more_terms_than_programs_have_room_for_are_said(client):
