@@ -15,8 +15,9 @@ import markdown_it
 
 from tests.conftest import transformer_jax
 from transformer_jax.errors import UserError
-from transformer_jax.text import formats, sentences
+from transformer_jax.text import sentences
 from transformer_jax.text.document import Document, Reading, SentenceTranslation
+from transformer_jax.text.formats import readers
 from transformer_jax.text.protection import NO_PROTECTION, Protection
 from transformer_jax.text.sentences import NO_LINES, NO_SPLIT
 from transformer_jax.text.words import words_of
@@ -65,7 +66,7 @@ def read(
     target_language: str = "",
     protection: Protection = NO_PROTECTION,
 ) -> Document:
-    return formats.read(text, format, Reading(language, splitting, target_language, protection))
+    return readers.read(text, format, Reading(language, splitting, target_language, protection))
 
 
 def shown(document: Document) -> list[str]:
@@ -303,9 +304,9 @@ def test_hard_cases_of_tags(source, numbers, wanted):
 
 
 def test_formats_are_known_by_name():
-    assert formats.of_file("a/b.HTM") == "html"
-    assert formats.of_file("README.md") == "md"
-    assert formats.of_file("a.pdf") is None
+    assert readers.format_of("a/b.HTM") == "html"
+    assert readers.format_of("README.md") == "md"
+    assert readers.format_of("a.pdf") is None
     with pytest.raises(UserError, match="no format htm; did you mean html"):
         read("", "htm")
 

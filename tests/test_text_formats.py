@@ -14,8 +14,8 @@ from tests.test_text_documents import read as read_document
 from transformer_jax.commands.decode import DOCUMENT_FORMATS
 from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError
-from transformer_jax.text import formats
 from transformer_jax.text.document import Document, SentenceTranslation
+from transformer_jax.text.formats import readers
 
 # Each file with @@ where its translations are missing: the text there, translated to itself.
 PO = r"""# Head
@@ -274,5 +274,5 @@ def test_an_identity_engine_gives_the_same_bytes(format, translator, monkeypatch
 
 
 def test_the_flag_has_every_format():
-    assert set(DOCUMENT_FORMATS) == set(formats.READERS)
-    assert set(formats.ENDINGS.values()) == set(formats.READERS)
+    assert set(DOCUMENT_FORMATS) == set(readers.READERS)
+    assert set(readers.ENDINGS.values()) == set(readers.READERS)

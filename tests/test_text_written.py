@@ -11,8 +11,9 @@ pytest.importorskip("markdown_it")
 
 from tests.test_text_documents import reversed_words
 from transformer_jax.errors import UserError
-from transformer_jax.text import documents, formats, protection, sentences
+from transformer_jax.text import documents, protection, sentences
 from transformer_jax.text.document import Document, Reading, SentenceTranslation
+from transformer_jax.text.formats import readers
 from transformer_jax.text.words import words_of
 
 # (format, source): the words one, two and three are translated, and nothing else.
@@ -54,7 +55,7 @@ def translated(document: Document, change) -> str:
 
 
 def read(text: str, format: str) -> Document:
-    return formats.read(text, format, Reading("en", "", "de", protection.of()))
+    return readers.read(text, format, Reading("en", "", "de", protection.of()))
 
 
 @pytest.mark.parametrize(("format", "source"), SOURCES)

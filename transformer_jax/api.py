@@ -282,7 +282,7 @@ class Translator(TextSubmitter, TextScorer):
 
         Args:
           text: of the document.
-          format: a name of `text.formats.READERS`, such as `txt`, `md`, `html`, `po`, `srt`.
+          format: a name of `text.formats.readers.READERS`: `txt`, `md`, `html`, `po`, `srt`, …
           glossary: terms that translations have to contain: a file (`text.glossary.read`), rows
             of (source, target) or (source, target, flags), or a `text.glossary.Glossary`.
           protect: regular expressions of what no translation may change.

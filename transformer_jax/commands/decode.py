@@ -39,7 +39,7 @@ HELP = CommandHelp(
     resumes=True,
 )
 
-# Names of `text.formats.READERS`, which needs packages of an extra.
+# Names of `text.formats.readers.READERS`, which needs packages of an extra.
 DOCUMENT_FORMATS = ("txt", "md", "html", "po", "xliff", "tmx", "srt", "vtt")
 
 

@@ -7,22 +7,18 @@ separator, and then its own (Tiedemann and Scherrer, 2017). Its target is of the
 import collections
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from transformer_jax.config import DataConfig
+from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
-
-if TYPE_CHECKING:
-    from transformer_jax.data.tokenizer_pair import TokenizerPair
-
-SEPARATOR = "<context>"  # a token that no text can spell
 
 T = TypeVar("T")
 
 
-def num_sentences(config: DataConfig, tokenizers: "TokenizerPair", asked: int | None = None) -> int:
+def num_sentences(config: DataConfig, tokenizers: TokenizerPair, asked: int | None = None) -> int:
     """Sentences before a text that a model reads.
 
     Args:

@@ -15,6 +15,7 @@ import sentencepiece
 from transformer_jax.errors import UserError
 
 TokenizerState = dict[str, Any]  # an object of JSON
+CONTEXT_SEPARATOR = "<context>"  # after a sentence before a source; no text can spell it
 
 # From 0.2.2 on, SentencePiece samples differently in each process, whatever its seed.
 UNSEEDED_SAMPLING = tuple(map(int, sentencepiece.__version__.split(".")[:3])) >= (0, 2, 2)

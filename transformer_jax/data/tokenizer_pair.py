@@ -14,9 +14,8 @@ from etils import epath
 
 from transformer_jax import paths
 from transformer_jax.config import ModelConfig
-from transformer_jax.data import context
 from transformer_jax.data.foreign_tokenizers import JsonTokenizer, VocabularyTokenizer
-from transformer_jax.data.tokenizer import Tokenizer, TokenizerState
+from transformer_jax.data.tokenizer import CONTEXT_SEPARATOR, Tokenizer, TokenizerState
 from transformer_jax.errors import UserError
 
 
@@ -103,10 +102,10 @@ class TokenizerPair:
         Raises:
           UserError: the tokenizer has none.
         """
-        separator = self.source.token_id(context.SEPARATOR)
+        separator = self.source.token_id(CONTEXT_SEPARATOR)
         if separator == self.source.unk_id:
             raise UserError(
-                f"The tokenizer has no token {context.SEPARATOR}: this model was not trained with "
+                f"The tokenizer has no token {CONTEXT_SEPARATOR}: this model was not trained with "
                 "config.data.context_sentences, so it reads no sentences before a text."
             )
         return separator

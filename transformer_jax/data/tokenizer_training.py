@@ -8,9 +8,8 @@ import sentencepiece
 from etils import epath
 
 from transformer_jax.config import DataConfig
-from transformer_jax.data import context
 from transformer_jax.data.sources import Corpus
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer import CONTEXT_SEPARATOR, Tokenizer
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
 from transformer_jax.errors import UserError
 
@@ -32,7 +31,7 @@ def make_tokenizers(config: DataConfig, corpora: Sequence[Corpus]) -> TokenizerP
     if config.target_language_tags:
         tags = sorted({LanguageTags().token(corpus.target_lang) for corpus in corpora})
 
-    separator = [context.SEPARATOR] if config.context_sentences else []
+    separator = [CONTEXT_SEPARATOR] if config.context_sentences else []
 
     def texts(*sides: int) -> Iterator[str]:
         normalize = [_normalizer(rule) for rule in rules]

@@ -7,13 +7,14 @@ from typing import Any
 from transformer_jax.data import context
 from transformer_jax.decoding import WINDOW, call_settings
 from transformer_jax.errors import UserError
-from transformer_jax.text import formats, glossary, languages, protection
+from transformer_jax.text import glossary, languages, protection
 from transformer_jax.text.document import (
     Document,
     DocumentSentence,
     Reading,
     SentenceTranslation,
 )
+from transformer_jax.text.formats import readers
 from transformer_jax.text.glossary import Glossary
 from transformer_jax.text.guards import Guards
 from transformer_jax.text.protection import NO_PROTECTION, Protection
@@ -117,19 +118,19 @@ def read(
     Args:
       model: a `Translator`.
       text: of the document.
-      format: a name of `formats.READERS`.
+      format: a name of `readers.READERS`.
       options: of the document.
       source_lang: of a multilingual model; "": the model's own.
       target_lang: of a multilingual model; "": the model's own.
       splitting: into sentences, as of `Reading`.
 
     Raises:
-      UserError: as of `formats.read`; or the model reads no sentences before another.
+      UserError: as of `readers.read`; or the model reads no sentences before another.
     """
     data = model.config.data
     if splitting and splitting not in SPLITTINGS:
         raise UserError(f"`splitting` is {splitting!r}, not one of {', '.join(SPLITTINGS)}.")
-    return formats.read(
+    return readers.read(
         text,
         format,
         Reading(
@@ -148,7 +149,7 @@ def language_of(model: Any, text: str, format: str, source_lang: str) -> str:
     It is one of those that the model reads.
 
     Raises:
-      UserError: as of `formats.read`.
+      UserError: as of `readers.read`.
     """
     if source_lang != AUTO:
         return source_lang
@@ -162,9 +163,9 @@ def without_markup(text: str, format: str) -> str:
     """What is translated of a document, of which its language can be detected.
 
     Raises:
-      UserError: as of `formats.read`.
+      UserError: as of `readers.read`.
     """
-    document = formats.read(text, format, Reading("", NO_SPLIT))
+    document = readers.read(text, format, Reading("", NO_SPLIT))
     return "\n".join(sentence.plain for sentence in document.sentences)
 
 
@@ -246,14 +247,14 @@ def translate(
     Args:
       model: a `Translator`.
       text: of the document.
-      format: a name of `formats.READERS`.
+      format: a name of `readers.READERS`.
       options: of the document.
       splitting: into sentences, as of `Reading`.
       window: sentences that are read ahead.
       **settings: as of `Translator.translate_iterable`; `source_lang` may be `auto`.
 
     Raises:
-      UserError: as of `formats.read` and `SentenceTranslator.translate`.
+      UserError: as of `readers.read` and `SentenceTranslator.translate`.
     """
     source_lang = settings["source_lang"] = language_of(
         model, text, format, settings.get("source_lang", "")

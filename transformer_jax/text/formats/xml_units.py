@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 from transformer_jax.errors import UserError
-from transformer_jax.text import tagged_text, xml_nodes
+from transformer_jax.text import tagged_text
 from transformer_jax.text.document import Document, Part, Reading
+from transformer_jax.text.formats import xml_nodes
+from transformer_jax.text.formats.xml_nodes import Node
 from transformer_jax.text.languages import two_letters
 from transformer_jax.text.sentences import NO_LINES
 from transformer_jax.text.tagged_text import Kept, Tag, Words
-from transformer_jax.text.xml_nodes import Node
 
 # Elements that enclose text. Of others, such as ph and bpt, the content is no text.
 _PAIRED = {"g", "mrk", "pc", "hi"}

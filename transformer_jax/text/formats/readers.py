@@ -5,8 +5,8 @@ from pathlib import PurePath
 
 from transformer_jax.decoding.requests import check_text
 from transformer_jax.errors import UserError, did_you_mean
-from transformer_jax.text import html, markdown, plain_text, po, subtitles, xml_units
 from transformer_jax.text.document import Document, Reading
+from transformer_jax.text.formats import html, markdown, plain_text, po, subtitles, xml_units
 
 READERS: dict[str, Callable[..., Document]] = {
     "txt": plain_text.read,
@@ -58,6 +58,6 @@ def read(text: str, format: str, reading: Reading) -> Document:
     return document.preceded_by(_BOM) if text.startswith(_BOM) else document
 
 
-def of_file(path: str) -> str | None:
+def format_of(path: str) -> str | None:
     """The format of a file by the ending of its name; None where that is not in `ENDINGS`."""
     return ENDINGS.get(PurePath(path).suffix.lower())

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 
 from transformer_jax.errors import UserError
-from transformer_jax.text import html, html_tags, plain_text
+from transformer_jax.text import html_tags
 from transformer_jax.text.document import Document, Embedded, Reading
+from transformer_jax.text.formats import html, plain_text
 
 _STRING = r'"(?:[^"\\\n]|\\.)*+"'
 _LINES = rf"{_STRING}(?:[ \t]*+\r?\n[ \t]*+{_STRING})*+"

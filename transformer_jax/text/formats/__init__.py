@@ -1,0 +1,1 @@
+"""Formats of documents: a reader for each."""
