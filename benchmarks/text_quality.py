@@ -207,8 +207,7 @@ def measure_glossary(model: Translator) -> dict[str, Any]:
     """Terms that are placed, what they cost, and what constraints of the search cost instead."""
     train = text_sets.read_pairs(f"{FLAGS.data}/train")
     usual = glossary.of_rows(
-        (source, glossary.SEPARATOR.join(forms), glossary.INFLECT)
-        for source, forms in text_sets.usual_terms(train)
+        (source, glossary.SEPARATOR.join(forms)) for source, forms in text_sets.usual_terms(train)
     )
     pairs = _pairs()
     sources, references = [one for one, _ in pairs], [one for _, one in pairs]
