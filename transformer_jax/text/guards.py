@@ -33,8 +33,12 @@ _UNKNOWN_MARK = "⁇"  # as SentencePiece writes an unknown token
 
 # Of a loop: repetitions of one word, of several, of letters, that follow each other.
 _REPEATED_WORD, _REPEATED_WORDS, _REPEATED_LETTERS = 4, 3, 6
+_REPEATED_DIGITS = 10  # a number may end with nine zeros
 _LONGEST_LOOP = 12  # words, or characters of scripts without spaces
-_LETTERS = re.compile(rf"((?!\d)\w[\w'’-]{{0,7}}?)\1{{{_REPEATED_LETTERS - 1},}}")
+_LETTERS = re.compile(
+    rf"((?!\d)\w[\w'’-]{{0,7}}?)\1{{{_REPEATED_LETTERS - 1},}}"
+    rf"|(\d[\d.,'’-]{{0,7}}?)\2{{{_REPEATED_DIGITS - 1},}}"
+)
 _LEAST_WORDS, _LEAST_DISTINCT = 15, 0.5  # of a loop with other words in between: of its trigrams
 # Of a copy: words that are not names, and the share of them that the source has in the same order.
 _COPIED_WORDS, _COPIED_SHARE = 4, 0.8
