@@ -22,8 +22,10 @@ from transformer_jax.interop import pretrained
 from transformer_jax.interop.ctranslate2 import reading, writing
 from transformer_jax.interop.export import export_model
 from transformer_jax.interop.sample_text import SampleText
+from transformer_jax.text import term_placement
 from transformer_jax.text.calibration import Calibration
 from transformer_jax.text.confidence import Logistic
+from transformer_jax.text.words import words_of
 
 SENTENCES = [source for source, _ in digit_pairs(20, seed=9)]
 # What CTranslate2 does; the settings of both sides are the same.
@@ -184,12 +186,20 @@ def test_ctranslate2_engine_translates_documents_as_ours(ours, theirs):
         assert got.text.count("{x}") == got.text.count("<b>") == 1
         if not guards:
             assert got == want
-    # Terms are placed by attention; where no word belongs to one, it is said.
-    terms = [("two", "neun")]
-    mine = ours.translate_document(text, "html", glossary=terms)
-    peer = theirs.translate_document(text, "html", glossary=terms)
-    for one, other in zip(mine.sentences, peer.sentences, strict=True):
-        assert other.unmet or other.text == one.text
+
+
+def test_ctranslate2_engine_places_terms_by_attention(ours, theirs, monkeypatch):
+    text, asked = "one two three. four", {"glossary": [("two", "neun|acht")], "guards": False}
+    monkeypatch.setattr(term_placement, "_LEAST_SHARE", 0.0)  # some word attends enough
+    got, want = (model.translate_document(text, **asked, **SEARCH) for model in (theirs, ours))
+    assert got == want
+    assert not got.sentences[0].unmet
+    assert {"neun", "acht"} & {*words_of(got.text.casefold())}
+    # Where no word does, the search would have to write it; CTranslate2's cannot, and it is said.
+    monkeypatch.setattr(term_placement, "_LEAST_SHARE", 2.0)
+    got = theirs.translate_document(text, **asked, **SEARCH)
+    assert got.text == theirs.translate_document(text, guards=False, **SEARCH).text
+    assert "neun" in got.sentences[0].unmet[0]
 
 
 def test_ctranslate2_engine_scores_as_ours(ours, theirs):
