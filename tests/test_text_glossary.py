@@ -112,6 +112,8 @@ PLACED = [
     ),
     ("dog and dog", "Hund und Hund", [(0, 0), (1, 1), (2, 2)], "dog=Rüde", ["Rüde und Rüde"]),
     ("dog and dog", "X und Hund", [(0, 0), (1, 1), (2, 2)], "dog=X|Y", ["X und X", "X und Y"]),
+    # One word for both: the second has no place.
+    ("dog hut", "Hundehütte", [(0, 0), (1, 0)], "dog=A;hut=B", ["A"]),
     ("dog , cat", "Hund , Katze", [(0, 0), (1, 1), (2, 2)], "dog=A;cat=B|C", ["A , B", "A , C"]),
 ]
 

@@ -20,6 +20,8 @@ CAUGHT = [
     ("A man in a hat.", "Ein Mann in einem Hut in einem Hut in einem Hut.", guards.LOOP),
     ("one", "einssssssss", guards.LOOP),
     ("one", "Wer-Preis-P-P-P-P-P-P-P", guards.LOOP),
+    ("12 34", "1 333333333333", guards.LOOP),
+    ("12 34", "7080808080808080808080", guards.LOOP),
     (LONG, " ".join(["Hund und Katze", "Maus und Katze", "Hund und Maus"] * 3), guards.LOOP),
     (LONG, LONG, guards.COPY),
     (LONG, LONG.replace("grass", "Gras"), guards.COPY),
