@@ -275,12 +275,12 @@ def test_export_prints_bleu_and_chrf_before_and_after_quantization(translator, t
 def test_export_with_a_broken_quantization_is_refused(translator, tmp_path, monkeypatch):
     original = ctranslate2_writing.write_directory
 
-    def broken(folder, config, tokenizers, params, quantization):
+    def broken(folder, config, tokenizers, params, quantization, attention):
         if quantization != "float32":
             scale = params["decoder_norm"]["norm"]["scale"]
             norm = {"norm": {**params["decoder_norm"]["norm"], "scale": scale[::-1].copy()}}
             params = {**params, "decoder_norm": norm}
-        original(folder, config, tokenizers, params, quantization)
+        original(folder, config, tokenizers, params, quantization, attention)
 
     monkeypatch.setattr(ctranslate2_writing, "write_directory", broken)
     model = Pretrained(translator.config, translator.tokenizers, translator.params, 0)
