@@ -17,9 +17,10 @@ from absl import app, flags
 
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.config.data_fields import Batching
-from transformer_jax.data import batch_plan, loader
+from transformer_jax.data import loader
 from transformer_jax.data.epoch_data import EpochData, Epochs
-from transformer_jax.data.pair_selection import select_pairs
+from transformer_jax.data.plans import batch_plan
+from transformer_jax.data.plans.pair_selection import select_pairs
 from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
 from transformer_jax.data.tokenizer_pair import SpecialIds
 

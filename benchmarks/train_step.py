@@ -43,7 +43,7 @@ from absl import app, flags
 from processes import Worker
 
 from transformer_jax.config import Config, ModelConfig
-from transformer_jax.data.batch_shapes import BatchShape
+from transformer_jax.data.plans.batch_shapes import BatchShape
 from transformer_jax.diagnostics.dry_run import model_flops
 from transformer_jax.runs.machine import cpu_name
 

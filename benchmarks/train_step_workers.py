@@ -104,7 +104,7 @@ class Ours(JaxStep):
     def __init__(self, task: Task):
         import jax
 
-        from transformer_jax.data.batch_shapes import BatchShape
+        from transformer_jax.data.plans.batch_shapes import BatchShape
         from transformer_jax.training.runners import make_runner
 
         self._config = run_config(task)
@@ -141,9 +141,10 @@ def run_config(task: Task) -> Config:
 
 def synthetic_batches(config: Config, task: Task) -> Iterator[dict[str, np.ndarray]]:
     """Batches of a synthetic corpus from the data pipeline."""
-    from transformer_jax.data import batch_plan, loader
+    from transformer_jax.data import loader
     from transformer_jax.data.epoch_data import EpochData, Epochs
-    from transformer_jax.data.pair_selection import select_pairs
+    from transformer_jax.data.plans import batch_plan
+    from transformer_jax.data.plans.pair_selection import select_pairs
     from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
     from transformer_jax.data.tokenizer_pair import SpecialIds
 

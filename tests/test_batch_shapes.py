@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from tests.test_batch_plan import IDS, lengths, make
 from transformer_jax.config import Config, ModelConfig
-from transformer_jax.data import batch_plan, loader, token_cache
-from transformer_jax.data.batch_shapes import divisible_rows, even_rows
+from transformer_jax.data import loader, token_cache
 from transformer_jax.data.epoch_data import EpochData, Epochs
-from transformer_jax.data.pair_selection import select_pairs
+from transformer_jax.data.plans import batch_plan
+from transformer_jax.data.plans.batch_shapes import divisible_rows, even_rows
+from transformer_jax.data.plans.pair_selection import select_pairs
 from transformer_jax.diagnostics import dry_run
 from transformer_jax.errors import UserError
 
@@ -52,8 +53,9 @@ def test_max_ratio_leaves_out_and_counts_uneven_pairs_except_short_ones():
     target = np.array([10, 19, 20, 190, 191, 7, 80, 254])
     selection = select_pairs(source, target, 256, max_ratio=9.0)
     np.testing.assert_array_equal(selection.pairs, [0, 1, 3, 6, 7])  # above 9 times and 10 more
-    assert (selection.num_uneven, selection.num_too_long, selection.num_empty) == (3, 0, 0)
-    assert select_pairs(source, target, 256).num_uneven == 0
+    counts = selection.counts
+    assert (counts.num_uneven, counts.num_too_long, counts.num_empty) == (3, 0, 0)
+    assert select_pairs(source, target, 256).counts.num_uneven == 0
     with pytest.raises(UserError, match=r"1 config\.data\.max_ratio=9"):
         select_pairs(source[2:3], target[2:3], 256, max_ratio=9.0)
 

@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import DIGITS, ZIFFERN, tiny_config, transformer_jax, write_pairs
 from transformer_jax import Translator
 from transformer_jax.data import context, sources, token_cache, token_links
+from transformer_jax.data.shards import shard_writer
 from transformer_jax.data.token_links import TokenLinks
 from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
@@ -53,12 +54,15 @@ def config_of(folder, pairs, **data):
     return dataclasses.replace(config, data=dataclasses.replace(config.data, **fields))
 
 
-def test_token_cache_has_the_sentences_before_each_source(tmp_path, monkeypatch):
+@pytest.mark.parametrize("in_shards", [False, True])
+def test_token_cache_has_the_sentences_before_each_source(tmp_path, monkeypatch, in_shards):
     # Documents of three sentences, and one that reaches over the border of two chunks.
     pairs = [("one", "eins"), ("two", "zwei"), ("", ""), ("six", "sechs"), ("five", "fünf")]
     pairs += [("", ""), ("nine " * 26, "neun"), ("one", "eins"), ("two", "zwei")]
     config = config_of(tmp_path, pairs, vocab_size=280)
-    monkeypatch.setattr(token_cache, "CHUNK", 4)
+    monkeypatch.setattr(shard_writer, "CHUNK", 4)
+    if in_shards:
+        monkeypatch.setattr(token_cache, "SHARD_PAIRS", 4)
     corpora = sources.open_corpora(config.data, "train")
     tokenizers = make_tokenizers(config.data, corpora)
     separator = tokenizers.context_separator()

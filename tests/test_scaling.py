@@ -17,10 +17,10 @@ from tests.conftest import tiny_config
 from transformer_jax.config import Config, DataConfig, ParallelConfig, all_settings, validate
 from transformer_jax.config.setting import section_rules
 from transformer_jax.data import loader
-from transformer_jax.data.batch_shapes import BatchShape
 from transformer_jax.data.epoch_data import EpochData, Epochs
-from transformer_jax.data.packing import PackPlan
-from transformer_jax.data.pair_selection import select_pairs
+from transformer_jax.data.plans.batch_shapes import BatchShape
+from transformer_jax.data.plans.packing import PackPlan
+from transformer_jax.data.plans.pair_selection import select_pairs
 from transformer_jax.data.tokenizer_pair import SpecialIds
 from transformer_jax.diagnostics import dry_run, hlo
 from transformer_jax.errors import UserError

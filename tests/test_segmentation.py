@@ -16,6 +16,7 @@ from tests.conftest import digit_pairs, tiny_config, write_pairs
 from transformer_jax import paths
 from transformer_jax.data import epoch_data, loader, sources, token_cache
 from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
+from transformer_jax.data.shards import shard_store
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import SpecialIds, TokenizerPair
 from transformer_jax.errors import UserError
@@ -197,15 +198,15 @@ def test_sampled_batch_after_the_last_step_is_available(run):
 def test_token_cache_is_written_again_if_another_run_removes_it(run, monkeypatch):
     config, corpora, tokenizers = run
     first = token_cache.tokenize_corpora(corpora, tokenizers, config.data, seed=3)
-    read, removed = token_cache._read, []
+    read, removed = shard_store.read_shards, []
 
-    def removed_before(folder):
+    def removed_before(folder, damaged):
         if not removed:
             removed.append(folder)
             token_cache.remove(corpora, tokenizers, config.data, 3)
-        return read(folder)
+        return read(folder, damaged)
 
-    monkeypatch.setattr(token_cache, "_read", removed_before)
+    monkeypatch.setattr(shard_store, "read_shards", removed_before)
     again = token_cache.tokenize_corpora(corpora, tokenizers, config.data, seed=3)
     assert removed
     np.testing.assert_array_equal(again.source.tokens, first.source.tokens)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
-from transformer_jax.data.batch_shapes import BatchShape
+from transformer_jax.data.plans.batch_shapes import BatchShape
 from transformer_jax.diagnostics import hlo
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.ops import losses

@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import digit_pairs, write_pairs
 from transformer_jax.config import DataConfig
 from transformer_jax.data import cache_manifest, sources, token_cache
+from transformer_jax.data.shards import shard_store
 from transformer_jax.errors import UserError
 
 
@@ -31,7 +32,7 @@ def test_token_cache_has_the_ids_of_the_tokenizer(small_corpus, tokenizers, monk
         np.testing.assert_array_equal(corpus.target[i], tokenizers.target.encode(target))
     assert isinstance(corpus.source.tokens, np.memmap)
     # The second time nothing is tokenised.
-    monkeypatch.setattr(token_cache, "_write", None)
+    monkeypatch.setattr(shard_store, "_make_missing", None)
     again = token_cache.tokenize_corpora(corpora, tokenizers, config)
     np.testing.assert_array_equal(again.source.tokens, corpus.source.tokens)
 
@@ -45,10 +46,10 @@ def flip(path):
 
 DAMAGE = {
     "truncated": ("source_tokens.npy", lambda path: os.truncate(path, path.stat().st_size - 3)),
-    "emptied": ("target_offsets.npy", lambda path: os.truncate(path, 0)),
+    "emptied": ("target_lengths.npy", lambda path: os.truncate(path, 0)),
     "flipped": ("target_tokens.npy", flip),
-    "flipped offset": ("source_offsets.npy", flip),
-    "removed": ("corpus_sizes.npy", lambda path: path.unlink()),
+    "flipped length": ("source_lengths.npy", flip),
+    "removed": ("target_tokens.npy", lambda path: path.unlink()),
     "no manifest": ("manifest.json", lambda path: path.unlink()),  # as of an older version
     "half a manifest": ("manifest.json", lambda path: os.truncate(path, 40)),
     "another manifest": ("manifest.json", lambda path: path.write_text('{"source_tokens.npy": 1}')),
@@ -63,7 +64,7 @@ def test_damaged_token_cache_is_written_again_with_one_warning(
     folder = tmp_path / "cache" / "tokens" / corpus.fingerprint
     want = [np.array(x) for x in (corpus.source.tokens, corpus.target.tokens)]
     name, spoil = DAMAGE[damage]
-    spoil(folder / name)
+    spoil(folder / "00000" / name)
     again = token_cache.tokenize_corpora(corpora, tokenizers, config)
     np.testing.assert_array_equal(again.source.tokens, want[0])
     np.testing.assert_array_equal(again.target.tokens, want[1])
@@ -88,7 +89,7 @@ def test_token_cache_reports_damaging_and_full_disks(small_corpus, tokenizers, m
     monkeypatch.setattr(cache_manifest, "check", report_damage)
     with pytest.raises(UserError, match=r"written 3 times .*\(source_tokens.npy .* another disk"):
         token_cache.tokenize_corpora(corpora, tokenizers, config)
-    monkeypatch.setattr(cache_manifest, "_sync", disk_full)
+    monkeypatch.setattr(cache_manifest, "sync", disk_full)
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)"):
         token_cache.tokenize_corpora(corpora, tokenizers, config)
 
@@ -99,15 +100,19 @@ def test_token_cache_is_synced_before_it_gets_its_name(
     config, corpora, corpus = small_corpus
     config = dataclasses.replace(config, cache_dir=str(tmp_path / "other"))
     events = []
-    sync, rename = cache_manifest._sync, os.replace
-    monkeypatch.setattr(cache_manifest, "_sync", lambda p: (events.append(p.name), sync(p)))
+    sync, rename = cache_manifest.sync, os.replace
+    monkeypatch.setattr(cache_manifest, "sync", lambda p: (events.append(p.name), sync(p)))
     monkeypatch.setattr(os, "replace", lambda a, b: (events.append("rename"), rename(a, b)))
     token_cache.tokenize_corpora(corpora, tokenizers, config)
-    files = {path.name for path in (tmp_path / "other" / "tokens" / corpus.fingerprint).iterdir()}
+    folder = tmp_path / "other" / "tokens" / corpus.fingerprint
+    files = {path.name for path in (folder / "00000").iterdir()}
     i = events.index("rename")
     assert files <= set(events[:i])
     assert events[i - 1].startswith(".incomplete.")  # the folder, after its files
-    assert events[i + 1 :] == ["tokens"]
+    assert events[i + 1] == corpus.fingerprint
+    # Then the file that says that the corpus is complete.
+    assert events[i + 2].startswith(".incomplete.")
+    assert events[i + 3 :] == ["rename", corpus.fingerprint]
 
 
 def test_language_tags_precede_the_text(tmp_path, tokenizers, monkeypatch):

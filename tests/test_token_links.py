@@ -12,7 +12,7 @@ from tests.test_batch_plan import IDS, side
 from transformer_jax import Translator
 from transformer_jax.config import validate
 from transformer_jax.data import loader, token_cache, token_links
-from transformer_jax.data.batch_shapes import BatchLayout, BatchShape
+from transformer_jax.data.plans.batch_shapes import BatchLayout, BatchShape
 from transformer_jax.data.token_links import TokenLinks, symmetrize
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.errors import UserError

@@ -221,6 +221,16 @@ def new_path(path: PathLike, is_cache: bool = False, makes_parents: bool = True)
     _remove(temporary)  # of a cache that another process has written first
 
 
+def remove_at_once(path: Path) -> None:
+    """Removes a local file or folder, which may be missing; no process reads a part of it."""
+    temporary = temporary_next_to(path)
+    try:
+        os.rename(path, temporary)
+    except FileNotFoundError:
+        return
+    _remove(temporary)
+
+
 def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)

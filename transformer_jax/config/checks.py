@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from transformer_jax.config.data_fields import DataConfig
+from transformer_jax.config.data_fields import DataConfig, parse_stage
 from transformer_jax.config.fields import Config, DecodeConfig, ModelConfig
 from transformer_jax.config.json_format import typed
 from transformer_jax.config.setting import Setting, all_settings
@@ -144,11 +144,13 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[str]:
             "those of config.data.tokenizer_model have their own rules."
         )
     corpora = len(data.train.split(","))
-    if data.source == "tfds" and (corpora > 1 or data.train_languages or data.train_weights):
+    mixes = data.train_languages or data.train_weights or data.stages
+    if data.source == "tfds" and (corpora > 1 or mixes):
         yield (
             "config.data.train may name several corpora, weights and languages "
             "only with config.data.source=files."
         )
+    yield from _mixture_conflicts(data, corpora)
     for name in ("train_weights", "train_languages"):
         if getattr(data, name) and len(getattr(data, name)) != corpora:
             yield (
@@ -168,6 +170,39 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[str]:
             )
     if data.source_lang == data.target_lang:
         yield f"config.data.source_lang and target_lang are both {data.source_lang!r}."
+
+
+def _mixture_conflicts(data: DataConfig, corpora: int) -> Iterator[str]:
+    ways = [name for name in ("train_weights", "stages") if getattr(data, name)]
+    ways += ["temperature"] * (data.temperature != 1)
+    if len(ways) > 1:
+        yield f"config.data.{ways[0]} and {ways[1]} both set the shares of the corpora; choose one."
+    if data.plan_version < 3 and (data.stages or data.temperature != 1):
+        yield (
+            f"config.data.{ways[-1]} needs batches planned by config.data.plan_version=3; this run "
+            f"has {data.plan_version}. Use another work directory."
+        )
+    if data.stages and data.subword_sampling:
+        yield (
+            "config.data.stages cannot be used with subword_sampling, which plans each epoch by "
+            "itself; set one of the two to its default."
+        )
+    try:
+        stages = [parse_stage(stage) for stage in data.stages]
+    except ValueError:
+        yield f'config.data.stages={data.stages} must look like ("0:1,1", "20000:1,4").'
+        return
+    steps = [step for step, _ in stages]
+    if stages and (steps[0] != 0 or steps != sorted(set(steps))):
+        yield f"config.data.stages={data.stages} must begin at step 0 and ascend."
+    for stage, (_, shares) in zip(data.stages, stages, strict=True):
+        if len(shares) != corpora or min(shares) < 0 or not sum(shares) < float("inf"):
+            yield (
+                f"config.data.stages: {stage!r} must have a share of at least 0 for each of the "
+                f"{corpora} corpora of config.data.train."
+            )
+        elif not sum(shares):
+            yield f"config.data.stages: the shares of {stage!r} are all 0."
 
 
 def _training_conflicts(config: Config) -> Iterator[str]:

@@ -33,6 +33,16 @@ class DataConfig:
     train_weights: tuple[float, ...] = setting(
         (), "Share of each corpus of `train` in the training data; empty: by size."
     )
+    temperature: float = setting(
+        1.0,
+        "With corpora of several languages: their shares are size^(1 / temperature); 1: by size.",
+        at_least=1,
+    )
+    stages: tuple[str, ...] = setting(
+        (),
+        'Shares of the corpora of `train` by step: "FIRST_STEP:SHARE,SHARE,…" for each stage, the '
+        'first from step 0, such as ("0:1,1,0", "20000:1,1,8"); empty: the same in all steps.',
+    )
     train_languages: tuple[str, ...] = setting(
         (), 'Languages of each corpus, such as "en-de"; empty: source_lang-target_lang.'
     )
@@ -69,7 +79,10 @@ class DataConfig:
         1.0, "Share of the text's characters that get tokens.", above=0, at_most=1
     )
     max_len: int = setting(
-        256, "Longest training sentence in tokens, the end symbol included.", at_least=2
+        256,
+        "Longest training sentence in tokens, the end symbol included.",
+        at_least=2,
+        at_most=2**16 - 1,
     )
     max_ratio: float = setting(
         9.0,
@@ -95,8 +108,28 @@ class DataConfig:
     pack_len: int = setting(0, "Target positions of a packed row; 0: max_len.", at_least=0)
     num_buckets: int = setting(20, "Shapes of batches that bucket may use.", at_least=1)
     plan_version: int = setting(
-        2, "Rules by which batches are planned; 1: those of 0.1.0.", at_least=1, at_most=2, former=1
+        3,
+        "Rules by which batches are planned; 1 and 2: those of earlier versions.",
+        at_least=1,
+        at_most=3,
+        former=1,
+    )
+    num_workers: int = setting(
+        0,
+        "Processes that tokenise and plan; 0: one for each core.",
+        at_least=0,
+        resumable=True,
     )
     batch_sentences: int = setting(
         0, "With bucket: sentences of a step, instead of batch_tokens; 0: off.", at_least=0
     )
+
+
+def parse_stage(stage: str) -> tuple[int, list[float]]:
+    """First step of one of `stages`, and the share of each corpus.
+
+    Raises:
+      ValueError: it does not look like one.
+    """
+    step, _, shares = stage.partition(":")
+    return int(step), [float(share) for share in shares.split(",")]

@@ -16,13 +16,17 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+import numpy as np
 import sentencepiece
 
 from transformer_jax.config import Config
-from transformer_jax.data import batch_plan, token_cache
-from transformer_jax.data.batch_shapes import BatchPlan
-from transformer_jax.data.pair_selection import CorpusSelection, select_pairs
-from transformer_jax.data.permutation import make_key
+from transformer_jax.data import token_cache, workers
+from transformer_jax.data.corpus_shares import make_stages
+from transformer_jax.data.plans import batch_plan
+from transformer_jax.data.plans.batch_shapes import BatchPlan
+from transformer_jax.data.plans.pair_selection import SelectionCounts, select_pairs
+from transformer_jax.data.plans.permutation import make_key
+from transformer_jax.data.plans.plan_files import PlanFiles
 from transformer_jax.data.sources import Corpus
 from transformer_jax.data.token_cache import TokenizedCorpus
 from transformer_jax.data.tokenizer import UNSEEDED_SAMPLING, Tokenizer
@@ -107,32 +111,37 @@ class Epochs:
         return future
 
 
+@dataclasses.dataclass(frozen=True)
+class PlanFacts:
+    """What is worth knowing about the plan of the first epoch.
+
+    Attributes:
+      counts: of the pairs.
+      padding: share of padding among all positions, 0 .. 1.
+    """
+
+    counts: SelectionCounts
+    padding: float
+
+
 def prepare_epochs(
-    corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: Config
-) -> tuple[Epochs, CorpusSelection]:
+    corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: Config, row_multiple: int = 1
+) -> tuple[Epochs, PlanFacts]:
     """Tokenises the corpora, selects pairs and plans batches.
 
-    Returns:
-      The epochs of the run, and the pairs that the first epoch trains on.
+    Args:
+      corpora, tokenizers, config: of the run.
+      row_multiple: batches get empty rows up to a multiple of this number.
 
     Raises:
       UserError: where no pair is left, or the tokenizer cannot sample.
     """
     data = config.data
 
-    def tokenize(seed: int | None) -> tuple[TokenizedCorpus, CorpusSelection]:
-        corpus = token_cache.tokenize_corpora(
+    def tokenize(seed: int | None) -> TokenizedCorpus:
+        return token_cache.tokenize_corpora(
             corpora, tokenizers, data, seed, has_links=config.train.alignment_weight > 0
         )
-        selection = select_pairs(
-            corpus.source.lengths,
-            corpus.target.lengths,
-            data.max_len,
-            corpus.corpus_sizes,
-            data.train_weights,
-            data.max_ratio,
-        )
-        return corpus, selection
 
     def epoch_seed(epoch: int) -> int:
         return int(make_key(config.seed, epoch)) >> 1  # keys are unsigned, seeds of plans signed
@@ -151,18 +160,54 @@ def prepare_epochs(
             "To have exact batches, install sentencepiece==0.2.1.",
             sentencepiece.__version__,
         )
-    corpus, selection = tokenize(epoch_seed(0) if sampled else None)
-    plan = batch_plan.make_plan(selection, config)
+    corpus = tokenize(epoch_seed(0) if sampled else None)
+    plan, facts = _make_plan(corpora, corpus, config, None, row_multiple)
     first = EpochData(corpus, plan)
     if not sampled:
-        return Epochs(first), selection
+        return Epochs(first), facts
 
     def load(epoch: int) -> EpochData:
-        corpus, selection = tokenize(epoch_seed(epoch))
+        corpus = tokenize(epoch_seed(epoch))
         epoch_config = dataclasses.replace(config, seed=epoch_seed(epoch))
-        return EpochData(corpus, batch_plan.make_plan(selection, epoch_config, like=plan))
+        return EpochData(corpus, _make_plan(corpora, corpus, epoch_config, plan)[0])
 
     def remove(epoch: int) -> None:
         token_cache.remove(corpora, tokenizers, data, epoch_seed(epoch))
 
-    return Epochs(first, load, remove, config.train.num_steps), selection
+    return Epochs(first, load, remove, config.train.num_steps), facts
+
+
+def _make_plan(
+    corpora: Sequence[Corpus],
+    tokenized: TokenizedCorpus,
+    config: Config,
+    like: BatchPlan | None,
+    row_multiple: int = 1,
+) -> tuple[BatchPlan, PlanFacts]:
+    data = config.data
+    if data.plan_version < 3:
+        selection = select_pairs(
+            tokenized.source.lengths,
+            tokenized.target.lengths,
+            data.max_len,
+            tokenized.corpus_sizes,
+            data.train_weights,
+            data.max_ratio,
+        )
+        plan = batch_plan.make_plan(selection, config, like)
+        padding = batch_plan.padding_share(plan, selection, row_multiple)
+        return plan, PlanFacts(selection.counts, padding)
+    parts = [list(part) for part in tokenized.shards]
+    stages = make_stages(data, corpora, tokenized.corpus_sizes)
+    if stages is None:  # all pairs equally often: one corpus
+        parts, stages = [[shard for part in parts for shard in part]], [(0, [1.0])]
+    sizes = [shard.num_pairs for part in parts for shard in part]
+    starts = iter((np.cumsum(sizes) - sizes).tolist())
+    first_pairs = [[next(starts) for _ in part] for part in parts]
+    # Plans of sampled tokens serve one epoch only.
+    folder = None if data.subword_sampling else token_cache.folder_of(data) / "plans"
+    with token_cache.write_errors(folder):
+        files = PlanFiles(folder, workers.count(data.num_workers))
+        stream_plan = batch_plan.make_stream_plan(parts, first_pairs, stages, config, files, like)
+    padding = batch_plan.padding_share(stream_plan, None, row_multiple)
+    return stream_plan, PlanFacts(stream_plan.counts, padding)

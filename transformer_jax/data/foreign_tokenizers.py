@@ -82,7 +82,7 @@ class VocabularyTokenizer(Tokenizer):
             "clean_up": self._clean_up,
         }
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str], num_threads: int = -1) -> list[list[int]]:
         if not texts:
             return []
         codes, bodies = [], []
@@ -90,7 +90,7 @@ class VocabularyTokenizer(Tokenizer):
             code = CODE.match(text) if self._language_codes else None
             codes.append([code.group()] if code else [])
             bodies.append(text[code.end() :] if code else text)
-        encoded = self._processor.encode(bodies, out_type=str, num_threads=-1)
+        encoded = self._processor.encode(bodies, out_type=str, num_threads=num_threads)
         return [
             [self.token_id(token) for token in (*code, *self._split_reserved(tokens))]
             for code, tokens in zip(codes, encoded, strict=True)
@@ -171,7 +171,8 @@ class JsonTokenizer(Tokenizer):
             raise UserError(f"tokenizer.json has no token {token!r} ({name}_token).")
         return int(token_id)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str], num_threads: int = -1) -> list[list[int]]:
+        del num_threads  # this library has a pool of its own
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import grain
 import numpy as np
 
-from transformer_jax.data.batch_shapes import BatchLayout
 from transformer_jax.data.epoch_data import Epochs
-from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
+from transformer_jax.data.plans.batch_shapes import BatchLayout, ranges
+from transformer_jax.data.token_cache import Sentences, TokenizedCorpus
 from transformer_jax.data.token_links import TokenLinks
 from transformer_jax.data.tokenizer_pair import SpecialIds
 
@@ -138,13 +138,13 @@ def _alignment(links: TokenLinks, layout: BatchLayout) -> np.ndarray:
     alignment = np.full(shape, -1, np.int32)
     first = links.offsets[layout.pairs]
     counts = links.offsets[layout.pairs + 1] - first
-    chosen = links.tokens[np.repeat(first, counts) + _ranges(counts)].astype(np.int64)
+    chosen = links.tokens[np.repeat(first, counts) + ranges(counts)].astype(np.int64)
     row = np.repeat(layout.rows, counts)
     source = np.repeat(layout.source_starts, counts) + chosen[:, 0]
     target = np.repeat(layout.target_starts, counts) + chosen[:, 1] + 1  # after the start symbol
     # Links of a token follow each other.
     token = row * layout.shape.target_len + target
-    rank = _ranges(np.unique(token, return_counts=True)[1]) if len(token) else token
+    rank = ranges(np.unique(token, return_counts=True)[1]) if len(token) else token
     order = np.argsort(token, kind="stable")
     row, target, source = row[order], target[order], source[order]
     kept = rank < MAX_LINKS
@@ -153,7 +153,7 @@ def _alignment(links: TokenLinks, layout: BatchLayout) -> np.ndarray:
 
 
 def _fill_rows(
-    side: TokenizedSide,
+    side: Sentences,
     layout: BatchLayout,
     starts: np.ndarray,
     row_len: int,
@@ -173,23 +173,15 @@ def _fill_rows(
     tokens = np.full(layout.shape.rows * row_len, pad_id, np.int32)
     positions = np.zeros_like(tokens)
     segment_ids = np.zeros_like(tokens)
-    first = side.offsets[layout.pairs]  # [pairs], indices into side.tokens
-    lengths = side.offsets[layout.pairs + 1] - first
+    ids, lengths = side.take(layout.pairs)
     begin = layout.rows * row_len + starts  # [pairs], indices into the flat batch
 
-    within = _ranges(lengths)
-    tokens[np.repeat(begin, lengths) + within] = side.tokens[np.repeat(first, lengths) + within]
+    tokens[np.repeat(begin, lengths) + ranges(lengths)] = ids
     tokens[begin + lengths] = eos_id
 
-    within = _ranges(lengths + 1)
+    within = ranges(lengths + 1)
     index = np.repeat(begin, lengths + 1) + within
     positions[index] = within
     segment_ids[index] = np.repeat(layout.segments, lengths + 1)
     shape = (layout.shape.rows, row_len)
     return tokens.reshape(shape), positions.reshape(shape), segment_ids.reshape(shape)
-
-
-def _ranges(lengths: np.ndarray) -> np.ndarray:
-    """0 .. n-1 for each n of `lengths`, concatenated."""
-    ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)

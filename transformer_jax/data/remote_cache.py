@@ -14,16 +14,28 @@ from etils import epath
 from transformer_jax import paths
 from transformer_jax.data import cache_manifest
 from transformer_jax.data.cache_manifest import NAME as MANIFEST
+from transformer_jax.data.shards.shard_store import CORPUS, is_complete, shard_names
 
 _CHUNK = 8 << 20  # bytes
 
 
 def fetch(cache_dir: str, folder: Path) -> None:
-    """Downloads `folder` from its copy in `cache_dir`, if there is an intact one.
+    """Downloads the shards of a corpus that `folder` lacks from their copy in `cache_dir`.
 
-    Invalidates a damaged copy, so that `publish` replaces it.
+    Invalidates damaged copies, so that `publish` replaces them.
     """
     remote = _remote_folder(cache_dir, folder)
+    if is_complete(folder) or not (remote / CORPUS).exists():
+        return
+    with paths.store_errors():
+        corpus = (remote / CORPUS).read_text()
+    for name in shard_names(corpus):
+        _fetch_shard(remote / name, folder / name)
+    with paths.new_path(folder / CORPUS, is_cache=True) as temporary:
+        temporary.write_text(corpus)
+
+
+def _fetch_shard(remote: epath.Path, folder: Path) -> None:
     if folder.exists() or not (remote / MANIFEST).exists():
         return
     try:
@@ -52,17 +64,23 @@ def _download(remote: epath.Path, folder: Path) -> None:
 
 
 def publish(cache_dir: str, folder: Path) -> None:
-    """Uploads the local `folder` to `cache_dir`, unless a complete copy is there."""
+    """Uploads the shards of a corpus to `cache_dir`, unless complete copies are there."""
     remote = _remote_folder(cache_dir, folder)
+    corpus = (folder / CORPUS).read_text()
     with paths.store_errors():
-        manifest = (folder / MANIFEST).read_text()
-        if (remote / MANIFEST).exists() and (remote / MANIFEST).read_text() == manifest:
-            return
-        for name in (
-            *_names(manifest),
-            MANIFEST,
-        ):  # the manifest last: it marks the copy as complete
-            _copy(epath.Path(folder / name), remote / name)
+        for name in shard_names(corpus):
+            _publish_shard(folder / name, remote / name)
+        if not (remote / CORPUS).exists() or (remote / CORPUS).read_text() != corpus:
+            _copy(epath.Path(folder / CORPUS), remote / CORPUS)
+
+
+def _publish_shard(folder: Path, remote: epath.Path) -> None:
+    manifest = (folder / MANIFEST).read_text()
+    if (remote / MANIFEST).exists() and (remote / MANIFEST).read_text() == manifest:
+        return
+    # The manifest last: it marks the copy as complete.
+    for name in (*_names(manifest), MANIFEST):
+        _copy(epath.Path(folder / name), remote / name)
 
 
 def _names(manifest: str) -> list[str]:

@@ -23,6 +23,12 @@ from etils import epath
 from transformer_jax import paths
 from transformer_jax.config import DataConfig
 from transformer_jax.data.public.tables import fetch_hint
+from transformer_jax.data.shards.text_blocks import (
+    TextBlock,
+    blocks_of_pairs,
+    read_file_blocks,
+    split_columns,
+)
 from transformer_jax.data.text_lines import read_lines
 from transformer_jax.errors import UserError
 
@@ -50,6 +56,12 @@ class Corpus:
     read: Callable[[], Iterator[tuple[str, str]]]
     fingerprint: str
     files: tuple[epath.Path, ...] = ()
+
+    def blocks(self, num_pairs: int, num_before: int = 0) -> Iterator[TextBlock]:
+        """The text in blocks of `num_pairs`, each with the last `num_before` sources before it."""
+        if self.files:
+            return read_file_blocks(self.files, num_pairs, num_before)
+        return blocks_of_pairs(self.name, self.read(), num_pairs, num_before)
 
 
 def cache_folder() -> epath.Path:
@@ -167,12 +179,7 @@ def read_parallel(source: epath.Path, target: epath.Path) -> Iterator[tuple[str,
 def _read_tsv(path: epath.Path) -> Iterator[tuple[str, str]]:
     number = 0
     for number, line in enumerate(read_lines(path), start=1):
-        columns = line.split("\t") if line.strip() else ["", ""]
-        if len(columns) != 2:
-            raise UserError(
-                f"{path}, line {number}: {len(columns)} columns instead of source, tab, target."
-            )
-        yield columns[0], columns[1]
+        yield split_columns(line, str(path), number)
     if not number:
         raise UserError(f"{path} is empty; it needs at least one line.")
 

@@ -2,6 +2,7 @@
 
 import codecs
 import gzip
+import io
 import zlib
 from collections.abc import Iterable, Iterator
 
@@ -17,15 +18,36 @@ def read_lines(path: epath.Path, allow_nul: bool = False) -> Iterator[str]:
         yield from decode_lines(stream, str(path), allow_nul)
 
 
-def decode_lines(stream: Iterable[bytes], name: str, allow_nul: bool = False) -> Iterator[str]:
+def decode_block(content: bytes, name: str, first_line: int) -> list[str]:
+    """Lines of a part of a file, as `decode_lines`; faster, because most parts need no care."""
+    if b"\0" not in content and (first_line > 1 or content[:1] < b"\xef"):
+        try:
+            lines = content.removesuffix(b"\n").decode("utf-8").split("\n")
+        except UnicodeDecodeError:
+            pass
+        else:
+            return [line.removesuffix("\r") for line in lines] if b"\r" in content else lines
+    stream = io.BytesIO(content)
+    return list(decode_lines(stream, name, first_line=first_line))
+
+
+def decode_lines(
+    stream: Iterable[bytes], name: str, allow_nul: bool = False, first_line: int = 1
+) -> Iterator[str]:
     r"""Lines of a binary stream as UTF-8, without their `\n` or `\r\n`, and without a BOM.
+
+    Args:
+      stream: of lines.
+      name: of the stream, for messages.
+      allow_nul: whether a line may have a NUL byte.
+      first_line: number of the first line of the stream.
 
     Raises:
       UserError: naming stream and line, for invalid UTF-8, a damaged gzip, or a NUL byte.
     """
-    number = 0
+    number = first_line - 1
     try:
-        for number, line in enumerate(stream, start=1):
+        for number, line in enumerate(stream, start=first_line):
             if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                 raise UserError(f"{name} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 {name}")
             if b"\0" in line and not allow_nul:

@@ -65,13 +65,13 @@ class Tokenizer:
         """Everything except the model that is needed to create this tokenizer again."""
         return {"kind": "sentencepiece", "lowercase": self.lowercase}
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, without start or end symbols."""
+    def encode_batch(self, texts: Sequence[str], num_threads: int = -1) -> list[list[int]]:
+        """Token ids of each text, without start or end symbols; -1: a thread for each core."""
         if self.lowercase:
             texts = [text.lower() for text in texts]
         if len(texts) < MANY_TEXTS:
             return [self._processor.encode(text) for text in texts]
-        return self._processor.encode(list(texts), num_threads=-1)
+        return self._processor.encode(list(texts), num_threads=num_threads)
 
     def sample_batch(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
         """Token ids of each text in a segmentation that is drawn at random.

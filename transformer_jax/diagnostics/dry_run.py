@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import Config, validate
-from transformer_jax.data.batch_shapes import BatchShape, divisible_rows
+from transformer_jax.data.plans.batch_shapes import BatchShape, divisible_rows
 from transformer_jax.diagnostics import hlo
 from transformer_jax.errors import UserError
 from transformer_jax.ops import platforms

@@ -19,7 +19,7 @@ from transformer_jax.config import (
     TrainConfig,
     validate,
 )
-from transformer_jax.data.pair_selection import select_pairs
+from transformer_jax.data.plans.pair_selection import select_pairs
 from transformer_jax.data.sources import Corpus
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.data.tokenizer_training import make_tokenizers
@@ -154,8 +154,8 @@ def count_tokens(
         most=most,
         longest=longest,
         max_len=max_len,
-        too_long=selection.num_too_long / len(pairs),
-        uneven=selection.num_uneven / len(pairs),
+        too_long=selection.counts.num_too_long / len(pairs),
+        uneven=selection.counts.num_uneven / len(pairs),
         per_epoch=float(selection.target_lengths.sum()) * num_pairs / len(pairs),
     )
 

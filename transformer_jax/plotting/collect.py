@@ -12,8 +12,9 @@ from etils import epath
 
 from transformer_jax.api import Translator
 from transformer_jax.config import Config, ModelConfig
-from transformer_jax.data import batch_plan, sources
-from transformer_jax.data.pair_selection import select_pairs
+from transformer_jax.data import sources
+from transformer_jax.data.plans import batch_plan
+from transformer_jax.data.plans.pair_selection import select_pairs
 from transformer_jax.data.token_cache import tokenize_corpora
 from transformer_jax.decoding import batching
 from transformer_jax.errors import UserError

@@ -11,7 +11,7 @@ from etils import epath
 from transformer_jax import distributed, paths
 from transformer_jax.config import Config
 from transformer_jax.data.loader import Batch
-from transformer_jax.data.token_cache import TokenizedSide
+from transformer_jax.data.token_cache import Sentences
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.training.progress import Progress
@@ -79,10 +79,9 @@ def write_bad_batch(
     return path
 
 
-def _texts(tokenizer: Tokenizer, side: TokenizedSide, pairs: np.ndarray) -> list[str]:
+def _texts(tokenizer: Tokenizer, side: Sentences, pairs: np.ndarray) -> list[str]:
     """One side of pairs of the corpus."""
-    ranges = [slice(side.offsets[i], side.offsets[i + 1]) for i in pairs]
-    return [tokenizer.decode(side.tokens[tokens].tolist()) for tokens in ranges]
+    return [tokenizer.decode(side[i].tolist()) for i in pairs]
 
 
 def read_bad_batch(path: epath.PathLike) -> tuple[dict[str, Any], Batch]:

@@ -17,8 +17,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer_jax import distributed
 from transformer_jax.config import Config
-from transformer_jax.data.batch_shapes import BatchShape
 from transformer_jax.data.loader import MAX_LINKS, Batch
+from transformer_jax.data.plans.batch_shapes import BatchShape
 from transformer_jax.ops.platforms import compute_dtype
 from transformer_jax.training import partition
 from transformer_jax.training.step import Metrics, PyTree, Sums, TrainState, TrainStep

@@ -12,11 +12,11 @@ from etils import epath
 
 from transformer_jax import distributed
 from transformer_jax.config import Config, keep_former_defaults, validate
-from transformer_jax.data import batch_plan, sources
-from transformer_jax.data.batch_shapes import BatchPlan, BatchShape
+from transformer_jax.data import sources
 from transformer_jax.data.epoch_data import Epochs, prepare_epochs
 from transformer_jax.data.loader import BatchSource
-from transformer_jax.data.pair_selection import CorpusSelection
+from transformer_jax.data.plans.batch_shapes import BatchPlan, BatchShape
+from transformer_jax.data.plans.pair_selection import SelectionCounts
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
 from transformer_jax.data.tokenizer_training import make_tokenizers
@@ -90,9 +90,8 @@ def prepare(
     config = _fill_in_tokenizers(config, tokenizers)
     workdir_lib.check_resumable(workdir, config)
 
-    epochs, selection = prepare_epochs(corpora, tokenizers, config)
     row_multiple = partition.num_batch_shards(config) * config.train.accumulate_steps
-    padding = batch_plan.padding_share(epochs.first.plan, selection, row_multiple)
+    epochs, facts = prepare_epochs(corpora, tokenizers, config, row_multiple)
 
     fingerprints = {"corpus": _fingerprint(corpora), "tokenizer": tokenizers.fingerprint}
     workdir_lib.check_same_data(workdir, fingerprints)
@@ -102,13 +101,13 @@ def prepare(
             record = {**fingerprints, "tokenizer_settings": _tokenizer_settings(config)}
             workdir_lib.write_data_record(workdir, record)
         workdir_lib.write_config(workdir, config)
-    for line in _describe_corpora(config, corpora, tokenizers, selection):
+    for line in _describe_corpora(config, corpora, tokenizers, facts.counts):
         say(line)
-    for line in _describe_batches(config, epochs.first.plan, padding, row_multiple):
+    for line in _describe_batches(config, epochs.first.plan, facts.padding, row_multiple):
         say(line)
     for line in _describe_lost_references(validation, tokenizers.target):
         say(line)
-    return config, TrainingData(tokenizers, epochs, padding, validation, initial_params)
+    return config, TrainingData(tokenizers, epochs, facts.padding, validation, initial_params)
 
 
 def _read_validation(config: Config) -> list[tuple[str, str]]:
@@ -254,7 +253,7 @@ def _describe_corpora(
     config: Config,
     corpora: Sequence[sources.Corpus],
     tokenizers: TokenizerPair,
-    selection: CorpusSelection,
+    counts: SelectionCounts,
 ) -> Iterator[str]:
     """Names and examples of the corpora, and which of their pairs are left out."""
     for corpus in corpora:
@@ -263,10 +262,10 @@ def _describe_corpora(
             yield f"  {source}  ->  {target}"
     sizes = {tokenizers.source.vocab_size, tokenizers.target.vocab_size}
     yield (
-        f"{selection.num_pairs:,} pairs, {' and '.join(map(str, sorted(sizes)))} tokens; "
-        f"left out: {selection.num_empty:,} with an empty side, "
-        f"{selection.num_too_long:,} above data.max_len={config.data.max_len}, "
-        f"{selection.num_uneven:,} with one side over data.max_ratio={config.data.max_ratio:g} "
+        f"{counts.num_pairs:,} pairs, {' and '.join(map(str, sorted(sizes)))} tokens; "
+        f"left out: {counts.num_empty:,} with an empty side, "
+        f"{counts.num_too_long:,} above data.max_len={config.data.max_len}, "
+        f"{counts.num_uneven:,} with one side over data.max_ratio={config.data.max_ratio:g} "
         "times as long as the other"
     )
 

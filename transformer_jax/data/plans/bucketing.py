@@ -2,9 +2,14 @@
 
 import numpy as np
 
-from transformer_jax.data.batch_shapes import BatchLayout, BatchShape, even_rows, spread_evenly
-from transformer_jax.data.pair_selection import CorpusSelection, LengthClasses
-from transformer_jax.data.permutation import make_key, permute
+from transformer_jax.data.plans.batch_shapes import (
+    BatchLayout,
+    BatchShape,
+    even_rows,
+    spread_evenly,
+)
+from transformer_jax.data.plans.pair_selection import CorpusSelection, LengthClasses
+from transformer_jax.data.plans.permutation import make_key, permute
 
 # Tags that keep the keys of different permutations apart.
 _SENTENCES, _BATCHES = 1, 2

@@ -112,3 +112,9 @@ class BatchPlan(Protocol):
         ...
 
     def layout(self, t: int) -> BatchLayout: ...
+
+
+def ranges(lengths: np.ndarray) -> np.ndarray:
+    """0 .. n-1 for each n of `lengths`, concatenated."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)

@@ -6,9 +6,9 @@ permutes the sentences within every class, and the rows.
 
 import numpy as np
 
-from transformer_jax.data.batch_shapes import BatchLayout, BatchShape
-from transformer_jax.data.pair_selection import CorpusSelection, LengthClasses
-from transformer_jax.data.permutation import make_key, permute
+from transformer_jax.data.plans.batch_shapes import BatchLayout, BatchShape
+from transformer_jax.data.plans.pair_selection import CorpusSelection, LengthClasses
+from transformer_jax.data.plans.permutation import make_key, permute
 
 # Tags that keep the keys of different permutations apart.
 _ROWS, _SENTENCES = range(2)
@@ -44,7 +44,7 @@ class PackPlan:
         templates = pack_classes(
             classes.source_len, classes.target_len, classes.sizes, (source_len, target_len)
         )
-        self._row_starts, self._slot_class, self._slot_rank = _unroll(templates, len(classes))
+        self._row_starts, self._slot_class, self._slot_rank = unroll(templates, len(classes))
         self.num_rows = len(self._row_starts) - 1  # of an epoch
 
     @property
@@ -79,13 +79,13 @@ class PackPlan:
             shape=self._shape,
             pairs=self._selection.pairs[chosen],
             rows=rows,
-            source_starts=_starts(self._selection.source_lengths[chosen], first_pairs[rows]),
-            target_starts=_starts(self._selection.target_lengths[chosen], first_pairs[rows]),
+            source_starts=starts_in_rows(self._selection.source_lengths[chosen], first_pairs[rows]),
+            target_starts=starts_in_rows(self._selection.target_lengths[chosen], first_pairs[rows]),
             segments=segments + 1,
         )
 
 
-def _unroll(
+def unroll(
     templates: list[tuple[np.ndarray, int]], num_classes: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Repeats each template as often as it is used.
@@ -104,7 +104,7 @@ def _unroll(
     return row_starts, slot_class.astype(np.int32), rank
 
 
-def _starts(lengths: np.ndarray, first_pairs: np.ndarray) -> np.ndarray:
+def starts_in_rows(lengths: np.ndarray, first_pairs: np.ndarray) -> np.ndarray:
     """Position where each pair starts in its row, `[pairs]`; pairs of a row follow one another.
 
     Args:

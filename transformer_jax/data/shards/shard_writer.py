@@ -1,0 +1,124 @@
+"""Tokenises a block of text and writes it as a shard; runs in any process."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from transformer_jax import paths
+from transformer_jax.config import DataConfig
+from transformer_jax.data import cache_manifest, context
+from transformer_jax.data.plans.permutation import make_key
+from transformer_jax.data.shards.shard_files import MAX_TOKENS, write_sides
+from transformer_jax.data.shards.text_blocks import TextBlock
+from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer_pair import TokenizerPair
+
+SHARD_PAIRS = 1_000_000  # of the text; filters leave fewer
+CHUNK = 20_000  # sentence pairs tokenised at once; divides SHARD_PAIRS
+CHUNKS_OF_CORPUS = 10**7  # numbers of chunks that belong to one corpus
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardWriter:
+    """Writes the shards of one corpus.
+
+    Attributes:
+      tokenizers: of both sides.
+      config: languages tags, context and subword sampling.
+      languages: of source and target.
+      seed: of subword sampling; None: each word in its best segmentation. A sentence that sampling
+        makes longer than `config.max_len` gets its best segmentation too.
+      number: of the corpus in the run, from 0; sampling depends on it.
+      num_threads: of the tokenizer.
+    """
+
+    tokenizers: TokenizerPair
+    config: DataConfig
+    languages: tuple[str, str]
+    seed: int | None = None
+    number: int = 0
+    num_threads: int = 1
+
+    def write(self, folder: Path, block: TextBlock) -> None:
+        """Writes the pairs of `block` as the shard `folder`, all at once."""
+        sides = self.encode(block)
+        with paths.new_path(folder, is_cache=True) as temporary:
+            temporary.mkdir()
+            write_sides(temporary, sides)
+            cache_manifest.write(temporary)
+        cache_manifest.sync_folder_of(folder)
+
+    def encode(self, block: TextBlock) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Flat ids and lengths of source and target; an empty sentence has no ids at all."""
+        sources, targets = block.texts()
+        tags: tuple[list[int], list[int]] = ([], [])
+        if self.config.target_language_tags:
+            tags = self.tokenizers.language_tags(*self.languages)
+        first_chunk = self.number * CHUNKS_OF_CORPUS + block.number * (SHARD_PAIRS // CHUNK)
+        with_context = self._context_adder(block)
+        both = []
+        for side, texts in enumerate((sources, targets)):
+            tokenizer = (self.tokenizers.source, self.tokenizers.target)[side]
+            flat = _FlatIds(tokenizer.vocab_size)
+            for i, chunk in enumerate(_chunks(texts)):
+                ids = self._ids(tokenizer, chunk, (first_chunk + i, side), len(tags[side]))
+                if side == 0 and self.config.context_sentences:
+                    ids = list(with_context(ids, tags[0]))
+                elif tags[side]:
+                    ids = [tags[side] + sentence if sentence else [] for sentence in ids]
+                flat.add(ids)
+            both.append(flat.arrays())
+        return both
+
+    def _context_adder(self, block: TextBlock) -> context.ContextAdder:
+        """What finds the sentences before each source; it knows those before the block."""
+        count = self.config.context_sentences
+        separator = self.tokenizers.context_separator() if count else -1
+        adder = context.ContextAdder(count, separator, self.config.max_len - 1)
+        if block.before:
+            list(adder(self.tokenizers.source.encode_batch(block.before), []))
+        return adder
+
+    def _ids(
+        self, tokenizer: Tokenizer, texts: Sequence[str], name: tuple[int, int], num_tags: int
+    ) -> list[list[int]]:
+        """Token ids of a chunk, which `name` tells from others, without tags."""
+        if self.seed is None:
+            return tokenizer.encode_batch(texts, self.num_threads)
+        chunk_seed = int(make_key(self.seed, *name) >> np.uint64(32))
+        drawn = tokenizer.sample_batch(texts, self.config.subword_sampling, chunk_seed)
+        max_tokens = self.config.max_len - 1 - num_tags
+        return [
+            ids if len(ids) <= max_tokens else tokenizer.encode(text)
+            for ids, text in zip(drawn, texts, strict=True)
+        ]
+
+
+class _FlatIds:
+    """Collects sentences as flat arrays."""
+
+    def __init__(self, vocab_size: int):
+        self._dtype = np.uint16 if vocab_size <= 2**16 else np.int32
+        self._ids: list[np.ndarray] = [np.zeros(0, self._dtype)]
+        self._lengths: list[np.ndarray] = [np.zeros(0, np.uint16)]
+
+    def add(self, sentences: list[list[int]]) -> None:
+        lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
+        if len(lengths) and lengths.max() > MAX_TOKENS:  # too long for any `max_len`
+            sentences = [sentence[:MAX_TOKENS] for sentence in sentences]
+            lengths = np.minimum(lengths, MAX_TOKENS)
+        flat = itertools.chain.from_iterable(sentences)
+        self._ids.append(np.fromiter(flat, self._dtype, int(lengths.sum())))
+        self._lengths.append(lengths.astype(np.uint16))
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and lengths of all sentences."""
+        return np.concatenate(self._ids), np.concatenate(self._lengths)
+
+
+def _chunks(texts: list[str]) -> Iterator[list[str]]:
+    for first in range(0, len(texts), CHUNK):
+        yield texts[first : first + CHUNK]
