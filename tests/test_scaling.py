@@ -16,7 +16,7 @@ from etils import epath
 from tests.conftest import tiny_config
 from transformer_jax.config import Config, DataConfig, ParallelConfig, all_settings, validate
 from transformer_jax.config.setting import section_rules
-from transformer_jax.data import loader
+from transformer_jax.data import loader, token_cache
 from transformer_jax.data.epoch_data import EpochData, Epochs
 from transformer_jax.data.plans.batch_shapes import BatchShape
 from transformer_jax.data.plans.packing import PackPlan
@@ -68,10 +68,10 @@ def test_batch_rows_of_all_processes_are_the_batch(monkeypatch):
     """Rows that several processes load are those that one process loads."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 6, 40)
-    side = loader.TokenizedSide(
+    side = token_cache.TokenizedSide(
         np.arange(lengths.sum(), dtype=np.int32) + 10, np.concatenate([[0], np.cumsum(lengths)])
     )
-    corpus = loader.TokenizedCorpus(side, side, (40,), "")
+    corpus = token_cache.TokenizedCorpus(side, side, (40,), "")
     selection = select_pairs(lengths, lengths, 8)
     plan = PackPlan(selection, 6, 16, 0)
     ids, epochs = SpecialIds(0, 2, 0, 2, 1), Epochs(EpochData(corpus, plan))

@@ -48,9 +48,9 @@ def test_official_deepl_client_translates_lists_and_gets_errors(address, keys, m
     want = model.translator.translate("one two").text
     result = client.translate_text("one two", target_lang="DE")
     assert (result.text, result.detected_source_lang) == (want, "EN")
-    several = client.translate_text(["one", "two"], source_lang="EN", target_lang="DE")
+    several = client.translate_text(["three", "two"], source_lang="EN", target_lang="DE")
     assert [one.text for one in several] == [
-        model.translator.translate(text).text for text in ("one", "two")
+        model.translator.translate(text).text for text in ("three", "two")
     ]
     html = client.translate_text("<b>one two</b>", target_lang="DE", tag_handling="html")
     assert html.text == f"<b>{want}</b>"

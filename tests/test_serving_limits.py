@@ -378,7 +378,7 @@ def test_api_page_loads_nothing_from_elsewhere(client):
 
 def test_applications_of_one_process_count_for_themselves(model):
     apps = [TestClient(create_app(Service([model]))) for _ in range(2)]
-    apps[0].post("/v1/translate", json={"texts": ["one"]})
+    apps[0].post("/v1/translate", json={"texts": ["two"]})
     pages = [app.get("/metrics").text for app in apps]
     counted = 'requests_total{route="/v1/translate",status="200"}'
     assert [counted in page for page in pages] == [True, False]

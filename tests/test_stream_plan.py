@@ -11,6 +11,7 @@ from transformer_jax.config import Config, DataConfig
 from transformer_jax.data.plans import batch_plan, plan_files, row_stream
 from transformer_jax.data.plans.mixture import CYCLE, Mixture
 from transformer_jax.data.plans.plan_files import PlanFiles
+from transformer_jax.data.workers import Workers
 from transformer_jax.errors import UserError
 
 BATCHINGS = ["pack", "bucket"]
@@ -195,7 +196,8 @@ def test_stream_padding_is_low_and_reported_correctly():
 def test_plan_files_are_made_once_and_by_any_number_of_processes(batching, tmp_path, monkeypatch):
     corpora = [shards_of(300, 200, 100)]
     in_memory = make(corpora, batching)
-    made = [make(corpora, batching, files=PlanFiles(tmp_path / str(n), n)) for n in (1, 2)]
+    stores = [PlanFiles(tmp_path / str(n), Workers(n)) for n in (1, 2)]
+    plans = [make(corpora, batching, files=store) for store in stores]
     files = [
         {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*.npy"))}
         for folder in (tmp_path / "1", tmp_path / "2")
@@ -204,7 +206,7 @@ def test_plan_files_are_made_once_and_by_any_number_of_processes(batching, tmp_p
     assert len(files[0]) == 3
     monkeypatch.setattr(plan_files, "select_shard", None)  # nothing is computed again
     kept = make(corpora, batching, files=PlanFiles(tmp_path / "1"))
-    for plan in (*made, kept):
+    for plan in (*plans, kept):
         for t in (0, 5, 1000):
             expected, layout = in_memory.layout(t), plan.layout(t)
             assert layout.shape == expected.shape

@@ -11,6 +11,17 @@ from transformer_jax.config.setting import Setting, all_settings
 from transformer_jax.errors import UserError, did_you_mean
 
 NORMALIZATIONS = ("identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf")  # SentencePiece's
+FILTERS = (  # of `data.filters`; `data.shards.filters` says what each is for
+    "empty",
+    "control",
+    "identical",
+    "language",
+    "test_leaks",
+    "duplicates",
+    "near_duplicates",
+    "length",
+    "ratio",
+)
 LOGGERS = ("wandb", "mlflow")  # of `train.loggers`
 SINUSOIDS = ("interleaved", "halves", "tensor2tensor")
 
@@ -143,7 +154,8 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[str]:
             f"config.data.normalization={data.normalization} is for a tokenizer that is trained; "
             "those of config.data.tokenizer_model have their own rules."
         )
-    corpora = len(data.train.split(","))
+    # A prepared folder knows its number of corpora, and is asked when it is opened.
+    corpora = len(data.train.split(",")) if data.source != "prepared" else 0
     mixes = data.train_languages or data.train_weights or data.stages
     if data.source == "tfds" and (corpora > 1 or mixes):
         yield (
@@ -151,8 +163,9 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[str]:
             "only with config.data.source=files."
         )
     yield from _mixture_conflicts(data, corpora)
+    yield from _filter_conflicts(data)
     for name in ("train_weights", "train_languages"):
-        if getattr(data, name) and len(getattr(data, name)) != corpora:
+        if corpora and getattr(data, name) and len(getattr(data, name)) != corpora:
             yield (
                 f"config.data.{name} has {len(getattr(data, name))} entries, "
                 f"config.data.train names {corpora} corpora."
@@ -170,6 +183,22 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[str]:
             )
     if data.source_lang == data.target_lang:
         yield f"config.data.source_lang and target_lang are both {data.source_lang!r}."
+
+
+def _filter_conflicts(data: DataConfig) -> Iterator[str]:
+    for name in data.filters:
+        if name not in FILTERS:
+            yield (
+                f"config.data.filters has no filter {name!r}{did_you_mean(name, FILTERS)} There "
+                f"are {', '.join(FILTERS)}."
+            )
+    if {"duplicates", "near_duplicates"} <= {*data.filters}:
+        yield "config.data.filters: near_duplicates are duplicates too; name one of the two."
+    if data.context_sentences and (data.filters or data.filter_function):
+        yield (
+            "config.data.filters would take sentences out of documents, which "
+            "config.data.context_sentences reads; use one of the two."
+        )
 
 
 def _mixture_conflicts(data: DataConfig, corpora: int) -> Iterator[str]:
@@ -196,10 +225,14 @@ def _mixture_conflicts(data: DataConfig, corpora: int) -> Iterator[str]:
     if stages and (steps[0] != 0 or steps != sorted(set(steps))):
         yield f"config.data.stages={data.stages} must begin at step 0 and ascend."
     for stage, (_, shares) in zip(data.stages, stages, strict=True):
-        if len(shares) != corpora or min(shares) < 0 or not sum(shares) < float("inf"):
+        if (
+            (corpora and len(shares) != corpora)
+            or min(shares) < 0
+            or not sum(shares) < float("inf")
+        ):
             yield (
-                f"config.data.stages: {stage!r} must have a share of at least 0 for each of the "
-                f"{corpora} corpora of config.data.train."
+                f"config.data.stages: {stage!r} must have a share of at least 0 for each "
+                "corpus of config.data.train."
             )
         elif not sum(shares):
             yield f"config.data.stages: the shares of {stage!r} are all 0."

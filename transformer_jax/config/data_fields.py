@@ -15,8 +15,10 @@ Batching = Literal["pack", "bucket"]
 class DataConfig:
     """Where sentence pairs come from and how they become batches."""
 
-    source: Literal["tfds", "files"] = setting(
-        "tfds", "TensorFlow Datasets, or text files (PREFIX.LANG, .gz too, or one .tsv)."
+    source: Literal["tfds", "files", "prepared"] = setting(
+        "tfds",
+        "TensorFlow Datasets; text files (PREFIX.LANG, or one .tsv; .gz and .zst too); or a folder "
+        "of `prepare`, which is the training data.",
     )
     tfds_name: str = setting("number_words/de", "Name of the TFDS data set.")
     data_dir: str = path_setting(
@@ -89,6 +91,16 @@ class DataConfig:
         "Longest side of a training pair, in lengths of the other side; 0: no limit.",
         at_least=0,
         former=0.0,
+    )
+    filters: tuple[str, ...] = setting(
+        (),
+        "Pairs that are left out of the training corpora: empty, control, identical, language, "
+        "test_leaks, duplicates, near_duplicates, length, ratio; see docs/large_corpora.md.",
+    )
+    filter_function: str = setting(
+        "",
+        "MODULE:FUNCTION, a Python function of source and target that returns whether to keep the "
+        "pair; empty: none.",
     )
     context_sentences: int = setting(
         0,

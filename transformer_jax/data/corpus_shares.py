@@ -7,6 +7,7 @@ import numpy as np
 from transformer_jax.config import DataConfig
 from transformer_jax.config.data_fields import parse_stage
 from transformer_jax.data.sources import Corpus
+from transformer_jax.errors import UserError
 
 Stages = list[tuple[int, list[float]]]
 
@@ -21,13 +22,23 @@ def make_stages(
       corpora: of the run; those of the same languages are one for the temperature.
       sizes: pairs of each.
 
+    Raises:
+      UserError: another number of shares than of corpora.
+
     Returns:
       None where all pairs are seen equally often.
     """
-    if config.stages:
-        return [parse_stage(stage) for stage in config.stages]
+    stages = [parse_stage(stage) for stage in config.stages]
     if config.train_weights:
-        return [(0, list(config.train_weights))]
+        stages = [(0, list(config.train_weights))]
+    for _, shares in stages:
+        if len(shares) != len(corpora):  # in a prepared folder; others are checked before
+            raise UserError(
+                f"config.data.train={config.train} has {len(corpora)} corpora, but shares are "
+                f"given for {len(shares)} (config.data.train_weights or stages)."
+            )
+    if stages:
+        return stages
     if config.temperature == 1 or len(corpora) == 1:
         return None
     languages = [(corpus.source_lang, corpus.target_lang) for corpus in corpora]

@@ -15,12 +15,13 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 
 import numpy as np
 import sentencepiece
 
 from transformer_jax.config import Config
-from transformer_jax.data import token_cache, workers
+from transformer_jax.data import token_cache
 from transformer_jax.data.corpus_shares import make_stages
 from transformer_jax.data.plans import batch_plan
 from transformer_jax.data.plans.batch_shapes import BatchPlan
@@ -31,6 +32,7 @@ from transformer_jax.data.sources import Corpus
 from transformer_jax.data.token_cache import TokenizedCorpus
 from transformer_jax.data.tokenizer import UNSEEDED_SAMPLING, Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.data.workers import Workers
 from transformer_jax.errors import UserError
 
 KEPT_EPOCHS = 3  # sampled epochs in the token cache: the previous, the current and the next one
@@ -125,13 +127,18 @@ class PlanFacts:
 
 
 def prepare_epochs(
-    corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: Config, row_multiple: int = 1
+    corpora: Sequence[Corpus],
+    tokenizers: TokenizerPair,
+    config: Config,
+    row_multiple: int = 1,
+    workers: Workers | None = None,
 ) -> tuple[Epochs, PlanFacts]:
     """Tokenises the corpora, selects pairs and plans batches.
 
     Args:
       corpora, tokenizers, config: of the run.
       row_multiple: batches get empty rows up to a multiple of this number.
+      workers: what tokenises and plans; None: as many processes as the config says.
 
     Raises:
       UserError: where no pair is left, or the tokenizer cannot sample.
@@ -140,7 +147,7 @@ def prepare_epochs(
 
     def tokenize(seed: int | None) -> TokenizedCorpus:
         return token_cache.tokenize_corpora(
-            corpora, tokenizers, data, seed, has_links=config.train.alignment_weight > 0
+            corpora, tokenizers, data, seed, config.train.alignment_weight > 0, workers
         )
 
     def epoch_seed(epoch: int) -> int:
@@ -161,7 +168,7 @@ def prepare_epochs(
             sentencepiece.__version__,
         )
     corpus = tokenize(epoch_seed(0) if sampled else None)
-    plan, facts = _make_plan(corpora, corpus, config, None, row_multiple)
+    plan, facts = _make_plan(corpora, corpus, config, None, row_multiple, workers)
     first = EpochData(corpus, plan)
     if not sampled:
         return Epochs(first), facts
@@ -183,6 +190,7 @@ def _make_plan(
     config: Config,
     like: BatchPlan | None,
     row_multiple: int = 1,
+    workers: Workers | None = None,
 ) -> tuple[BatchPlan, PlanFacts]:
     data = config.data
     if data.plan_version < 3:
@@ -207,7 +215,8 @@ def _make_plan(
     # Plans of sampled tokens serve one epoch only.
     folder = None if data.subword_sampling else token_cache.folder_of(data) / "plans"
     with token_cache.write_errors(folder):
-        files = PlanFiles(folder, workers.count(data.num_workers))
+        prepared = Path(data.train) / "plans" if data.source == "prepared" else None
+        files = PlanFiles(folder, workers or Workers.of(data.num_workers), prepared)
         stream_plan = batch_plan.make_stream_plan(parts, first_pairs, stages, config, files, like)
     padding = batch_plan.padding_share(stream_plan, None, row_multiple)
     return stream_plan, PlanFacts(stream_plan.counts, padding)

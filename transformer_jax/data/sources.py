@@ -16,13 +16,17 @@ import shutil
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etils import epath
 
 from transformer_jax import paths
 from transformer_jax.config import DataConfig
+from transformer_jax.data import prepared_folder
+from transformer_jax.data.prepared_folder import PreparedFolder
 from transformer_jax.data.public.tables import fetch_hint
+from transformer_jax.data.shards.shard_files import SIDES
 from transformer_jax.data.shards.text_blocks import (
     TextBlock,
     blocks_of_pairs,
@@ -48,6 +52,7 @@ class Corpus:
       read: returns a new iterator over (source, target).
       fingerprint: digest of the content.
       files: of source and target, or the one with both texts; none if it is not text files.
+      prepared: folder with its shards, where `prepare` has made them.
     """
 
     name: str
@@ -56,6 +61,7 @@ class Corpus:
     read: Callable[[], Iterator[tuple[str, str]]]
     fingerprint: str
     files: tuple[epath.Path, ...] = ()
+    prepared: Path | None = None
 
     def blocks(self, num_pairs: int, num_before: int = 0) -> Iterator[TextBlock]:
         """The text in blocks of `num_pairs`, each with the last `num_before` sources before it."""
@@ -79,6 +85,8 @@ def open_corpora(config: DataConfig, split: str) -> list[Corpus]:
     value = getattr(config, split)
     if config.source == "tfds":
         return [open_tfds(config, value)]
+    if config.source == "prepared" and split == "train":
+        return open_prepared(value)
     prefixes = [prefix.strip() for prefix in value.split(",")]
     languages = config.train_languages if split == "train" else ()
     pairs = [tuple(pair.split("-")) for pair in languages]
@@ -86,6 +94,41 @@ def open_corpora(config: DataConfig, split: str) -> list[Corpus]:
     return [
         open_text(prefix, source, target, f"config.data.{split}")
         for prefix, (source, target) in zip(prefixes, pairs, strict=True)
+    ]
+
+
+# --- Prepared folders ---------------------------------------------------------------------------
+
+
+def open_prepared(folder: str) -> list[Corpus]:
+    """The corpora in a folder of `prepare`; their text is decoded from tokens.
+
+    Raises:
+      UserError: there is no such folder.
+    """
+    prepared = PreparedFolder.open(folder)
+    tokenizers = prepared.tokenizers()
+
+    def read(shards: Path) -> Iterator[tuple[str, str]]:
+        decoders = tokenizers.source.decode, tokenizers.target.decode
+        for shard in prepared_folder.open_shards(shards):
+            sides = (shard.side(name).sentences() for name in SIDES)
+            for pair in zip(*sides, strict=True):
+                source, target = (
+                    decode(ids.tolist()) for decode, ids in zip(decoders, pair, strict=True)
+                )
+                yield source, target
+
+    return [
+        Corpus(
+            corpus.name,
+            corpus.source_lang,
+            corpus.target_lang,
+            functools.partial(read, corpus.folder),
+            corpus.fingerprint,
+            prepared=corpus.folder,
+        )
+        for corpus in prepared.corpora
     ]
 
 

@@ -20,15 +20,23 @@ import numpy as np
 
 from transformer_jax import paths
 from transformer_jax.config import DataConfig
-from transformer_jax.data import cache_manifest, context, remote_cache, token_links, workers
+from transformer_jax.data import (
+    cache_manifest,
+    context,
+    prepared_folder,
+    remote_cache,
+    token_links,
+)
 from transformer_jax.data.plans.batch_shapes import ranges
 from transformer_jax.data.shards import shard_store
+from transformer_jax.data.shards.filters import PairFilter, TestTexts
 from transformer_jax.data.shards.shard_files import ShardedSide, TokenShard
 from transformer_jax.data.shards.shard_writer import SHARD_PAIRS, ShardWriter
 from transformer_jax.data.shards.text_blocks import TextBlock
-from transformer_jax.data.sources import Corpus, cache_folder
+from transformer_jax.data.sources import Corpus, cache_folder, open_corpora
 from transformer_jax.data.token_links import TokenLinks
 from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.data.workers import IN_THIS_PROCESS, Workers
 from transformer_jax.errors import UserError
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR)
@@ -115,10 +123,21 @@ class _Inputs:
     tokenizers: TokenizerPair
     config: DataConfig
     seed: int | None
+    test_texts: TestTexts | None
+    workers: Workers
+
+    @property
+    def filters(self) -> PairFilter:
+        """What is left out of the corpus."""
+        languages = self.corpus.source_lang, self.corpus.target_lang
+        config = self.config
+        return PairFilter(config.filters, languages, config.filter_function, self.test_texts)
 
     @property
     def folder(self) -> Path:
         """The local folder of the corpus; its name is a digest of the inputs."""
+        if self.corpus.prepared:
+            return self.corpus.prepared
         digest = hashlib.blake2b(digest_size=16)
         for text in (FORMAT, self.tokenizers.fingerprint, str(self.config.target_language_tags)):
             digest.update(text.encode())
@@ -128,6 +147,9 @@ class _Inputs:
         if self.config.context_sentences:
             size = f"context {self.config.context_sentences} {self.config.max_len}"
             digest.update(size.encode())
+        if self.filters:
+            limits = f"{self.config.max_len} {self.config.max_ratio}"
+            digest.update(f"{self.filters.fingerprint} {limits}".encode())
         c = self.corpus
         digest.update(f"{c.fingerprint} {c.source_lang} {c.target_lang}".encode())
         return folder_of(self.config) / "tokens" / digest.hexdigest()
@@ -141,6 +163,7 @@ class _Inputs:
             (self.corpus.source_lang, self.corpus.target_lang),
             self.seed,
             self.number,
+            self.filters,
         )
         num_before = self.config.context_sentences
 
@@ -151,12 +174,12 @@ class _Inputs:
         with write_errors(folder.parent):
             _remove_abandoned(folder.parent)
             # Sampling seeds a generator of each process; one thread after another uses it.
-            num_workers = 1 if self.seed is not None else workers.count(self.config.num_workers)
-            return shard_store.open_shards(folder, blocks, writer, num_workers)
+            workers = IN_THIS_PROCESS if self.seed is not None else self.workers
+            return shard_store.open_shards(folder, blocks, writer, workers)
 
 
 def folder_of(config: DataConfig) -> Path:
-    """The local folder of the caches of a run."""
+    """The local folder of the caches of a run: tokens, links, and plans."""
     is_local = config.cache_dir and not paths.is_remote(config.cache_dir)
     return Path(config.cache_dir if is_local else cache_folder())
 
@@ -167,6 +190,7 @@ def tokenize_corpora(
     config: DataConfig,
     seed: int | None = None,
     has_links: bool = False,
+    workers: Workers | None = None,
 ) -> TokenizedCorpus:
     """Returns the corpora as token ids, from the cache if it has them and is intact.
 
@@ -176,6 +200,7 @@ def tokenize_corpora(
       config: where the cache is, whether languages are tagged, and the rate of subword sampling.
       seed: of subword sampling; None: each word in its best segmentation.
       has_links: whether tokens are aligned too.
+      workers: the processes; None: as many as the config says.
 
     Raises:
       UserError: where the cache cannot be written, or is damaged each time.
@@ -183,14 +208,18 @@ def tokenize_corpora(
     # Sampled tokens serve one epoch only, so they are not shared between machines.
     is_shared = seed is None and paths.is_remote(config.cache_dir)
     parts = []
-    for inputs in _inputs(corpora, tokenizers, config, seed):
+    all_inputs = _inputs(corpora, tokenizers, config, seed, workers)
+    for inputs in all_inputs:
+        if inputs.corpus.prepared:
+            parts.append(prepared_folder.open_shards(inputs.corpus.prepared))
+            continue
         if is_shared:
             remote_cache.fetch(config.cache_dir, inputs.folder)
         parts.append(inputs.shards())
         if is_shared:
             remote_cache.publish(config.cache_dir, inputs.folder)
     shards = [shard for part in parts for shard in part]
-    names = [inputs.folder.name for inputs in _inputs(corpora, tokenizers, config, seed)]
+    names = [inputs.folder.name for inputs in all_inputs]
     digest = hashlib.blake2b("".join(names).encode(), digest_size=16)
     corpus = TokenizedCorpus(
         ShardedSide(shards, "source"),
@@ -205,10 +234,20 @@ def tokenize_corpora(
 
 
 def _inputs(
-    corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: DataConfig, seed: int | None
+    corpora: Sequence[Corpus],
+    tokenizers: TokenizerPair,
+    config: DataConfig,
+    seed: int | None,
+    workers: Workers | None = None,
 ) -> list[_Inputs]:
+    tests = None
+    if "test_leaks" in config.filters and config.source != "prepared":
+        held_out = (c for split in ("validation", "test") for c in open_corpora(config, split))
+        tests = TestTexts.of(pair for corpus in held_out for pair in corpus.read())
+    workers = workers or Workers.of(config.num_workers)
     return [
-        _Inputs(corpus, number, tokenizers, config, seed) for number, corpus in enumerate(corpora)
+        _Inputs(corpus, number, tokenizers, config, seed, tests, workers)
+        for number, corpus in enumerate(corpora)
     ]
 
 
@@ -248,6 +287,9 @@ def _remove_abandoned(root: Path) -> None:
 def _links(corpus: TokenizedCorpus, tokenizers: TokenizerPair, config: DataConfig) -> TokenLinks:
     """Links between the tokens of all corpora, which are aligned together; from the cache."""
     folder = folder_of(config) / "links" / corpus.fingerprint
+    if config.source == "prepared":
+        in_folder = Path(config.train) / "links" / corpus.fingerprint
+        folder = in_folder if in_folder.exists() else folder
     try:
         cache_manifest.check(folder)
     except FileNotFoundError:

@@ -7,6 +7,7 @@ picklable. Processes that die are replaced, and their tasks run again.
 import collections
 import concurrent.futures
 import contextlib
+import dataclasses
 import itertools
 import logging
 import multiprocessing
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from typing import Generic, TypeVar
 
+from transformer_jax.data import ray_tasks
 from transformer_jax.errors import UserError
 
 Task = TypeVar("Task")
@@ -24,32 +26,50 @@ ATTEMPTS = 3  # of a task whose process dies
 QUEUED = 2  # tasks that wait, for each worker
 
 
-def run(
-    function: Callable[[Task], Result], tasks: Iterable[Task], num_workers: int
-) -> Iterator[Result]:
-    """Yields `function(task)` for each task, in order.
+@dataclasses.dataclass(frozen=True)
+class Workers:
+    """What runs tasks.
 
-    Args:
-      function: what to run; a function of a module, or a `functools.partial` of one.
-      tasks: read as they are needed, a few ahead.
-      num_workers: processes; 1 runs everything in this one.
-
-    Raises:
-      UserError: the processes of a task die `ATTEMPTS` times.
-      Exception: whatever `function` raises.
+    Attributes:
+      num: processes of this machine; 1 runs everything in this process.
+      ray: address of a Ray cluster that runs the tasks instead, `auto` for the one that this
+        machine belongs to; empty: none.
     """
-    tasks = iter(tasks)
-    first = list(itertools.islice(tasks, 2))
-    if num_workers == 1 or len(first) < 2:  # a process would take longer to start
-        yield from map(function, itertools.chain(first, tasks))
-        return
-    with contextlib.closing(_Pool(function, num_workers)) as pool:
-        yield from pool.map(itertools.chain(first, tasks))
+
+    num: int = 1
+    ray: str = ""
+
+    @classmethod
+    def of(cls, asked: int) -> "Workers":
+        """`asked` processes; 0: one for each core that this process may use."""
+        return cls(asked or len(os.sched_getaffinity(0)))
+
+    def __call__(
+        self, function: Callable[[Task], Result], tasks: Iterable[Task]
+    ) -> Iterator[Result]:
+        """Yields `function(task)` for each task, in order.
+
+        Args:
+          function: what to run; a function of a module, or an instance of a class of one.
+          tasks: read as they are needed, a few ahead.
+
+        Raises:
+          UserError: the processes of a task die `ATTEMPTS` times.
+          Exception: whatever `function` raises.
+        """
+        tasks = iter(tasks)
+        first = list(itertools.islice(tasks, 2))
+        tasks = itertools.chain(first, tasks)
+        if self.ray:
+            yield from ray_tasks.run(function, tasks, self.ray)
+        elif self.num == 1 or len(first) < 2:  # a process would take longer to start
+            yield from map(function, tasks)
+        else:
+            with contextlib.closing(_Pool(function, self.num)) as pool:
+                yield from pool.map(tasks)
 
 
-def count(asked: int) -> int:
-    """Processes to use: `asked`, or one for each core that this process may use with 0."""
-    return asked or len(os.sched_getaffinity(0))
+IN_THIS_PROCESS = Workers()
 
 
 class _Pool(Generic[Task, Result]):
@@ -65,7 +85,7 @@ class _Pool(Generic[Task, Result]):
         return concurrent.futures.ProcessPoolExecutor(self._num_workers, context)
 
     def map(self, tasks: Iterator[Task]) -> Iterator[Result]:
-        """As `run`."""
+        """As `Workers`."""
         waiting: collections.deque[tuple[Task, concurrent.futures.Future[Result]]]
         waiting = collections.deque()
         failures = 0
@@ -82,7 +102,7 @@ class _Pool(Generic[Task, Result]):
                 if failures == ATTEMPTS:
                     raise UserError(
                         f"The processes that prepare data died {ATTEMPTS} times in a row; the "
-                        "machine may be out of memory. Use fewer: config.data.num_workers."
+                        "machine may be out of memory. Use fewer of them: config.data.num_workers."
                     ) from error
                 logging.warning("a process that prepares data died; starting others")
                 self._executor.shutdown(wait=False, cancel_futures=True)

@@ -17,6 +17,8 @@ from transformer_jax.data.epoch_data import Epochs, prepare_epochs
 from transformer_jax.data.loader import BatchSource
 from transformer_jax.data.plans.batch_shapes import BatchPlan, BatchShape
 from transformer_jax.data.plans.pair_selection import SelectionCounts
+from transformer_jax.data.prepared_folder import PreparedFolder
+from transformer_jax.data.shards import shard_store
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
 from transformer_jax.data.tokenizer_training import make_tokenizers
@@ -103,6 +105,10 @@ def prepare(
         workdir_lib.write_config(workdir, config)
     for line in _describe_corpora(config, corpora, tokenizers, facts.counts):
         say(line)
+    if config.data.source != "prepared":  # `prepare` has said it
+        for shards in epochs.first.corpus.shards:
+            for line in shard_store.read_report(shards).lines():
+                say(line)
     for line in _describe_batches(config, epochs.first.plan, facts.padding, row_multiple):
         say(line)
     for line in _describe_lost_references(validation, tokenizers.target):
@@ -129,13 +135,25 @@ def _starting_point(
     if workdir_lib.has_checkpoints(workdir):
         tokenizers = TokenizerPair.load(workdir / "tokenizer")
         return _resume_config(config, workdir_lib.read_config(workdir), say), tokenizers, None
+    prepared = None
+    if config.data.source == "prepared":
+        folder = PreparedFolder.open(config.data.train)
+        folder.check_settings(config.data)
+        prepared = folder.tokenizers()
     if config.train.init_from:
         start = pretrained.load(config.train.init_from, allow_pickle=config.train.allow_pickle)
         say(
             f"starting from {config.train.init_from}: its model, tokenizer and suppressed tokens; "
             "of config.model, dropout rates, dtype and attention are the recipe's"
         )
+        if prepared and prepared.fingerprint != start.tokenizers.fingerprint:
+            raise UserError(
+                f"{config.data.train} was prepared with another tokenizer than that of "
+                f"config.train.init_from={config.train.init_from}; prepare it with this setting."
+            )
         return _adopt_model(config, start.config), start.tokenizers, start.params
+    if prepared:
+        return config, prepared, None
     tokenizers = _earlier_tokenizers(workdir, config, corpora) or make_tokenizers(
         config.data, corpora
     )

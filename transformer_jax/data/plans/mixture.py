@@ -77,7 +77,7 @@ class Mixture:
         components, ranks = np.zeros_like(numbers), np.zeros_like(numbers)
         stages = np.searchsorted(self._first, numbers, side="right") - 1
         cycles, places = np.divmod(numbers - self._first[stages], self._length)
-        # The elements of a batch lie in one cycle or two.
+        # The elements of a batch are of one cycle or two.
         for stage, cycle in sorted(set(zip(stages.tolist(), cycles.tolist(), strict=True))):
             chosen = (stages == stage) & (cycles == cycle)
             order, rank = self._cycle(stage, cycle)

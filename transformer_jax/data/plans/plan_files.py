@@ -16,7 +16,6 @@ from typing import Protocol
 import numpy as np
 
 from transformer_jax import paths
-from transformer_jax.data import workers
 from transformer_jax.data.plans.lazy_sequence import LazySequence
 from transformer_jax.data.plans.pair_selection import SelectionCounts, select_shard
 from transformer_jax.data.plans.shard_plan import (
@@ -26,6 +25,7 @@ from transformer_jax.data.plans.shard_plan import (
     length_code,
     pack_shard,
 )
+from transformer_jax.data.workers import IN_THIS_PROCESS, Workers
 
 
 class Shard(Protocol):
@@ -123,15 +123,17 @@ class RowShape:
 
 @dataclasses.dataclass(frozen=True)
 class PlanFiles:
-    """Where plans are kept, and how many processes make them.
+    """Where plans are kept, and what makes them.
 
     Attributes:
       folder: of all plans; None keeps them in memory.
-      num_workers: processes.
+      workers: the processes.
+      prepared: folder of plans that are there already, which `prepare` has made.
     """
 
     folder: Path | None = None
-    num_workers: int = 1
+    workers: Workers = IN_THIS_PROCESS
+    prepared: Path | None = None
 
     def count_lengths(
         self, shards: Sequence[Shard], max_len: int, max_ratio: float
@@ -140,10 +142,10 @@ class PlanFiles:
         count = functools.partial(count_lengths, max_len=max_len, max_ratio=max_ratio)
         file = self._folder(shards, f"{max_len} {max_ratio}")
         if file is None:
-            return _total(workers.run(count, shards, self.num_workers))
+            return _total(self.workers(count, shards))
         path = file / "lengths.npz"
         if not path.exists():
-            total = _total(workers.run(count, shards, self.num_workers))
+            total = _total(self.workers(count, shards))
             counts = np.asarray(dataclasses.astuple(total.counts))
             file.mkdir(parents=True, exist_ok=True)
             with paths.new_path(path, is_cache=True) as temporary, temporary.open("wb") as stream:
@@ -158,13 +160,13 @@ class PlanFiles:
         """The plans of all shards, and their rows of each kind, `[kinds, shards]`."""
         folder = self._folder(shards, shape.fingerprint)
         if folder is None:
-            plans = list(workers.run(shape.plan, shards, self.num_workers))
+            plans = list(self.workers(shape.plan, shards))
             return plans, np.stack([shape.rows(plan) for plan in plans], axis=1)
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / f"{number:05}.npy" for number in range(len(shards))]
         missing = [pair for pair in zip(shards, files, strict=True) if not pair[1].exists()]
         make = functools.partial(_write_plan, shape)
-        collections.deque(workers.run(make, missing, self.num_workers), maxlen=0)
+        collections.deque(self.workers(make, missing), maxlen=0)
         mapped = LazySequence(lambda i: _read_plan(files[i]), len(files))
         rows = np.stack([shape.rows(plan) for plan in mapped], axis=1)
         return mapped, rows.astype(np.int64)
@@ -175,7 +177,10 @@ class PlanFiles:
         digest = hashlib.blake2b(settings.encode(), digest_size=16)
         for shard in shards:
             digest.update(shard.fingerprint.encode())
-        return self.folder / digest.hexdigest()
+        name = digest.hexdigest()
+        if self.prepared and (self.prepared / name).exists():
+            return self.prepared / name
+        return self.folder / name
 
 
 def _total(parts: Iterator[LengthCounts]) -> LengthCounts:

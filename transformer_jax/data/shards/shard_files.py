@@ -67,6 +67,14 @@ def _mapped(file: Path) -> np.ndarray:
     return np.load(file, mmap_mode="r").view(np.ndarray)
 
 
+def take(tokens: np.ndarray, lengths: np.ndarray, sentences: np.ndarray) -> np.ndarray:
+    """Flat ids of some of the sentences that `tokens` and `lengths` are of."""
+    lengths = lengths.astype(np.int64)
+    first = (np.cumsum(lengths) - lengths)[sentences]
+    chosen = lengths[sentences]
+    return tokens[np.repeat(first, chosen) + ranges(chosen)]
+
+
 class ShardSide:
     """The sentences of one side of a shard.
 
@@ -86,6 +94,11 @@ class ShardSide:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def sentences(self) -> Iterator[np.ndarray]:
+        """The ids of each sentence, in order."""
+        ends = np.cumsum(self.lengths, dtype=np.int64)
+        yield from np.split(self._flat, ends[:-1]) if len(ends) else ()
 
     def offsets(self, sentences: np.ndarray) -> np.ndarray:
         """Where each of these sentences starts in `tokens`, int64 of their shape `[n]`."""
@@ -123,8 +136,7 @@ class ShardedSide:
 
     def __iter__(self) -> Iterator[np.ndarray]:
         for side in self._shards:
-            ends = np.cumsum(side.lengths, dtype=np.int64)
-            yield from np.split(side.tokens, ends[:-1]) if len(ends) else ()
+            yield from side.sentences()
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:

@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from transformer_jax import paths
-from transformer_jax.data import cache_manifest, workers
+from transformer_jax.data import cache_manifest
+from transformer_jax.data.shards import duplicates
+from transformer_jax.data.shards.filter_report import FilterReport
 from transformer_jax.data.shards.shard_files import TokenShard
 from transformer_jax.data.shards.shard_writer import ShardWriter
 from transformer_jax.data.shards.text_blocks import TextBlock
+from transformer_jax.data.workers import Workers
 from transformer_jax.errors import UserError
 
 ATTEMPTS = 3  # to write an intact shard
@@ -28,7 +31,7 @@ Blocks = Callable[[], Iterator[TextBlock]]
 
 
 def open_shards(
-    folder: Path, blocks: Blocks, writer: ShardWriter, num_workers: int
+    folder: Path, blocks: Blocks, writer: ShardWriter, workers: Workers
 ) -> list[TokenShard]:
     """The shards in `folder`; those that are missing or damaged are made first.
 
@@ -36,7 +39,7 @@ def open_shards(
       folder: of the corpus; its name says what is in it.
       blocks: returns the text of all shards, in order; read only if one has to be made.
       writer: makes a shard of a block.
-      num_workers: processes.
+      workers: the processes.
 
     Raises:
       UserError: damaged text, or shards that are damaged each time they are written.
@@ -53,7 +56,7 @@ def open_shards(
             logging.warning("the token cache %s is damaged (%s); writing it again", shard, damage)
             paths.remove_at_once(shard)
         if attempt < ATTEMPTS:
-            _make_missing(folder, blocks, writer, num_workers)
+            _make_missing(folder, blocks, writer, workers)
     raise UserError(
         f"The token cache {folder} was written {ATTEMPTS} times and is damaged each time"
         f"{f' ({damage})' if damage else ''}: "
@@ -132,7 +135,15 @@ class _MakeShard:
         self.writer.write(self.folder / shard_name(block.number), block)
 
 
-def _make_missing(folder: Path, blocks: Blocks, writer: ShardWriter, num_workers: int) -> None:
+def read_report(shards: list[TokenShard]) -> FilterReport:
+    """What the filters have dropped."""
+    report = FilterReport()
+    for shard in shards:
+        report.merge(FilterReport.read(shard.folder))
+    return report
+
+
+def _make_missing(folder: Path, blocks: Blocks, writer: ShardWriter, workers: Workers) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     num_shards = 0
 
@@ -143,9 +154,15 @@ def _make_missing(folder: Path, blocks: Blocks, writer: ShardWriter, num_workers
             if not (folder / shard_name(block.number)).exists():
                 yield block
 
-    make = _MakeShard(folder, writer)
-    collections.deque(workers.run(make, missing(), num_workers), maxlen=0)
+    repeated = folder / "duplicates"
+    (kind, *_) = [*{"duplicates", "near_duplicates"}.intersection(writer.filters.names), ""]
+    if kind:
+        duplicates.find(repeated, blocks, kind == "near_duplicates", workers)
+        filters = dataclasses.replace(writer.filters, duplicates=repeated)
+        writer = dataclasses.replace(writer, filters=filters)
+    collections.deque(workers(_MakeShard(folder, writer), missing()), maxlen=0)
     with paths.new_path(folder / CORPUS, is_cache=True) as temporary:
         temporary.write_text(json.dumps({"shards": num_shards}) + "\n")
         cache_manifest.sync(temporary)
     cache_manifest.sync_folder_of(folder / CORPUS)
+    paths.remove_at_once(repeated)

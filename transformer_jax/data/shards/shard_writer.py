@@ -10,8 +10,11 @@ import numpy as np
 from transformer_jax import paths
 from transformer_jax.config import DataConfig
 from transformer_jax.data import cache_manifest, context
+from transformer_jax.data.plans.pair_selection import select_shard
 from transformer_jax.data.plans.permutation import make_key
-from transformer_jax.data.shards.shard_files import MAX_TOKENS, write_sides
+from transformer_jax.data.shards.filter_report import FilterReport
+from transformer_jax.data.shards.filters import NO_FILTERS, TOKEN_FILTERS, PairFilter
+from transformer_jax.data.shards.shard_files import MAX_TOKENS, take, write_sides
 from transformer_jax.data.shards.text_blocks import TextBlock
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
@@ -19,6 +22,8 @@ from transformer_jax.data.tokenizer_pair import TokenizerPair
 SHARD_PAIRS = 1_000_000  # of the text; filters leave fewer
 CHUNK = 20_000  # sentence pairs tokenised at once; divides SHARD_PAIRS
 CHUNKS_OF_CORPUS = 10**7  # numbers of chunks that belong to one corpus
+
+FlatSide = tuple[np.ndarray, np.ndarray]  # tokens, and the length of each sentence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +37,7 @@ class ShardWriter:
       seed: of subword sampling; None: each word in its best segmentation. A sentence that sampling
         makes longer than `config.max_len` gets its best segmentation too.
       number: of the corpus in the run, from 0; sampling depends on it.
+      filters: of the pairs.
       num_threads: of the tokenizer.
     """
 
@@ -40,20 +46,55 @@ class ShardWriter:
     languages: tuple[str, str]
     seed: int | None = None
     number: int = 0
+    filters: PairFilter = NO_FILTERS
     num_threads: int = 1
 
     def write(self, folder: Path, block: TextBlock) -> None:
         """Writes the pairs of `block` as the shard `folder`, all at once."""
-        sides = self.encode(block)
+        report = FilterReport()
+        sources, targets = self._filter_texts(block, report)
+        sides = self._encode(block, sources, targets)
+        if set(TOKEN_FILTERS) & set(self.filters.names):
+            sides = self._filter_tokens(sides, sources, targets, report)
         with paths.new_path(folder, is_cache=True) as temporary:
             temporary.mkdir()
             write_sides(temporary, sides)
+            if self.filters:
+                report.write(temporary)
             cache_manifest.write(temporary)
         cache_manifest.sync_folder_of(folder)
 
-    def encode(self, block: TextBlock) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Flat ids and lengths of source and target; an empty sentence has no ids at all."""
+    def _filter_texts(self, block: TextBlock, report: FilterReport) -> tuple[list[str], list[str]]:
+        """The texts that the filters of texts leave."""
         sources, targets = block.texts()
+        report.num_pairs = len(sources)
+        if not self.filters:
+            return sources, targets
+        reasons = self.filters.reasons(sources, targets, block.number)
+        report.add(reasons, sources, targets)
+        kept = [i for i, reason in enumerate(reasons) if not reason]
+        return [sources[i] for i in kept], [targets[i] for i in kept]
+
+    def _filter_tokens(
+        self, sides: list[FlatSide], sources: list[str], targets: list[str], report: FilterReport
+    ) -> list[FlatSide]:
+        """The tokens that the filters of lengths leave."""
+        names, config = self.filters.names, self.config
+        lengths = [side[1] for side in sides]
+        max_len = config.max_len if "length" in names else MAX_TOKENS + 1
+        max_ratio = config.max_ratio if "ratio" in names else 0.0
+        kept = select_shard(lengths[0], lengths[1], max_len, max_ratio).pairs
+        is_long = np.maximum(*lengths).astype(np.int64) + 1 > max_len
+        is_empty = np.minimum(*lengths) == 0  # which is for the filter of that name
+        is_kept = is_empty
+        is_kept[kept] = True
+        reasons = np.where(is_kept, "", np.where(is_long, "length", "ratio")).tolist()
+        report.add(reasons, sources, targets)
+        chosen = np.flatnonzero(is_kept)
+        return [(take(tokens, of_side, chosen), of_side[chosen]) for tokens, of_side in sides]
+
+    def _encode(self, block: TextBlock, sources: list[str], targets: list[str]) -> list[FlatSide]:
+        """Flat ids and lengths of source and target; an empty sentence has no ids at all."""
         tags: tuple[list[int], list[int]] = ([], [])
         if self.config.target_language_tags:
             tags = self.tokenizers.language_tags(*self.languages)

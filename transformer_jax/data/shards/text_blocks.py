@@ -17,7 +17,7 @@ from etils import epath
 from transformer_jax.data.text_lines import decode_block
 from transformer_jax.errors import UserError
 
-PIECE = 4 << 20  # bytes read at once
+READ_BYTES = 4 << 20  # bytes read at once
 NEW_LINE = ord("\n")
 
 
@@ -155,26 +155,26 @@ class _LineBlocks:
         """The next block; empty at the end."""
         if self._stream is None:
             self._stream = open_compressed(self._path)
-        pieces, missing = [], self._num_lines
-        piece, self._rest = self._rest, b""
+        parts, missing = [], self._num_lines
+        part, self._rest = self._rest, b""
         try:
-            while piece := piece or self._stream.read(PIECE):
-                ends = piece.count(b"\n")
+            while part := part or self._stream.read(READ_BYTES):
+                ends = part.count(b"\n")
                 if ends >= missing:
-                    bytes_ = np.frombuffer(piece, np.uint8)
+                    bytes_ = np.frombuffer(part, np.uint8)
                     end = int(np.flatnonzero(bytes_ == NEW_LINE)[missing - 1]) + 1
-                    pieces.append(piece[:end])
-                    self._rest, missing = piece[end:], 0
+                    parts.append(part[:end])
+                    self._rest, missing = part[end:], 0
                     break
-                pieces.append(piece)
+                parts.append(part)
                 missing -= ends
-                piece = b""
+                part = b""
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             line = self._lines_before + self._num_lines - missing
             raise UserError(
                 f"{self._path}, after line {line}: damaged gzip file ({error})."
             ) from error
-        block = b"".join(pieces)
+        block = b"".join(parts)
         self.count = self._num_lines - missing + bool(block and not block.endswith(b"\n"))
         self._lines_before += self.count
         return block

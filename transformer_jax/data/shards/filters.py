@@ -1,0 +1,223 @@
+"""Which pairs of a corpus are left out, and for what reason.
+
+In: texts of a block of pairs. Out: for each pair the name of the first filter that drops it. All
+filters look at a pair alone, except `duplicates` and `near_duplicates`, for which `duplicates`
+reads the corpus once before, and `test_leaks`, which knows the validation and test sets.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from transformer_jax.errors import UserError, missing_package
+
+# In the order in which they are applied.
+FILTERS = {
+    "empty": "a side has no text",
+    "control": "a control character, or the mark of a character that was lost",
+    "identical": "both sides are equal",
+    "language": "a side is clearly in another language; needs py3langid",
+    "test_leaks": "the pair, or a long side of it, is in the validation or test set",
+    "duplicates": "an earlier pair of the corpus is equal",
+    "near_duplicates": "an earlier pair is equal up to case, digits, punctuation and spaces",
+    "length": "a side has more than data.max_len tokens",
+    "ratio": "a side has more than data.max_ratio times the tokens of the other",
+}
+FUNCTION = "function"  # the reason of pairs that the function of `data.filter_function` drops
+TOKEN_FILTERS = ("length", "ratio")
+LEAK_WORDS = 5  # from which one side alone is a leak: shorter ones are common by chance
+LANGUAGE_LETTERS = 25  # from which the language of a text is recognised well enough
+LANGUAGE_PROBABILITY = 0.999
+
+# Control characters except tab; surrogates; U+FFFD, which replaces what could not be decoded.
+_CONTROL = re.compile("[\\x00-\\x08\\x0a-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\ufffd]")
+_NO_LETTER = re.compile(r"[\W\d_]+")
+
+
+def near_key(text: str) -> str:
+    """The letters of a text in lower case; of one without letters, the text."""
+    return _NO_LETTER.sub("", text.casefold()) or text.strip()
+
+
+def digest_of(*texts: str) -> int:
+    """64 bits that differ between texts."""
+    content = "\n".join(texts).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+
+
+def duplicate_digests(sources: Sequence[str], targets: Sequence[str], is_near: bool) -> np.ndarray:
+    """A number for each pair, uint64 `[pairs]`, that equal (or nearly equal) pairs share."""
+    clean: Callable[[str], str] = near_key if is_near else str.strip
+    digests = (digest_of(clean(s), clean(t)) for s, t in zip(sources, targets, strict=True))
+    return np.fromiter(digests, np.uint64, len(sources))
+
+
+@dataclasses.dataclass(frozen=True)
+class TestTexts:
+    """Digests of the sentences of validation and test sets; see `near_key`."""
+
+    pairs: frozenset[int]
+    long_sources: frozenset[int]
+    long_targets: frozenset[int]
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> "TestTexts":
+        """Those of the pairs of validation and test sets."""
+        keys, long_sides = set(), (set[int](), set[int]())
+        for pair in pairs:
+            keys.add(digest_of(*map(near_key, pair)))
+            for side, text in zip(long_sides, pair, strict=True):
+                if _is_long(text):
+                    side.add(digest_of(near_key(text)))
+        return cls(frozenset(keys), *map(frozenset, long_sides))
+
+    def has(self, source: str, target: str) -> bool:
+        """Whether the pair, or a long side of it, is among them."""
+        near = near_key(source), near_key(target)
+        return (
+            digest_of(*near) in self.pairs
+            or (_is_long(source) and digest_of(near[0]) in self.long_sources)
+            or (_is_long(target) and digest_of(near[1]) in self.long_targets)
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        numbers = [sorted(part) for part in dataclasses.astuple(self)]
+        return hashlib.blake2b(repr(numbers).encode(), digest_size=16).hexdigest()
+
+
+def _is_long(text: str) -> bool:
+    return len(text.split()) >= LEAK_WORDS or len(near_key(text)) >= 5 * LEAK_WORDS
+
+
+@dataclasses.dataclass(frozen=True)
+class PairFilter:
+    """The filters of a corpus.
+
+    Attributes:
+      names: of `FILTERS`.
+      languages: of source and target, such as "de" or "pt_BR".
+      function: `module:name` of a function of source and target that returns whether to keep the
+        pair; empty: none.
+      test_texts: for `test_leaks`.
+      duplicates: folder where `duplicates.find` has written which pairs repeat earlier ones.
+    """
+
+    names: tuple[str, ...] = ()
+    languages: tuple[str, str] = ("", "")
+    function: str = ""
+    test_texts: TestTexts | None = None
+    duplicates: Path | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.names or self.function)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when other pairs may be dropped."""
+        test = self.test_texts.fingerprint if self.test_texts else ""
+        return f"{sorted(self.names)} {self.languages} {self.function} {test}"
+
+    def reasons(self, sources: Sequence[str], targets: Sequence[str], block: int) -> list[str]:
+        """The filter that drops each pair, or an empty string.
+
+        Args:
+          sources, targets: of block number `block`.
+          block: its number in the corpus.
+        """
+        reasons = [""] * len(sources)
+        for name in FILTERS:
+            if name not in self.names or name in TOKEN_FILTERS:
+                continue
+            if name.endswith("duplicates"):
+                repeated = np.load(self._duplicates_file(block))
+                for i in np.flatnonzero(repeated).tolist():
+                    reasons[i] = reasons[i] or name
+                continue
+            drops = self._test(name)
+            for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
+                if not reasons[i] and drops(source, target):
+                    reasons[i] = name
+        if self.function:
+            keep = load_function(self.function)
+            for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
+                if not reasons[i] and not keep(source, target):
+                    reasons[i] = FUNCTION
+        return reasons
+
+    def _test(self, name: str) -> Callable[[str, str], bool]:
+        """Whether the filter `name` drops a pair of texts."""
+        if name == "test_leaks":
+            if self.test_texts is None:
+                raise ValueError("test_leaks needs the validation and test sets")
+            return self.test_texts.has
+        if name == "language":
+            return functools.partial(is_other_language, languages=self.languages)
+        return _TESTS[name]
+
+    def _duplicates_file(self, block: int) -> Path:
+        if self.duplicates is None:
+            raise ValueError("duplicates were not looked for")
+        return self.duplicates / f"{block:05}.npy"
+
+
+NO_FILTERS = PairFilter()
+_TESTS: dict[str, Callable[[str, str], bool]] = {
+    "empty": lambda source, target: not source.strip() or not target.strip(),
+    "control": lambda source, target: bool(_CONTROL.search(source) or _CONTROL.search(target)),
+    "identical": lambda source, target: source.strip() == target.strip(),
+}
+
+
+@functools.cache
+def load_function(name: str) -> Callable[[str, str], bool]:
+    """The function that `data.filter_function` names.
+
+    Raises:
+      UserError: there is none.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"config.data.filter_function={name} cannot be imported ({error}); name a function of "
+            "source and target as MODULE:FUNCTION, in a folder of $PYTHONPATH."
+        ) from error
+    if not callable(function):
+        raise UserError(f"config.data.filter_function={name} is not a function.")
+    return cast(Callable[[str, str], bool], function)
+
+
+@functools.cache
+def _identifier() -> Callable[[str], tuple[str, float]]:
+    try:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    except ModuleNotFoundError as error:
+        raise missing_package(error, "documents") from error
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    return cast(Callable[[str], tuple[str, float]], identifier.classify)
+
+
+def is_other_language(source: str, target: str, languages: tuple[str, str]) -> bool:
+    """Whether a side is clearly in another language: long enough, and recognised with certainty.
+
+    Args:
+      source, target: texts.
+      languages: their languages; one that the model does not know is never doubted.
+    """
+    for text, language in zip((source, target), languages, strict=True):
+        if len(near_key(text)) < LANGUAGE_LETTERS:
+            continue
+        recognised, probability = _identifier()(text)
+        expected = re.split("[-_]", language.lower())[0]
+        if recognised != expected and probability > LANGUAGE_PROBABILITY:
+            return True
+    return False

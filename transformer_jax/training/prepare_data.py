@@ -1,0 +1,124 @@
+"""The work of the command `prepare`: tokenizer, shards and batch plan of a config, in a folder."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from etils import epath
+
+from transformer_jax import paths, units
+from transformer_jax.config import Config
+from transformer_jax.data import prepared_folder, sources
+from transformer_jax.data.epoch_data import EpochData, PlanFacts, prepare_epochs
+from transformer_jax.data.prepared_folder import PreparedCorpus, PreparedFolder
+from transformer_jax.data.shards import shard_store
+from transformer_jax.data.sources import Corpus
+from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.data.tokenizer_training import make_tokenizers
+from transformer_jax.data.workers import Workers
+from transformer_jax.errors import UserError
+from transformer_jax.interop import pretrained
+
+Say = Callable[[str], None]
+
+
+def prepare(config: Config, folder: Path, workers: Workers, say: Say) -> PreparedFolder:
+    """Writes the folder, or what it lacks; see `prepared_folder`.
+
+    Args:
+      config: of the runs that will read it.
+      folder: new, or of an earlier call. Its tokenizer is used again; a corpus that is new to it is
+        the only one that is tokenised.
+      workers: the processes.
+      say: gets what is worth knowing, line by line.
+
+    Raises:
+      UserError: whatever about config, text or folder cannot work.
+    """
+    _check(config, folder)
+    started = time.monotonic()
+    corpora = sources.open_corpora(config.data, "train")
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizers = _tokenizers(config, corpora, folder, say)
+    data = dataclasses.replace(config.data, cache_dir=str(folder))
+    epochs, facts = prepare_epochs(
+        corpora, tokenizers, dataclasses.replace(config, data=data), workers=workers
+    )
+    parts = epochs.first.corpus.shards
+    prepared = PreparedFolder(
+        folder,
+        [
+            PreparedCorpus(
+                corpus.name,
+                corpus.source_lang,
+                corpus.target_lang,
+                shards[0].folder.parent,
+                sum(shard.num_pairs for shard in shards),
+                shards[0].folder.parent.name,
+            )
+            for corpus, shards in zip(corpora, parts, strict=True)
+        ],
+        prepared_folder.settings_of(config.data),
+    )
+    reports = [shard_store.read_report(shards) for shards in parts]
+    dropped = [dict(sorted(report.dropped.items())) for report in reports]
+    prepared.write({"dropped": dropped, "filters": list(config.data.filters)})
+    for corpus, report in zip(prepared.corpora, reports, strict=True):
+        say(
+            f"{corpus.source_lang} -> {corpus.target_lang}: {corpus.name}: "
+            f"{corpus.num_pairs:,} pairs"
+        )
+        for line in report.lines():
+            say(f"  {line}")
+    for line in _describe(epochs.first, facts, time.monotonic() - started):
+        say(line)
+    return prepared
+
+
+def _check(config: Config, folder: Path) -> None:
+    if paths.is_remote(folder):
+        raise UserError(f"`output`={folder}: data is prepared in a local folder or a shared disk.")
+    if config.data.source == "prepared":
+        raise UserError(
+            f"config.data.source=prepared: {config.data.train} is prepared already. Name the text "
+            "with config.data.source=files and config.data.train."
+        )
+    if config.data.subword_sampling:
+        raise UserError(
+            "config.data.subword_sampling segments text again in each epoch, so it cannot be "
+            "prepared; set it to 0."
+        )
+    if config.data.plan_version < 3:
+        raise UserError("`prepare` needs config.data.plan_version=3, the default.")
+
+
+def _tokenizers(config: Config, corpora: Sequence[Corpus], folder: Path, say: Say) -> TokenizerPair:
+    """Those of the folder; else those of the model to start from, or new ones."""
+    place = epath.Path(folder / prepared_folder.TOKENIZER)
+    if place.exists():
+        say(f"using the tokenizer in {place}")
+        return TokenizerPair.load(place)
+    if config.train.init_from:
+        start = pretrained.load(config.train.init_from, allow_pickle=config.train.allow_pickle)
+        tokenizers = start.tokenizers
+    else:
+        tokenizers = make_tokenizers(config.data, corpora)
+    with paths.new_path(folder / prepared_folder.TOKENIZER) as temporary:
+        tokenizers.save(epath.Path(temporary))
+    return tokenizers
+
+
+def _describe(first: EpochData, facts: PlanFacts, seconds: float) -> Iterator[str]:
+    shards = [shard for part in first.corpus.shards for shard in part]
+    size = sum(f.stat().st_size for shard in shards for f in shard.folder.iterdir())
+    counts = facts.counts
+    yield (
+        f"{counts.num_pairs:,} pairs in {len(shards):,} shards, {units.size(size)}; in "
+        f"{units.duration(seconds)}, {counts.num_pairs / seconds:,.0f} pairs a second"
+    )
+    yield (
+        f"batches: {first.plan.batches_per_epoch:,.1f} an epoch, padding "
+        f"{100 * facts.padding:.1f}%; {counts.num_pairs - counts.num_selected:,} pairs are in "
+        "none, for they are empty, above data.max_len or above data.max_ratio"
+    )
