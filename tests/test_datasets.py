@@ -15,7 +15,7 @@ from absl import flags
 
 from transformer_jax.commands import command_help
 from transformer_jax.commands import data as command
-from transformer_jax.data import number_words, sources
+from transformer_jax.data import number_words, text_corpora
 from transformer_jax.data.public import download, unpacking
 from transformer_jax.data.public.dataset import Dataset, Download, Part, Split
 from transformer_jax.data.public.tables import DATASETS
@@ -400,7 +400,7 @@ def test_missing_text_of_a_public_data_set_names_the_command(tmp_path):
         (tmp_path / "mine", r"a \.tsv file\.$"),
     ):
         with pytest.raises(UserError, match=rf"no file .*{hint}"):
-            sources.open_text(str(folder / "train"), "en", "de", "config.data.train")
+            text_corpora.open_text(str(folder / "train"), "en", "de", "config.data.train")
 
 
 @pytest.mark.parametrize("name", DATASETS)

@@ -22,7 +22,7 @@ from absl import flags
 from tests.conftest import digit_pairs, tiny_config, write_pairs
 from transformer_jax.commands import command_help, init
 from transformer_jax.config import Config, DataConfig, validate
-from transformer_jax.data import sources
+from transformer_jax.data import text_corpora
 from transformer_jax.data.writing_systems import script_shares
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import bleu_tokenizers
@@ -41,7 +41,7 @@ CPU = Device("cpu", "two cores", True, 2)
 
 
 def open_pairs(folder, pairs, name="corpus"):
-    return sources.open_text(write_pairs(folder, name, pairs), "en", "de", "train")
+    return text_corpora.open_text(write_pairs(folder, name, pairs), "en", "de", "train")
 
 
 def odd_pairs():
@@ -469,7 +469,7 @@ def test_init_prints_how_to_read_the_test_set(tmp_path, monkeypatch, test, file,
     text = gzip.compress(b"x\ty\n") if file.endswith(".gz") else b"x\ty\n"
     for name in {file, file.replace(".en", ".de")}:
         Path(name).write_bytes(text)
-    corpus = sources.open_text(test, "en", "de", "test")
+    corpus = text_corpora.open_text(test, "en", "de", "test")
     data = DataConfig(source_lang="en", target_lang="de")
     commands = recipe._next_commands(Path("run"), {"test": corpus}, data)
     assert commands[2] == command.format("transformer-jax decode --workdir=run", "run/test.de")

@@ -166,6 +166,12 @@ def write(path: PathLike, data: bytes, must_be_new: bool = False) -> None:
         store.pipe_file(name, data, mode="create" if must_be_new else "overwrite")
 
 
+def cache_folder() -> Path:
+    """The user's cache folder for this package."""
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(root).expanduser() / "transformer_jax"
+
+
 def write_atomically(path: PathLike, text: str) -> None:
     """Writes a file so that readers see the old text or all of the new text.
 

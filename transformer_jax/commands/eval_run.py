@@ -27,7 +27,7 @@ from transformer_jax.commands.text_output import (
     writing,
 )
 from transformer_jax.config import Config, DataConfig
-from transformer_jax.data import sources, text_lines
+from transformer_jax.data import sources, text_corpora, text_lines
 from transformer_jax.decoding import call_settings
 from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.errors import UserError
@@ -130,7 +130,7 @@ def _read_files() -> EvalSet:
         if not epath.Path(path).exists():
             raise UserError(f"{flag}={path}: there is no such file.")
     source, reference = map(epath.Path, inputs.values())
-    return EvalSet(FLAGS.input, "", list(sources.read_parallel(source, reference)), inputs)
+    return EvalSet(FLAGS.input, "", list(text_corpora.read_parallel(source, reference)), inputs)
 
 
 def _read_split(data: DataConfig) -> EvalSet:

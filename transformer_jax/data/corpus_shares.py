@@ -6,7 +6,7 @@ import numpy as np
 
 from transformer_jax.config import DataConfig
 from transformer_jax.config.data_fields import parse_stage
-from transformer_jax.data.sources import Corpus
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.errors import UserError
 
 Stages = list[tuple[int, list[float]]]

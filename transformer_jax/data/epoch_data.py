@@ -22,13 +22,13 @@ import sentencepiece
 
 from transformer_jax.config import Config
 from transformer_jax.data import token_cache
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.corpus_shares import make_stages
 from transformer_jax.data.plans import batch_plan
 from transformer_jax.data.plans.batch_shapes import BatchPlan
 from transformer_jax.data.plans.pair_selection import SelectionCounts, select_pairs
 from transformer_jax.data.plans.permutation import make_key
 from transformer_jax.data.plans.plan_files import PlanFiles
-from transformer_jax.data.sources import Corpus
 from transformer_jax.data.token_cache import TokenizedCorpus
 from transformer_jax.data.tokenizer import UNSEEDED_SAMPLING, Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair

@@ -68,7 +68,7 @@ class PreparedFolder:
             content = json.loads((path / NAME).read_text())
         except (FileNotFoundError, NotADirectoryError) as error:
             raise UserError(
-                f"{folder} is no prepared folder: it has no {NAME}. Name the --output of "
+                f"{folder} is no prepared folder: it has no {NAME}. Name the output of "
                 "`transformer-jax prepare`, which has to have ended."
             ) from error
         except ValueError as error:

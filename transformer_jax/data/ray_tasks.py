@@ -64,8 +64,8 @@ def connect(address: str) -> Any:
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UserError(
-                f"There is no Ray cluster at {address} ({_first_line(error)}); start one with the "
-                "command: ray start --head; or name the address of another."
+                f"There is no Ray cluster at {address} ({_first_line(error)}); start one, "
+                "or name the address of another."
             ) from error
     return ray
 

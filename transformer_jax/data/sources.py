@@ -5,17 +5,15 @@ number of times, in order. Its fingerprint changes when its content does.
 """
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import importlib
 import io
-import itertools
 import os
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,56 +22,16 @@ from etils import epath
 from transformer_jax import paths
 from transformer_jax.config import DataConfig
 from transformer_jax.data import prepared_folder
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.prepared_folder import PreparedFolder
-from transformer_jax.data.public.tables import fetch_hint
 from transformer_jax.data.shards.shard_files import SIDES
-from transformer_jax.data.shards.text_blocks import (
-    TextBlock,
-    blocks_of_pairs,
-    read_file_blocks,
-    split_columns,
-)
-from transformer_jax.data.text_lines import read_lines
+from transformer_jax.data.text_corpora import has_text, open_text
 from transformer_jax.errors import UserError
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
 
 EMBEDDED = "number_words"
-
-
-@dataclasses.dataclass(frozen=True)
-class Corpus:
-    """Sentence pairs in order.
-
-    Attributes:
-      name: for messages.
-      source_lang, target_lang: the direction.
-      read: returns a new iterator over (source, target).
-      fingerprint: digest of the content.
-      files: of source and target, or the one with both texts; none if it is not text files.
-      prepared: folder with its shards, where `prepare` has made them.
-    """
-
-    name: str
-    source_lang: str
-    target_lang: str
-    read: Callable[[], Iterator[tuple[str, str]]]
-    fingerprint: str
-    files: tuple[epath.Path, ...] = ()
-    prepared: Path | None = None
-
-    def blocks(self, num_pairs: int, num_before: int = 0) -> Iterator[TextBlock]:
-        """The text in blocks of `num_pairs`, each with the last `num_before` sources before it."""
-        if self.files:
-            return read_file_blocks(self.files, num_pairs, num_before)
-        return blocks_of_pairs(self.name, self.read(), num_pairs, num_before)
-
-
-def cache_folder() -> epath.Path:
-    """The user's cache folder for this package."""
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return epath.Path(root).expanduser() / "transformer_jax"
 
 
 def open_corpora(config: DataConfig, split: str) -> list[Corpus]:
@@ -132,111 +90,6 @@ def open_prepared(folder: str) -> list[Corpus]:
     ]
 
 
-# --- Text files ---------------------------------------------------------------------------------
-
-
-def open_text(prefix: str, source_lang: str, target_lang: str, setting: str) -> Corpus:
-    """Opens `PREFIX.source_lang` and `PREFIX.target_lang` (`.gz` too), or one `.tsv`.
-
-    Args:
-      prefix: path without the language suffix, or with one; or of a file with two columns.
-      source_lang, target_lang: the direction.
-      setting: the one that names the prefix, for messages.
-
-    Raises:
-      UserError: a file is missing.
-    """
-    if prefix.endswith((".tsv", ".tsv.gz")):
-        names = [prefix]
-    else:
-        prefix = _without_language(prefix, (source_lang, target_lang), setting)
-        names = [f"{prefix}.{language}" for language in (source_lang, target_lang)]
-    files = tuple(_existing(name, setting) for name in names)
-    read = functools.partial(_read_tsv if len(files) == 1 else read_parallel, *files)
-    return Corpus(prefix, source_lang, target_lang, read, _digest_files(files), files)
-
-
-def _without_language(path: str, languages: tuple[str, str], setting: str) -> str:
-    """`path` without the language, if it names one of two parallel files, such as `corpus.en`.
-
-    Raises:
-      UserError: it is a file of no language.
-    """
-    if any(_find(f"{path}.{language}") for language in languages):
-        return path
-    prefix, _, suffix = path.removesuffix(".gz").rpartition(".")
-    if suffix in languages:
-        return prefix
-    if not epath.Path(path).is_file():
-        return path
-    files = " and ".join(f"PREFIX.{language}" for language in languages)
-    raise UserError(
-        f"{setting}={path} is one file. Name the PREFIX of {files}, or a .tsv file with both texts."
-    )
-
-
-def _find(name: str) -> epath.Path | None:
-    """The file of this name or with `.gz`."""
-    paths.require(name, "a text file")
-    for candidate in (name, f"{name}.gz"):
-        path = epath.Path(candidate)
-        if path.exists() and not path.is_dir():
-            return path
-    return None
-
-
-def _existing(name: str, setting: str) -> epath.Path:
-    path = _find(name)
-    if path is None:
-        raise UserError(
-            f"{setting}: no file {name} or {name}.gz. Name the path without the language suffix, "
-            f"or a .tsv file.{fetch_hint(name)}"
-        )
-    return path
-
-
-def read_parallel(source: epath.Path, target: epath.Path) -> Iterator[tuple[str, str]]:
-    """The pairs of two files with the same number of lines.
-
-    Raises:
-      UserError: one file has fewer lines, is empty or damaged.
-    """
-    source_lines, target_lines = read_lines(source), read_lines(target)
-    count = 0
-    for source_line, target_line in itertools.zip_longest(source_lines, target_lines):
-        if source_line is None or target_line is None:
-            longer, shorter = (source, target) if target_line is None else (target, source)
-            if not count:
-                raise UserError(f"{shorter} is empty; it needs at least one line.")
-            rest = 1 + sum(1 for _ in (source_lines if longer is source else target_lines))
-            raise UserError(
-                f"{shorter} ends after line {count}, but {longer} has {count + rest} lines; "
-                "parallel files must have the same number of lines."
-            )
-        count += 1
-        yield source_line, target_line
-    if not count:
-        raise UserError(f"{source} is empty; it needs at least one line.")
-
-
-def _read_tsv(path: epath.Path) -> Iterator[tuple[str, str]]:
-    number = 0
-    for number, line in enumerate(read_lines(path), start=1):
-        yield split_columns(line, str(path), number)
-    if not number:
-        raise UserError(f"{path} is empty; it needs at least one line.")
-
-
-def _digest_files(files: Iterable[epath.Path]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for path in files:
-        with path.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-        digest.update(b"\0")
-    return digest.hexdigest()
-
-
 # --- TFDS ---------------------------------------------------------------------------------------
 
 
@@ -245,7 +98,7 @@ def data_dir(config: DataConfig) -> str:
     return (
         config.data_dir
         or os.path.expanduser(os.environ.get("TFDS_DATA_DIR", ""))
-        or str(cache_folder() / "tfds")
+        or str(paths.cache_folder() / "tfds")
     )
 
 
@@ -269,7 +122,7 @@ def open_tfds(config: DataConfig, split: str) -> Corpus:
         size = builder.info.splits[split].num_examples
         source = builder.as_data_source(split=split) if size else ()
     except Exception as error:
-        if epath.Path(split).is_file() or _find(f"{split}.{config.source_lang}"):
+        if epath.Path(split).is_file() or has_text(f"{split}.{config.source_lang}"):
             hint = "to read text files, set config.data.source=files"
             raise UserError(f"{split} is no split of the data set {name}; {hint}.") from error
         raise UserError(

@@ -1,21 +1,53 @@
-"""Lines of text files: UTF-8, packed with gzip or not, with any mark or line end of Windows."""
+"""Lines of text files: UTF-8, compressed or not, with any mark or line end of Windows."""
 
 import codecs
 import gzip
 import io
 import zlib
 from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO, cast
 
 from etils import epath
 
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, missing_package
+
+DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)  # errors of damaged compressed files
+
+
+def decompressed(raw: BinaryIO, name: str) -> BinaryIO:
+    """The content of a file, which its name says is compressed if it ends with .gz or .zst."""
+    if name.endswith(".gz"):
+        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+    if name.endswith(".zst"):
+        return cast(BinaryIO, io.BufferedReader(_Zstandard(raw)))
+    return raw
+
+
+class _Zstandard(io.RawIOBase):
+    """The content of a .zst file, whose damage is an `EOFError`, as that of a .gz file."""
+
+    def __init__(self, raw: BinaryIO):
+        try:
+            import zstandard
+        except ModuleNotFoundError as error:
+            raise missing_package(error, "formats") from error
+        self._error = zstandard.ZstdError
+        self._reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return int(self._reader.readinto(buffer))
+        except self._error as error:
+            raise EOFError(str(error)) from error
 
 
 def read_lines(path: epath.Path, allow_nul: bool = False) -> Iterator[str]:
-    """Lines of a UTF-8 text file, `.gz` too; see `decode_lines`."""
+    """Lines of a UTF-8 text file, .gz and .zst too; see `decode_lines`."""
     with path.open("rb") as raw:
-        stream = gzip.GzipFile(fileobj=raw) if path.name.endswith(".gz") else raw
-        yield from decode_lines(stream, str(path), allow_nul)
+        yield from decode_lines(decompressed(raw, path.name), str(path), allow_nul)
 
 
 def decode_block(content: bytes, name: str, first_line: int) -> list[str]:
@@ -62,5 +94,7 @@ def decode_lines(
             f"{name}, line {number}: invalid UTF-8 at byte {error.start}; "
             "convert the file, for example with iconv."
         ) from error
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{name}, after line {number}: damaged gzip file ({error}).") from error
+    except DAMAGED as error:
+        raise UserError(
+            f"{name}, after line {number}: damaged gzip or zstd file ({error})."
+        ) from error

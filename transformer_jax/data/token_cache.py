@@ -27,13 +27,14 @@ from transformer_jax.data import (
     remote_cache,
     token_links,
 )
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.plans.batch_shapes import ranges
 from transformer_jax.data.shards import shard_store
 from transformer_jax.data.shards.filters import PairFilter, TestTexts
 from transformer_jax.data.shards.shard_files import ShardedSide, TokenShard
 from transformer_jax.data.shards.shard_writer import SHARD_PAIRS, ShardWriter
 from transformer_jax.data.shards.text_blocks import TextBlock
-from transformer_jax.data.sources import Corpus, cache_folder, open_corpora
+from transformer_jax.data.sources import open_corpora
 from transformer_jax.data.token_links import TokenLinks
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.data.workers import IN_THIS_PROCESS, Workers
@@ -181,7 +182,7 @@ class _Inputs:
 def folder_of(config: DataConfig) -> Path:
     """The local folder of the caches of a run: tokens, links, and plans."""
     is_local = config.cache_dir and not paths.is_remote(config.cache_dir)
-    return Path(config.cache_dir if is_local else cache_folder())
+    return Path(config.cache_dir if is_local else paths.cache_folder())
 
 
 def tokenize_corpora(

@@ -8,7 +8,7 @@ import sentencepiece
 from etils import epath
 
 from transformer_jax.config import DataConfig
-from transformer_jax.data.sources import Corpus
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.tokenizer import CONTEXT_SEPARATOR, Tokenizer
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
 from transformer_jax.errors import UserError

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from transformer_jax import paths
 from transformer_jax.config import Config, DataConfig
-from transformer_jax.data import sources
-from transformer_jax.data.sources import Corpus
+from transformer_jax.data import text_corpora
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.errors import UserError
 from transformer_jax.own_corpus import set_aside, sizing
 from transformer_jax.own_corpus.device import Device, find_device
@@ -69,7 +69,7 @@ def write_recipe(
     _refuse_existing(folder, missing)
     languages = source_lang, target_lang
     corpus = _open(train, languages)
-    sets = {p: sources.open_text(given[p], *languages, f"`{p}`") for p in PARTS if given[p]}
+    sets = {p: text_corpora.open_text(given[p], *languages, f"`{p}`") for p in PARTS if given[p]}
     say(f"{source_lang} -> {target_lang}: {corpus.name}")
     survey, counts = _survey(corpus, sets, say)
     shares = set_aside.choose_shares(survey.num_usable, missing)
@@ -141,7 +141,9 @@ def _refuse_existing(folder: Path, missing: Sequence[str]) -> None:
 
 def _open(train: str, languages: tuple[str, str]) -> Corpus:
     """All corpora that `train` names, as one."""
-    corpora = [sources.open_text(name.strip(), *languages, "`train`") for name in train.split(",")]
+    corpora = [
+        text_corpora.open_text(name.strip(), *languages, "`train`") for name in train.split(",")
+    ]
     for number, corpus in enumerate(corpora):
         if corpus.name in [earlier.name for earlier in corpora[:number]]:
             raise UserError(

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from transformer_jax import paths
-from transformer_jax.data.sources import Corpus
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.errors import UserError
 from transformer_jax.own_corpus.survey import read_with_progress, text_digest
 

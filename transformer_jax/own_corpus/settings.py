@@ -19,8 +19,8 @@ from transformer_jax.config import (
     TrainConfig,
     validate,
 )
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.plans.pair_selection import select_pairs
-from transformer_jax.data.sources import Corpus
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.data.tokenizer_training import make_tokenizers
 from transformer_jax.errors import UserError

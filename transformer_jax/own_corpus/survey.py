@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import tqdm
 
-from transformer_jax.data.sources import Corpus
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.writing_systems import script_shares, separates_words
 
 SAMPLE_SIZE = 100_000  # pairs

@@ -20,7 +20,7 @@ def keep_programs() -> bool:
     """
     import jax
 
-    from transformer_jax.data.sources import cache_folder
+    from transformer_jax.paths import cache_folder
 
     def setting(name: str) -> object:
         return getattr(jax.config, name)

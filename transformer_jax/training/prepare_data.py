@@ -10,10 +10,10 @@ from etils import epath
 from transformer_jax import paths, units
 from transformer_jax.config import Config
 from transformer_jax.data import prepared_folder, sources
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.epoch_data import EpochData, PlanFacts, prepare_epochs
 from transformer_jax.data.prepared_folder import PreparedCorpus, PreparedFolder
 from transformer_jax.data.shards import shard_store
-from transformer_jax.data.sources import Corpus
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.data.tokenizer_training import make_tokenizers
 from transformer_jax.data.workers import Workers

@@ -13,6 +13,7 @@ from etils import epath
 from transformer_jax import distributed
 from transformer_jax.config import Config, keep_former_defaults, validate
 from transformer_jax.data import sources
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.epoch_data import Epochs, prepare_epochs
 from transformer_jax.data.loader import BatchSource
 from transformer_jax.data.plans.batch_shapes import BatchPlan, BatchShape
@@ -129,7 +130,7 @@ def _read_validation(config: Config) -> list[tuple[str, str]]:
 
 
 def _starting_point(
-    config: Config, workdir: epath.Path, corpora: Sequence[sources.Corpus], say: Say
+    config: Config, workdir: epath.Path, corpora: Sequence[Corpus], say: Say
 ) -> tuple[Config, TokenizerPair, PyTree]:
     """Config, tokenizers and initial parameters (or None) of a resumed, fine-tuned or new run."""
     if workdir_lib.has_checkpoints(workdir):
@@ -182,7 +183,7 @@ def _tokenizer_settings(config: Config) -> dict[str, Any]:
 
 
 def _earlier_tokenizers(
-    workdir: epath.Path, config: Config, corpora: Sequence[sources.Corpus]
+    workdir: epath.Path, config: Config, corpora: Sequence[Corpus]
 ) -> TokenizerPair | None:
     """Those of a run without a checkpoint, if training them again would give the same."""
     record = workdir_lib.read_data_record(workdir) or {}
@@ -198,7 +199,7 @@ def _earlier_tokenizers(
     return tokenizers if tokenizers.fingerprint == record.get("tokenizer") else None
 
 
-def _fingerprint(corpora: Sequence[sources.Corpus]) -> str:
+def _fingerprint(corpora: Sequence[Corpus]) -> str:
     identity = [(c.fingerprint, c.source_lang, c.target_lang) for c in corpora]
     return hashlib.blake2b(repr(identity).encode(), digest_size=16).hexdigest()
 
@@ -269,7 +270,7 @@ def _fill_in_tokenizers(config: Config, tokenizers: TokenizerPair) -> Config:
 
 def _describe_corpora(
     config: Config,
-    corpora: Sequence[sources.Corpus],
+    corpora: Sequence[Corpus],
     tokenizers: TokenizerPair,
     counts: SelectionCounts,
 ) -> Iterator[str]:

@@ -5,16 +5,14 @@ processes that get the blocks.
 """
 
 import dataclasses
-import gzip
 import itertools
-import zlib
 from collections.abc import Iterator
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import numpy as np
 from etils import epath
 
-from transformer_jax.data.text_lines import decode_block
+from transformer_jax.data.text_lines import DAMAGED, decode_block, decompressed
 from transformer_jax.errors import UserError
 
 READ_BYTES = 4 << 20  # bytes read at once
@@ -147,6 +145,7 @@ class _LineBlocks:
     def __init__(self, path: epath.Path, num_lines: int):
         self._path, self._num_lines = path, num_lines
         self._stream: BinaryIO | None = None
+        self._raw: BinaryIO
         self._rest = b""
         self._lines_before = 0
         self.count = 0  # lines of the block that was read last
@@ -154,7 +153,8 @@ class _LineBlocks:
     def next(self) -> bytes:
         """The next block; empty at the end."""
         if self._stream is None:
-            self._stream = open_compressed(self._path)
+            self._raw = self._path.open("rb")
+            self._stream = decompressed(self._raw, self._path.name)
         parts, missing = [], self._num_lines
         part, self._rest = self._rest, b""
         try:
@@ -169,20 +169,14 @@ class _LineBlocks:
                 parts.append(part)
                 missing -= ends
                 part = b""
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        except DAMAGED as error:
             line = self._lines_before + self._num_lines - missing
             raise UserError(
-                f"{self._path}, after line {line}: damaged gzip file ({error})."
+                f"{self._path}, after line {line}: damaged gzip or zstd file ({error})."
             ) from error
         block = b"".join(parts)
         self.count = self._num_lines - missing + bool(block and not block.endswith(b"\n"))
         self._lines_before += self.count
+        if not block:
+            self._raw.close()
         return block
-
-
-def open_compressed(path: epath.Path) -> BinaryIO:
-    """A binary stream of the text in `path`, which .gz and .zst files compress."""
-    raw = path.open("rb")
-    if path.name.endswith(".gz"):
-        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
-    return cast(BinaryIO, raw)

@@ -1,0 +1,48 @@
+"""Sentence pairs in order, from any source."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from etils import epath
+
+from transformer_jax.data.shards.text_blocks import TextBlock, blocks_of_pairs, read_file_blocks
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Sentence pairs in order.
+
+    Attributes:
+      name: for messages.
+      source_lang, target_lang: the direction.
+      read: returns a new iterator over (source, target).
+      fingerprint: digest of the content.
+      files: of source and target, or the one with both texts; none if it is not text files.
+      parts: corpora that it consists of, one after another; none of a single one.
+      prepared: folder with its shards, where `prepare` has made them.
+    """
+
+    name: str
+    source_lang: str
+    target_lang: str
+    read: Callable[[], Iterator[tuple[str, str]]]
+    fingerprint: str
+    files: tuple[epath.Path, ...] = ()
+    parts: tuple["Corpus", ...] = ()
+    prepared: Path | None = None
+
+    def blocks(self, num_pairs: int, num_before: int = 0) -> Iterator[TextBlock]:
+        """The text in blocks of `num_pairs`, each with the last `num_before` sources before it."""
+        if self.parts:
+            return self._blocks_of_parts(num_pairs, num_before)
+        if self.files:
+            return read_file_blocks(self.files, num_pairs, num_before)
+        return blocks_of_pairs(self.name, self.read(), num_pairs, num_before)
+
+    def _blocks_of_parts(self, num_pairs: int, num_before: int) -> Iterator[TextBlock]:
+        numbers = itertools.count()
+        for part in self.parts:
+            for block in part.blocks(num_pairs, num_before):
+                yield dataclasses.replace(block, number=next(numbers))
