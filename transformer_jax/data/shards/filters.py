@@ -23,7 +23,7 @@ FILTERS = {
     "empty": "a side has no text",
     "control": "a control character, or the mark of a character that was lost",
     "identical": "both sides are equal",
-    "language": "a side is clearly in another language; needs py3langid",
+    "language": "a side is clearly in another language, or the sides are swapped",
     "test_leaks": "the pair, or a long side of it, is in the validation or test set",
     "duplicates": "an earlier pair of the corpus is equal",
     "near_duplicates": "an earlier pair is equal up to case, digits, punctuation and spaces",
@@ -34,7 +34,7 @@ FUNCTION = "function"  # the reason of pairs that the function of `data.filter_f
 TOKEN_FILTERS = ("length", "ratio")
 LEAK_WORDS = 5  # from which one side alone is a leak: shorter ones are common by chance
 LANGUAGE_LETTERS = 25  # from which the language of a text is recognised well enough
-LANGUAGE_PROBABILITY = 0.999
+LANGUAGE_PROBABILITY = 0.95
 
 # Control characters except tab; surrogates; U+FFFD, which replaces what could not be decoded.
 _CONTROL = re.compile("[\\x00-\\x08\\x0a-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\ufffd]")
@@ -207,17 +207,23 @@ def _identifier() -> Callable[[str], tuple[str, float]]:
 
 
 def is_other_language(source: str, target: str, languages: tuple[str, str]) -> bool:
-    """Whether a side is clearly in another language: long enough, and recognised with certainty.
+    """Whether a side is clearly in another language, or both sides are swapped.
+
+    Of one side alone it has to be long and the language certain; two sides confirm each other.
 
     Args:
       source, target: texts.
-      languages: their languages; one that the model does not know is never doubted.
+      languages: their languages.
     """
-    for text, language in zip((source, target), languages, strict=True):
-        if len(near_key(text)) < LANGUAGE_LETTERS:
-            continue
-        recognised, probability = _identifier()(text)
-        expected = re.split("[-_]", language.lower())[0]
-        if recognised != expected and probability > LANGUAGE_PROBABILITY:
-            return True
-    return False
+    expected = [re.split("[-_]", language.lower())[0] for language in languages]
+    recognised = [_identifier()(text) for text in (source, target)]
+    if [language for language, _ in recognised] == expected[::-1]:
+        return True
+    return any(
+        language != wanted
+        and probability > LANGUAGE_PROBABILITY
+        and len(near_key(text)) >= LANGUAGE_LETTERS
+        for text, wanted, (language, probability) in zip(
+            (source, target), expected, recognised, strict=True
+        )
+    )
