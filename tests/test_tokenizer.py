@@ -1,6 +1,7 @@
 """Encoding, decoding, special ids, saving, and vocabularies of published models."""
 
 import dataclasses
+import functools
 import io
 import re
 import unicodedata
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import digit_pairs, write_pairs
 from transformer_jax.config import DataConfig
-from transformer_jax.data import sources
+from transformer_jax.data import sources, word_ids
 from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
@@ -232,3 +233,74 @@ def test_unusable_tokenizer_settings_are_reported(corpus_config, fields, words):
 def test_damaged_tokenizer_folder_is_reported(tmp_path):
     with pytest.raises(UserError, match="no usable tokenizer"):
         TokenizerPair.load(tmp_path)
+
+
+@given(
+    st.lists(
+        st.text(
+            st.sampled_from("ab cdeéA.▁ \t\u00a0\u3000 ̈漢€😀")  # spaces of all kinds
+            | st.characters(exclude_categories=("Cs",), exclude_characters="\n\0"),
+            max_size=30,
+        ),
+        min_size=100,
+        max_size=110,
+    )
+)
+@settings(max_examples=25, deadline=None)
+def test_words_have_the_ids_that_sentencepiece_gives_them_in_a_text(texts):
+    for byte_fallback in (True, False):
+        tokenizer = word_tokenizer(byte_fallback)
+        assert word_ids.separates_words(tokenizer.model)
+        expected = [tokenizer._processor.encode(text) for text in texts]
+        assert tokenizer.encode_batch(texts) == expected
+        assert tokenizer._words
+
+
+@functools.cache
+def word_tokenizer(byte_fallback):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a bcd abc dé é ab abcd cdab Aa. b.", "ba dc cab bad"] * 20),
+        model_writer=model,
+        vocab_size=300 if byte_fallback else 40,
+        model_type="bpe",
+        byte_fallback=byte_fallback,
+        normalization_rule_name="identity",
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    return Tokenizer(model.getvalue())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model_type": "unigram"},
+        {"split_by_whitespace": False},
+        {"user_defined_symbols": ["b c"]},
+        {"normalization_rule_name": "nfkc"},
+        {"remove_extra_whitespaces": False},
+        {"add_dummy_prefix": False},
+        {"treat_whitespace_as_suffix": True},
+    ],
+)
+def test_words_of_other_models_are_not_segmented_by_themselves(options):
+    model = io.BytesIO()
+    settings_of_model = {"model_type": "bpe", "normalization_rule_name": "identity", **options}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a bcd abc ab abcd cdab b c", "ba dc cab bad b c"] * 20),
+        model_writer=model,
+        vocab_size=25,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **settings_of_model,
+    )
+    assert not word_ids.separates_words(model.getvalue())
+
+
+def test_table_of_words_is_emptied_before_it_is_too_large(monkeypatch):
+    monkeypatch.setattr(word_ids, "MAX_WORDS", 7)
+    tokenizer = Tokenizer(word_tokenizer(True).model)
+    texts = [f"a{i} b{i % 5}" for i in range(200)]
+    assert tokenizer.encode_batch(texts) == [tokenizer._processor.encode(text) for text in texts]
+    assert len(tokenizer._words) <= 8

@@ -8,10 +8,12 @@ spaces.
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
 import sentencepiece
 
+from transformer_jax.data.word_ids import WordIds, separates_words
 from transformer_jax.errors import UserError
 
 TokenizerState = dict[str, Any]  # an object of JSON
@@ -44,6 +46,7 @@ class Tokenizer:
             self._processor.LoadFromSerializedProto(model)
         except RuntimeError as error:
             raise UserError(f"The tokenizer is not a SentencePiece model ({error}).") from error
+        self._words = WordIds(self._processor) if separates_words(model) else None
         self.vocab_size = self._processor.get_piece_size()
         self.unk_id = self._processor.unk_id()
         self.pad_id = self._id_or_new(self._processor.pad_id())
@@ -71,6 +74,9 @@ class Tokenizer:
             texts = [text.lower() for text in texts]
         if len(texts) < MANY_TEXTS:
             return [self._processor.encode(text) for text in texts]
+        if self._words is not None:
+            ids_of = self._words.__getitem__
+            return [[*chain.from_iterable(map(ids_of, text.split(" ")))] for text in texts]
         return self._processor.encode(list(texts), num_threads=num_threads)
 
     def sample_batch(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:

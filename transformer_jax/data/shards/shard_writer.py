@@ -19,7 +19,7 @@ from transformer_jax.data.shards.text_blocks import TextBlock
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 
-SHARD_PAIRS = 1_000_000  # of the text; filters leave fewer
+SHARD_PAIRS = 500_000  # of the text; filters leave fewer
 CHUNK = 20_000  # sentence pairs tokenised at once; divides SHARD_PAIRS
 CHUNKS_OF_CORPUS = 10**7  # numbers of chunks that belong to one corpus
 
