@@ -102,7 +102,7 @@ def test_host_memory_keeps_glibcs_defaults_with_an_accelerator_or_tunables(monke
 
 @pytest.mark.parametrize("name", command_line.COMMANDS)
 def test_out_of_memory_advice_names_settings_of_the_command(name, capsys, monkeypatch):
-    text = importlib.import_module(f"transformer_jax.commands.{name}").HELP
+    text = importlib.import_module(command_line.module_of(name)).HELP
     message = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.\nframes"
     with pytest.raises(SystemExit) as end, main._errors_as_sentences(text):
         raise RuntimeError(message)
@@ -134,7 +134,7 @@ def help_of(name, *arguments):
 def test_help_has_examples_every_flag_and_80_columns(name):
     text, shown = help_of(name)
     assert max(map(len, text.splitlines())) <= 80
-    module = importlib.import_module(f"transformer_jax.commands.{name}")
+    module = importlib.import_module(command_line.module_of(name))
     assert len(module.HELP.examples) >= 3
     one_line = " ".join(text.replace("\\\n", "").split())
     for purpose, line in module.HELP.examples:
@@ -155,7 +155,7 @@ def test_help_has_examples_every_flag_and_80_columns(name):
 
 @pytest.mark.parametrize("name", command_line.COMMANDS)
 def test_help_examples_have_flags_of_their_command(name):
-    for _, line in importlib.import_module(f"transformer_jax.commands.{name}").HELP.examples:
+    for _, line in importlib.import_module(command_line.module_of(name)).HELP.examples:
         program, example, *words = shlex.split(line.rpartition("| ")[2])
         assert program == "transformer-jax"
         with command_help.defined_flags(example) as defined:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import json
 import os
 import shutil
 import signal
@@ -13,11 +14,19 @@ import pytest
 
 from tests.conftest import digit_pairs, tiny_config, write_pairs
 from transformer_jax.config import validate
-from transformer_jax.data import file_digests, prepared_folder, sources, text_corpora, token_cache
+from transformer_jax.data import corpus as corpus_lib
+from transformer_jax.data import (
+    corpus_shares,
+    file_digests,
+    prepared_folder,
+    sources,
+    text_corpora,
+    token_cache,
+)
 from transformer_jax.data.shards import filters, shard_store, text_blocks
 from transformer_jax.data.workers import IN_THIS_PROCESS, Workers
 from transformer_jax.errors import UserError
-from transformer_jax.training import prepare_data
+from transformer_jax.training import prepare_data, setup
 from transformer_jax.training.loop import train
 
 
@@ -432,3 +441,40 @@ def test_shards_of_a_damaged_corpus_file_are_read_again(tmp_path):
     assert not shard_store.is_complete(tokens)
     prepare(config, tmp_path / "out")
     assert shard_store.is_complete(tokens)
+
+
+def test_mixed_corpora_are_counted_in_the_metrics(tmp_path):
+    """By the batches: of 1:3 shares, and of stages."""
+    other = write_pairs(tmp_path, "other", digit_pairs(50, seed=9))
+    config = config_of(tmp_path, digit_pairs(80))
+    for name, changes in (
+        ("weights", {"train_weights": (1.0, 3.0)}),
+        ("stages", {"stages": ("0:1,0", "2:0,1")}),
+    ):
+        data = dataclasses.replace(config.data, train=f"{config.data.train},{other}", **changes)
+        run = dataclasses.replace(config, data=data)
+        train(run, tmp_path / name)
+        lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        last = [line for line in lines if "pairs_of_corpus_1" in line][-1]
+        _, prepared = setup.prepare(run, text_corpora.epath.Path(tmp_path / name), print, True)
+        batches = prepared.batches(run)
+        seen = np.concatenate([batches.pairs(t) for t in range(last["step"])])
+        counts = [last["pairs_of_corpus_1"], last["pairs_of_corpus_2"]]
+        np.testing.assert_allclose(counts, [(seen < 80).sum(), (seen >= 80).sum()], rtol=0.2)
+    assert 0 < counts[0] < 80 * 2
+
+
+def test_temperature_shares_are_powers_of_the_sizes_of_languages(tmp_path):
+    """Two corpora of one language are one for it."""
+    corpora = [
+        corpus_lib.Corpus(str(i), "en", language, lambda: iter(()), "")
+        for i, language in enumerate(("de", "de", "fr"))
+    ]
+    config = config_of(tmp_path, digit_pairs(20), temperature=2.0).data
+    ((step, shares),) = corpus_shares.make_stages(config, corpora, (300, 600, 100))
+    assert step == 0
+    german, french = 900**0.5, 100**0.5
+    expected = np.array([german / 3, german * 2 / 3, french])
+    np.testing.assert_allclose(np.array(shares) / sum(shares), expected / expected.sum())
+    by_size = dataclasses.replace(config, temperature=1.0)
+    assert corpus_shares.make_stages(by_size, corpora, (300, 600, 100)) is None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from absl import flags
 
-from transformer_jax.commands import command_help
+from transformer_jax.commands import command_help, command_line
 from transformer_jax.commands.main import COMMANDS
 
 HEAD = """# Commands and their flags
@@ -44,7 +44,7 @@ def page() -> str:
 
 
 def _command(command: str, groups: dict[str, list[flags.Flag]]) -> Iterator[str]:
-    text = importlib.import_module(f"transformer_jax.commands.{command}").HELP
+    text = importlib.import_module(command_line.module_of(command)).HELP
     yield f"## {command}\n\n{command_help.wrapped(text.about, width=100)}\n"
     lines = [f"transformer-jax {command} {text.usage}"]
     for purpose, line in text.examples:

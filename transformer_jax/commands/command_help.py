@@ -149,7 +149,7 @@ def defined_flags(command: str) -> Iterator[list[flags.Flag]]:
     """The flags of a command while it is only described; they are removed afterwards."""
     others = set(flags.FLAGS)
     try:
-        module = importlib.import_module(f"transformer_jax.commands.{command}")
+        module = importlib.import_module(command_line.module_of(command))
         module.define_flags([command, "--help"])
         yield [flags.FLAGS[name] for name in flags.FLAGS if name not in others]
     finally:

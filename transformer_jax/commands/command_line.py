@@ -17,6 +17,7 @@ COMMANDS = {
     "train": "Train a translator, or resume a run that was interrupted.",
     "eval": "Score a model on a test set, and compare it with another system.",
     "decode": "Translate lines of text, or score given translations.",
+    "translate-corpus": "Translate many large files, also on the machines of a Ray cluster.",
     "export": "Write a model in the format of another tool.",
     "bundle": "Write a model as one file, with digests and a model card.",
     "convert": "Make a published model's pytorch_model.bin readable without pickle.",
@@ -26,6 +27,13 @@ COMMANDS = {
     "runs": "List runs with their state, step and scores.",
     "completion": "Print a script by which a shell completes commands and flags.",
 }
+
+
+def module_of(command: str) -> str:
+    """Name of the module of a command."""
+    return f"transformer_jax.commands.{command.replace('-', '_')}"
+
+
 HELP_FLAGS = {"--help", "-help", "-h"}
 # What absl says of a wrong flag -> what a command says.
 _SENTENCES = (

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from absl import flags
 
-from transformer_jax.commands import command_help, config_flags
+from transformer_jax.commands import command_help, command_line, config_flags
 from transformer_jax.commands.command_help import CommandHelp, Words
 from transformer_jax.commands.command_line import COMMANDS
 from transformer_jax.config import Config, Setting, all_settings
@@ -171,7 +171,7 @@ def _after_command(
     before: Sequence[str], word: str, defined: Sequence[flags.Flag]
 ) -> Iterator[tuple[str, str]]:
     """(candidate, meaning), whatever `word` begins with."""
-    text: CommandHelp = importlib.import_module(f"transformer_jax.commands.{before[0]}").HELP
+    text: CommandHelp = importlib.import_module(command_line.module_of(before[0])).HELP
     options = {f"--{flag.name}": flag for flag in defined}
     if text.fields:
         settings = {f"--config.{setting.path}": setting for setting in all_settings(Config)}

@@ -61,7 +61,7 @@ def main() -> None:
 
 def run(command: str, argv: Sequence[str]) -> NoReturn:
     """Runs a command with its flags and ends the process; `argv[0]` is the program's name."""
-    module = importlib.import_module(f"transformer_jax.commands.{command}")
+    module = importlib.import_module(command_line.module_of(command))
     text: command_help.CommandHelp = module.HELP
     if text.keeps_memory:
         host_memory.keep_freed_memory()

@@ -7,8 +7,9 @@ fails run again on another one, which Ray takes care of.
 import collections
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from transformer_jax.errors import UserError, missing_package
 
@@ -37,16 +38,20 @@ def run(
             waiting.append(remote.remote(shared, task))
         if not waiting:
             return
-        try:
-            result = ray.get(waiting.popleft())
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause or error from error
-        except ray.exceptions.RayError as error:
-            raise UserError(
-                f"A task failed {MAX_RETRIES} times on the Ray cluster ({_first_line(error)}). "
-                "What is done is kept; start the command again."
-            ) from error
-        yield result
+        yield _result(ray, waiting.popleft())
+
+
+def _result(ray: Any, reference: Any) -> Any:
+    """Waits for the result of a task, and raises what the task has raised."""
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause or error from error
+    except ray.exceptions.RayError as error:
+        raise UserError(
+            f"A task failed {MAX_RETRIES} times on the Ray cluster ({_first_line(error)}). "
+            "What is done is kept; start the command again."
+        ) from error
 
 
 def connect(address: str) -> Any:
@@ -76,3 +81,66 @@ def _call(function: Callable[[Task], Result], task: Task) -> Result:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0].rstrip(".")
+
+
+class Actors(Generic[Task, Result]):
+    """Processes of a cluster that keep what they have loaded, such as a model.
+
+    Args:
+      make: makes in each process the function that it runs; picklable.
+      address: of the cluster.
+      num_cpus, num_gpus: what each process is given; as many processes are started as there is
+        room for when work begins.
+
+    Attributes:
+      num: processes.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Callable[[Task], Result]],
+        address: str,
+        num_cpus: float = 1,
+        num_gpus: float = 0,
+    ):
+        self._ray = ray = connect(address)
+        resources = ray.cluster_resources()
+        rooms = [resources.get("CPU", 0) // num_cpus if num_cpus else math.inf]
+        rooms += [resources.get("GPU", 0) // num_gpus] if num_gpus else []
+        self.num = int(min(rooms))
+        if not self.num:
+            raise UserError(
+                f"The Ray cluster has {resources.get('CPU', 0):g} CPUs and "
+                f"{resources.get('GPU', 0):g} GPUs, and each process needs {num_cpus:g} and "
+                f"{num_gpus:g}: ask for less."
+            )
+        # An actor whose machine fails starts on another one, and its tasks run again.
+        remote = ray.remote(
+            num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=-1, max_task_retries=MAX_RETRIES
+        )(_Actor)
+        self._actors = [remote.remote(make) for _ in range(self.num)]
+
+    def map(self, tasks: Iterator[Task]) -> Iterator[Result]:
+        """The result of each task, in order; two tasks wait for each actor."""
+        turns = itertools.cycle(self._actors)
+        waiting: collections.deque[Any] = collections.deque()
+        while True:
+            room = self.num * QUEUED - len(waiting)
+            for task in itertools.islice(tasks, room):
+                waiting.append(next(turns).run.remote(task))
+            if not waiting:
+                return
+            yield _result(self._ray, waiting.popleft())
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for actor in self._actors:
+            self._ray.kill(actor)
+
+
+class _Actor(Generic[Task, Result]):
+    def __init__(self, make: Callable[[], Callable[[Task], Result]]):
+        self._function = make()
+
+    def run(self, task: Task) -> Result:
+        return self._function(task)

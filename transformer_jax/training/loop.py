@@ -319,7 +319,8 @@ class Trainer:
             summary = self._window.summary(self.progress.skipped)
             # Equal digests show that two runs, or a resumed one, train on the same batches.
             digest = self.data.batches(self.config).digest(step - 1)
-            self._reporter.training(step, summary | {"batch_digest": digest})
+            counts = self.data.pairs_of_corpora(step)
+            self._reporter.training(step, summary | counts | {"batch_digest": digest})
         self._window = Window(self.data.padding)
         self._saver.report_finished()
 

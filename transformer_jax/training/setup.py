@@ -18,6 +18,7 @@ from transformer_jax.data.epoch_data import Epochs, prepare_epochs
 from transformer_jax.data.loader import BatchSource
 from transformer_jax.data.plans.batch_shapes import BatchPlan, BatchShape
 from transformer_jax.data.plans.pair_selection import SelectionCounts
+from transformer_jax.data.plans.stream_plan import StreamPlan
 from transformer_jax.data.prepared_folder import PreparedFolder
 from transformer_jax.data.shards import shard_store
 from transformer_jax.data.tokenizer import Tokenizer
@@ -62,6 +63,14 @@ class TrainingData:
     def shapes(self) -> list[BatchShape]:
         """Every shape of a batch, the most expensive one first."""
         return self.epochs.first.plan.shapes
+
+    def pairs_of_corpora(self, step: int) -> dict[str, float]:
+        """Pairs of each corpus in the batches of the first `step` steps, if corpora are mixed."""
+        plan = self.epochs.first.plan
+        if not isinstance(plan, StreamPlan) or plan.num_corpora == 1:
+            return {}
+        pairs = plan.pairs_before(step).round().tolist()
+        return {f"pairs_of_corpus_{i}": count for i, count in enumerate(pairs, start=1)}
 
     def padded_shapes(self, row_multiple: int) -> list[BatchShape]:
         """The same with empty rows, as devices and accumulated parts compute them."""

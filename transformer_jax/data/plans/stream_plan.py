@@ -98,6 +98,11 @@ class StreamPlan:
         return sorted(set(self._shapes), key=lambda shape: -shape.cost)
 
     @property
+    def num_corpora(self) -> int:
+        """Corpora that are mixed."""
+        return len(self._corpora)
+
+    @property
     def counts(self) -> SelectionCounts:
         """How many pairs the corpora have, and how many are left out."""
         return sum((corpus.counts for corpus in self._corpora), SelectionCounts())

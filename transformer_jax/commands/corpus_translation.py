@@ -1,0 +1,211 @@
+"""Runs the command `translate-corpus`: chunks of lines go to processes, and come back in order."""
+
+import contextlib
+import dataclasses
+import functools
+import glob
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from etils import epath
+
+from transformer_jax import paths, units
+from transformer_jax.api import Translator
+from transformer_jax.commands import search_flags
+from transformer_jax.commands.decode_output import ResumableOutput
+from transformer_jax.data import ray_tasks
+from transformer_jax.data.text_lines import read_lines
+from transformer_jax.errors import UserError
+
+FLAGS = flags.FLAGS
+REPORT_SECONDS = 30.0
+
+Chunk = list[str]
+Run = Callable[[Iterator[Chunk]], Iterator[list[str]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a process needs to translate; calling it loads the model.
+
+    Attributes:
+      model, checkpoint: as of `Translator.load`.
+      settings: of `Translator.translate`.
+    """
+
+    model: str
+    checkpoint: str
+    settings: dict[str, Any]
+
+    def __call__(self) -> Callable[[Chunk], list[str]]:
+        translator = Translator.load(self.model, self.checkpoint)
+        settings = {name: value for name, value in self.settings.items() if value is not None}
+
+        def translate(chunk: Chunk) -> list[str]:
+            outputs = translator.translate(chunk, **settings)
+            return [" ".join(out.text.split("\n")) for out in outputs]  # each is a line
+
+        return translate
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslatedFile:
+    """A file to translate.
+
+    Attributes:
+      source: its path.
+      target: the translation.
+      num_lines: of it.
+    """
+
+    source: epath.Path
+    target: Path
+    num_lines: int
+
+    @property
+    def unfinished(self) -> Path:
+        """The translation while it is not complete."""
+        return self.target.with_name(f"{self.target.name}.part")
+
+
+class Progress:
+    """Prints speed, time left and cost.
+
+    Args:
+      num_lines: of all files.
+      num_processes: that translate.
+      price: of each by the hour; 0: unknown.
+      say: prints a line.
+    """
+
+    def __init__(
+        self, num_lines: int, num_processes: int, price: float, say: Callable[[str], None]
+    ):
+        self._total, self._price = num_lines, price * num_processes / 3600
+        self._say = say
+        self._started = self._reported = time.monotonic()
+        self._skipped = self._done = self._words = 0
+
+    def skip(self, num_lines: int) -> None:
+        """Lines that were done before."""
+        self._skipped += num_lines
+
+    def add(self, lines: list[str]) -> None:
+        """Lines that are translated; now and then prints where the job is."""
+        self._done += len(lines)
+        self._words += sum(len(line.split()) for line in lines)
+        if time.monotonic() - self._reported > REPORT_SECONDS:
+            self._reported = time.monotonic()
+            self._say(self.line())
+
+    def line(self) -> str:
+        """Where the job is."""
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        rate = self._done / seconds
+        left = self._total - self._skipped - self._done
+        text = (
+            f"{self._skipped + self._done:,} of {self._total:,} lines; {rate:,.0f} lines/s, "
+            f"{self._words / seconds:,.0f} words/s"
+        )
+        if left and rate:
+            text += f"; {units.duration(left / rate)} left"
+        if self._price:
+            text += f"; cost {self._price * seconds:,.2f}"
+            if left and rate:
+                text += f" of {self._price * (seconds + left / rate):,.2f}"
+            million = self._price * 1e6 / rate if rate else float("inf")
+            text += f", {million:,.2f} per million lines"
+        return text
+
+
+def run() -> None:
+    """Translates all files that the flags name."""
+    files = find_files(FLAGS.input, FLAGS.output)
+    settings = {
+        **search_flags.given(),
+        "target_lang": FLAGS.target_lang,
+        "source_lang": FLAGS.source_lang,
+    }
+    job = Job(FLAGS.model, FLAGS.checkpoint, settings)
+    Path(FLAGS.output).mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        num_processes, translate = 1, None
+        if FLAGS.ray:
+            actors = ray_tasks.Actors[Chunk, list[str]](job, FLAGS.ray, FLAGS.cpus, FLAGS.gpus)
+            stack.enter_context(contextlib.closing(actors))
+            num_processes, translate = actors.num, actors.map
+        translate_files(files, job, translate, num_processes)
+
+
+def find_files(pattern: str, folder: str) -> list[TranslatedFile]:
+    """The files that match, in the order of their names, with those of their translations.
+
+    Raises:
+      UserError: none matches, or two would have the same translation.
+    """
+    if paths.is_remote(folder):
+        raise UserError(f"--output={folder} must be a local folder or a shared disk.")
+    names = sorted(glob.glob(pattern, recursive=True))
+    sources = [epath.Path(name) for name in names if not Path(name).is_dir()]
+    if not sources:
+        raise UserError(f"--input={pattern} matches no file.")
+    files: dict[str, TranslatedFile] = {}
+    for source in sources:
+        name = source.name.removesuffix(".gz").removesuffix(".zst")
+        target = Path(folder) / name
+        if name in files:
+            raise UserError(
+                f"{files[name].source} and {source} would both be translated into {target}; "
+                "translate one folder at a time."
+            )
+        if target.exists() and target.samefile(source):
+            raise UserError(f"--output={folder} would replace {source}; name another folder.")
+        num_lines = sum(1 for _ in read_lines(source, allow_nul=True))
+        files[name] = TranslatedFile(source, target, num_lines)
+    return list(files.values())
+
+
+def translate_files(
+    files: list[TranslatedFile], job: Job, translate: Run | None, num_processes: int
+) -> None:
+    """Translates the files that are not done, one after another.
+
+    Args:
+      files: from `find_files`.
+      job: the model and settings.
+      translate: translates chunks, in order; None: in this process.
+      num_processes: that translate.
+    """
+    total = sum(file.num_lines for file in files)
+    progress = Progress(total, num_processes, FLAGS.price, lambda line: print(line, flush=True))
+    for file in files:
+        if file.target.exists():
+            progress.skip(file.num_lines)
+            continue
+        if translate is None:
+            translate = functools.partial(map, job())
+        _translate_file(file, job, translate, progress)
+        print(f"{file.target}: {file.num_lines:,} lines", flush=True)
+    print(progress.line())
+
+
+def _translate_file(file: TranslatedFile, job: Job, translate: Run, progress: Progress) -> None:
+    output = ResumableOutput(str(file.unfinished), lambda: dataclasses.asdict(job))
+    with output:
+        progress.skip(output.skip)
+        lines = output.remaining(read_lines(file.source, allow_nul=True))
+        for translated in translate(_chunks(lines)):
+            for line in translated:
+                output.write(f"{line}\n")
+            progress.add(translated)
+        output.finish()
+    file.unfinished.rename(file.target)
+
+
+def _chunks(lines: Iterator[str]) -> Iterator[Chunk]:
+    while chunk := list(itertools.islice(lines, FLAGS.chunk)):
+        yield chunk
