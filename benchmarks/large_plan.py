@@ -46,11 +46,15 @@ _PAIRS = flags.DEFINE_integer("pairs", 1_000_000_000, "Pairs of the corpus.")
 _WORKERS = flags.DEFINE_integer("workers", 0, "Processes that make it; 0: all cores.")
 _BATCHES = flags.DEFINE_integer("batches", 300, "Batches whose time is taken.")
 _GROUPS = flags.DEFINE_integer("groups", 3, "Groups of shards that are checked; 0: an epoch.")
+_SHARES = flags.DEFINE_list(
+    "shares", [], "Instead, mix a corpus of 10 pairs with one of --pairs, by each of these shares."
+)
 _STEP = flags.DEFINE_integer("step", -1, "Only print the digest of this batch.")
 _JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")
 
 VOCABULARY = 32_000
 PROCESSES = 64
+MIXED_BATCHES = 10_000
 IDS = SpecialIds(0, 2, 0, 2, 1)
 CONFIG = Config(data=DataConfig(batching="pack", batch_tokens=25_000))
 
@@ -225,8 +229,35 @@ def measure_process(folder: Path) -> dict[str, object]:
     return results
 
 
+def measure_mixture(folder: Path, shares: list[float]) -> dict[str, object]:
+    """Pairs of a corpus of 10 pairs in 10,000 batches, beside a large corpus."""
+    workers = Workers.of(_WORKERS.value)
+    shards, _ = open_corpus(folder, _PAIRS.value, workers)
+    small = SimulatedShard(folder / "lengths", 99_999, 10)
+    small.make()
+    first_pairs = [[_PAIRS.value], [shard.number * SHARD_PAIRS for shard in shards]]
+    files = PlanFiles(folder / "plans", workers)
+    results: dict[str, object] = {}
+    for share in shares:
+        stages = [(0, [share, 1 - share])]
+        plan = batch_plan.make_stream_plan([[small], shards], first_pairs, stages, CONFIG, files)
+        of_small = total = 0
+        for t in range(MIXED_BATCHES):
+            pairs = plan.layout(t).pairs
+            of_small += int((pairs >= _PAIRS.value).sum())
+            total += len(pairs)
+        results[f"share {share:g}"] = of_small / total
+        print(f"share {share:g}: {of_small / total:.6f} of {total:,} pairs", flush=True)
+    return {"pairs": _PAIRS.value, "batches": MIXED_BATCHES, **results}
+
+
 def main(argv: list[str]) -> None:
     folder = Path(_FOLDER.value)
+    if _SHARES.value:
+        results = measure_mixture(folder, [float(share) for share in _SHARES.value])
+        if _JSON.value:
+            Path(_JSON.value).write_text(json.dumps(results, indent=1) + "\n")
+        return
     if _STEP.value >= 0:
         started = time.perf_counter()
         _, plan = open_corpus(folder, _PAIRS.value, Workers())

@@ -22,6 +22,7 @@ from transformer_jax.data import (
     sources,
     text_corpora,
     token_cache,
+    tokenizer_training,
 )
 from transformer_jax.data.shards import filters, shard_store, text_blocks
 from transformer_jax.data.workers import IN_THIS_PROCESS, Workers
@@ -461,7 +462,7 @@ def test_mixed_corpora_are_counted_in_the_metrics(tmp_path):
         seen = np.concatenate([batches.pairs(t) for t in range(last["step"])])
         counts = [last["pairs_of_corpus_1"], last["pairs_of_corpus_2"]]
         np.testing.assert_allclose(counts, [(seen < 80).sum(), (seen >= 80).sum()], rtol=0.2)
-    assert 0 < counts[0] < 80 * 2
+    assert 0 < counts[0] < counts[1]  # two steps of four
 
 
 def test_temperature_shares_are_powers_of_the_sizes_of_languages(tmp_path):
@@ -478,3 +479,20 @@ def test_temperature_shares_are_powers_of_the_sizes_of_languages(tmp_path):
     np.testing.assert_allclose(np.array(shares) / sum(shares), expected / expected.sum())
     by_size = dataclasses.replace(config, temperature=1.0)
     assert corpus_shares.make_stages(by_size, corpora, (300, 600, 100)) is None
+
+
+def test_tokenizer_of_much_text_is_trained_on_the_shares_of_corpora(tmp_path, monkeypatch):
+    sizes = (90, 30, 40)
+    corpora = []
+    for number, size in enumerate(sizes):
+        prefix = write_pairs(tmp_path, f"corpus-{number}", digit_pairs(size, seed=number))
+        corpora.append(text_corpora.open_text(prefix, "en", "de", "train"))
+        assert corpora[-1].count() == size
+    data = config_of(tmp_path, digit_pairs(20)).data
+    weighted = dataclasses.replace(data, train_weights=(1.0, 2.0, 5.0))
+    rates = tokenizer_training.sample_rates
+    assert rates(weighted, corpora) == [1.0, 1.0, 1.0]  # all text is less than SentencePiece takes
+    monkeypatch.setattr(tokenizer_training, "MAX_TRAINING_SENTENCES", 96)
+    # 48 pairs: 6, 12 and 30 of them.
+    np.testing.assert_allclose(rates(weighted, corpora), [6 / 90, 12 / 30, 30 / 40])
+    assert rates(data, corpora) == [1.0, 1.0, 1.0]

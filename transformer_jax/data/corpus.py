@@ -9,6 +9,8 @@ from etils import epath
 
 from transformer_jax.data.shards.text_blocks import TextBlock, blocks_of_pairs, read_file_blocks
 
+COUNTED = 100_000  # pairs that are counted at once
+
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
@@ -40,6 +42,10 @@ class Corpus:
         if self.files:
             return read_file_blocks(self.files, num_pairs, num_before)
         return blocks_of_pairs(self.name, self.read(), num_pairs, num_before)
+
+    def count(self) -> int:
+        """Number of pairs."""
+        return sum(block.num_pairs for block in self.blocks(COUNTED))
 
     def _blocks_of_parts(self, num_pairs: int, num_before: int) -> Iterator[TextBlock]:
         numbers = itertools.count()

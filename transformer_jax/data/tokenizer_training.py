@@ -4,11 +4,13 @@ import io
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import sentencepiece
 from etils import epath
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data.corpus import Corpus
+from transformer_jax.data.corpus_shares import make_stages
 from transformer_jax.data.tokenizer import CONTEXT_SEPARATOR, Tokenizer
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
 from transformer_jax.errors import UserError
@@ -33,10 +35,14 @@ def make_tokenizers(config: DataConfig, corpora: Sequence[Corpus]) -> TokenizerP
 
     separator = [CONTEXT_SEPARATOR] if config.context_sentences else []
 
+    rates = sample_rates(config, corpora)
+
     def texts(*sides: int) -> Iterator[str]:
         normalize = [_normalizer(rule) for rule in rules]
-        for corpus in corpora:
-            for pair in corpus.read():
+        for corpus, rate in zip(corpora, rates, strict=True):
+            for number, pair in enumerate(corpus.read()):
+                if int((number + 1) * rate) == int(number * rate):
+                    continue
                 for side in sides:
                     text = pair[side].lower() if config.lowercase else pair[side]
                     yield normalize[side](text)
@@ -53,6 +59,24 @@ def make_tokenizers(config: DataConfig, corpora: Sequence[Corpus]) -> TokenizerP
     if config.shared_vocab and models[0] == models[1]:
         return TokenizerPair(source, source)
     return TokenizerPair(source, Tokenizer(models[1], config.lowercase))
+
+
+def sample_rates(config: DataConfig, corpora: Sequence[Corpus]) -> list[float]:
+    """Share of the pairs of each corpus, 0 .. 1, that a tokenizer is trained on.
+
+    All of them, unless corpora are mixed by shares and have more sentences than SentencePiece
+    takes. Its sample would be by size; this one has the shares of the first steps.
+    """
+    if len(corpora) == 1 or not (config.train_weights or config.stages or config.temperature > 1):
+        return [1.0] * len(corpora)
+    sizes = [corpus.count() for corpus in corpora]
+    room = MAX_TRAINING_SENTENCES / (2 if config.shared_vocab else 1)  # pairs
+    stages = make_stages(config, corpora, sizes)
+    if sum(sizes) <= room or stages is None:
+        return [1.0] * len(corpora)
+    shares = np.asarray(stages[0][1])
+    quotas = room * shares / shares.sum()
+    return np.minimum(1.0, quotas / np.maximum(sizes, 1)).tolist()
 
 
 def _load_models(config: DataConfig) -> TokenizerPair:

@@ -37,6 +37,14 @@ class TextBlock:
     content: tuple[bytes, ...] | list[tuple[str, str]]
     before: tuple[str, ...] = ()
 
+    @property
+    def num_pairs(self) -> int:
+        """Pairs in it."""
+        if isinstance(self.content, list):
+            return len(self.content)
+        first = self.content[0]
+        return first.count(b"\n") + (not first.endswith(b"\n"))
+
     def texts(self) -> tuple[list[str], list[str]]:
         """Sources and targets.
 
