@@ -18,18 +18,21 @@ import numpy as np
 import pytest
 from etils import epath
 
-from tests.conftest import tiny_config
+from tests.conftest import digit_pairs, tiny_config, write_pairs
 from transformer_jax import paths
 from transformer_jax.commands import decode_output, text_output
 from transformer_jax.config import CheckpointConfig, DataConfig
-from transformer_jax.data import remote_cache, sources
+from transformer_jax.data import remote_cache, sources, token_cache
+from transformer_jax.data.plans import row_stream
+from transformer_jax.data.shards import shard_mirror
 from transformer_jax.data.token_cache import tokenize_corpora
+from transformer_jax.data.workers import IN_THIS_PROCESS
 from transformer_jax.errors import UserError
 from transformer_jax.runs import appended_file, digests
 from transformer_jax.runs import checkpoint as checkpoint_lib
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.params import load_params
-from transformer_jax.training import setup
+from transformer_jax.training import prepare_data, setup
 from transformer_jax.training.reporting import Reporter
 
 TARGET = {"w": jax.ShapeDtypeStruct((3,), jnp.float32)}
@@ -327,3 +330,62 @@ def test_tfds_data_dir_must_be_local(bucket):
     config = DataConfig(data_dir=str(bucket))
     with pytest.raises(UserError, match=r"config\.data\.data_dir=gs://.*local folder only"):
         sources.open_corpora(config, "train")
+
+
+def test_prepared_folder_in_a_bucket_is_copied_shard_by_shard_and_bounded(
+    bucket, tmp_path, monkeypatch
+):
+    """The same batches as from the disk, with room for two shards of six."""
+    monkeypatch.setattr(token_cache, "SHARD_PAIRS", 40)
+    monkeypatch.setattr(row_stream, "GROUP_SHARDS", 1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine"))
+    config = tiny_config(tmp_path)
+    data = dataclasses.replace(
+        config.data, train=write_pairs(tmp_path, "text", digit_pairs(240)), batch_tokens=160
+    )
+    config = dataclasses.replace(config, data=data)
+    prepare_data.prepare(config, tmp_path / "out", IN_THIS_PROCESS, print)
+    copy(tmp_path / "out", bucket / "out")
+    size = sum(f.stat().st_size for f in next((tmp_path / "out").glob("tokens/*/0*")).iterdir())
+
+    def batches(folder, **changes):
+        data = dataclasses.replace(config.data, source="prepared", train=str(folder), **changes)
+        run = dataclasses.replace(config, data=data)
+        return setup.prepare(run, epath.Path(tmp_path / "run"), print)[1].batches(run)
+
+    monkeypatch.setattr(shard_mirror, "fetch_some_ahead", lambda shards, numbers: None)
+    from_disk = batches(tmp_path / "out")
+    shutil.rmtree(tmp_path / "run")
+    from_bucket = batches(bucket / "out", local_gib=2.5 * size / 2**30)
+    copies = tmp_path / "machine" / "transformer_jax" / "prepared"
+    most = 0
+    for t in range(int(from_disk._epochs.first.plan.batches_per_epoch) + 1):
+        assert from_bucket.digest(t) == from_disk.digest(t)
+        most = max(most, len([p for p in copies.glob("*/tokens/*/0*") if p.is_dir()]))
+    assert most <= 3  # one is written before another is removed
+    # A damaged shard is named, and not kept.
+    shutil.rmtree(copies)
+    (name,) = [n for n in names(bucket) if n.endswith("00003/target_tokens.npy")]
+    flip(bucket / name)
+    damaged = batches(bucket / "out")
+    with pytest.raises(
+        UserError, match=r"gs://.*00003 is damaged \(target_tokens\.npy has changed"
+    ):
+        for t in range(60):
+            damaged.digest(t)
+    assert not list(copies.glob("*/tokens/*/00003"))
+    with pytest.raises(UserError, match=r"gs://.*nothing is no prepared folder"):
+        batches(bucket / "nothing")
+
+
+def test_next_group_is_fetched_ahead_across_epochs():
+    asked = []
+    rows = np.array([5, 6, 7, 8])
+    plans = row_stream.PlannedShards([], [], [0, 1, 2, 3], asked.append)
+    stream = row_stream.RowStream(plans, rows, seed=0)
+    following = stream._order_of_epoch(1)[0]
+    assert row_stream.GROUP_SHARDS >= 4
+    stream._locate(np.arange(3))
+    stream._locate(np.arange(3))
+    assert asked == [following.tolist()]
+    assert sorted(following) == [0, 1, 2, 3]

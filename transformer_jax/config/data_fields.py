@@ -132,6 +132,13 @@ class DataConfig:
         at_least=0,
         resumable=True,
     )
+    local_gib: float = setting(
+        100.0,
+        "Disk for copies of shards of a prepared folder in an object store, in GiB; those that "
+        "were used longest ago are removed.",
+        above=0,
+        resumable=True,
+    )
     batch_sentences: int = setting(
         0, "With bucket: sentences of a step, instead of batch_tokens; 0: off.", at_least=0
     )

@@ -15,7 +15,6 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 
 import numpy as np
 import sentencepiece
@@ -29,6 +28,8 @@ from transformer_jax.data.plans.batch_shapes import BatchPlan
 from transformer_jax.data.plans.pair_selection import SelectionCounts, select_pairs
 from transformer_jax.data.plans.permutation import make_key
 from transformer_jax.data.plans.plan_files import PlanFiles
+from transformer_jax.data.prepared_folder import PLANS, PreparedFolder
+from transformer_jax.data.shards import shard_mirror
 from transformer_jax.data.token_cache import TokenizedCorpus
 from transformer_jax.data.tokenizer import UNSEEDED_SAMPLING, Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
@@ -215,8 +216,13 @@ def _make_plan(
     # Plans of sampled tokens serve one epoch only.
     folder = None if data.subword_sampling else token_cache.folder_of(data) / "plans"
     with token_cache.write_errors(folder):
-        prepared = Path(data.train) / "plans" if data.source == "prepared" else None
-        files = PlanFiles(folder, workers or Workers.of(data.num_workers), prepared)
-        stream_plan = batch_plan.make_stream_plan(parts, first_pairs, stages, config, files, like)
+        files = PlanFiles(folder, workers or Workers.of(data.num_workers))
+        if data.source == "prepared":
+            prepared = PreparedFolder.open(data.train)
+            fetch = prepared.fetch_plan if prepared.remote else None
+            files = dataclasses.replace(files, prepared=prepared.path / PLANS, fetch=fetch)
+        stream_plan = batch_plan.make_stream_plan(
+            parts, first_pairs, stages, config, files, like, shard_mirror.fetch_some_ahead
+        )
     padding = batch_plan.padding_share(stream_plan, None, row_multiple)
     return stream_plan, PlanFacts(stream_plan.counts, padding)

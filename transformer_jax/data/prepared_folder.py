@@ -6,6 +6,7 @@ the corpora, what the filters have dropped, and the settings that the tokens dep
 """
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,13 +17,16 @@ from etils import epath
 from transformer_jax import paths
 from transformer_jax.config import DataConfig
 from transformer_jax.data import cache_manifest
-from transformer_jax.data.shards import shard_store
+from transformer_jax.data.plans.plan_files import LENGTHS, ROWS
+from transformer_jax.data.shards import shard_mirror, shard_store
 from transformer_jax.data.shards.shard_files import TokenShard
+from transformer_jax.data.shards.shard_mirror import MirroredShard
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 
 NAME = "prepared.json"
 TOKENIZER = "tokenizer"
+PLANS = "plans"
 FORMAT = 1
 # The settings that tokens depend on; a run cannot have others.
 SETTINGS = ("target_language_tags", "context_sentences", "lowercase")
@@ -38,6 +42,7 @@ class PreparedCorpus:
       folder: of its shards.
       num_pairs: in it, after the filters.
       fingerprint: of its text and of the filters.
+      shards: pairs and fingerprint of each.
     """
 
     name: str
@@ -46,25 +51,36 @@ class PreparedCorpus:
     folder: Path
     num_pairs: int
     fingerprint: str
+    shards: Sequence[tuple[int, str]]
 
 
 @dataclasses.dataclass(frozen=True)
 class PreparedFolder:
-    """What `prepared.json` says."""
+    """What `prepared.json` says.
+
+    Attributes:
+      path: the folder; of one in an object store, where its local copies are.
+      corpora: in it.
+      settings: that tokens depend on.
+      remote: address of one in an object store.
+    """
 
     path: Path
     corpora: Sequence[PreparedCorpus]
     settings: dict[str, Any]
+    remote: str = ""
 
     @classmethod
     def open(cls, folder: str) -> "PreparedFolder":
-        """Reads `prepared.json`.
+        """Reads `prepared.json`. Of a folder in an object store it copies the small files.
 
         Raises:
           UserError: there is none, or it is of a later version.
         """
-        path = Path(folder)
+        path = local_path(folder)
         try:
+            if paths.is_remote(folder):
+                _copy_small_files(epath.Path(folder), path)
             content = json.loads((path / NAME).read_text())
         except (FileNotFoundError, NotADirectoryError) as error:
             raise UserError(
@@ -83,7 +99,48 @@ class PreparedFolder:
             PreparedCorpus(**{**corpus, "folder": path / corpus["folder"]})
             for corpus in content["corpora"]
         ]
-        return cls(path, corpora, content["settings"])
+        remote = folder if paths.is_remote(folder) else ""
+        return cls(path, corpora, content["settings"], remote)
+
+    def shards(self, corpus: PreparedCorpus, max_bytes: int) -> Sequence[TokenShard]:
+        """The shards of a corpus.
+
+        Args:
+          corpus: of this folder.
+          max_bytes: of local copies, of a folder in an object store.
+
+        Raises:
+          UserError: one is missing or damaged; in an object store this shows when it is used.
+        """
+        if not self.remote:
+            return open_shards(corpus.folder)
+        place = f"{self.remote.rstrip('/')}/{corpus.folder.relative_to(self.path)}"
+        mirrored = []
+        for number, (num_pairs, fingerprint) in enumerate(corpus.shards):
+            name = shard_store.shard_name(number)
+            mirrored.append(
+                MirroredShard(
+                    corpus.folder / name, num_pairs, fingerprint, f"{place}/{name}", max_bytes
+                )
+            )
+        return mirrored
+
+    def links(self, fingerprint: str) -> Path:
+        """The folder with the links of the tokens; it is missing if they are not aligned."""
+        folder = self.path / "links" / fingerprint
+        remote = epath.Path(self.remote) / "links" / fingerprint if self.remote else None
+        if remote is not None and not folder.exists() and remote.exists():
+            with paths.store_errors(), paths.new_path(folder, is_cache=True) as temporary:
+                temporary.mkdir()
+                shard_mirror.copy_folder(remote, temporary)
+        return folder
+
+    def fetch_plan(self, file: Path) -> None:
+        """Copies the plan of a shard, of a folder in an object store, unless there is a copy."""
+        if self.remote and not file.exists():
+            remote = epath.Path(self.remote) / str(file.relative_to(self.path))
+            with paths.store_errors(), paths.new_path(file, is_cache=True) as temporary:
+                shard_mirror.copy_file(remote, temporary)
 
     def write(self, extra: dict[str, Any]) -> None:
         """Writes `prepared.json`, with more about the folder."""
@@ -112,6 +169,35 @@ class PreparedFolder:
                     f"config.data.{name}={getattr(config, name)}, but {self.path} was prepared "
                     f"with {self.settings[name]}; set it to that, or prepare the folder again."
                 )
+
+
+def local_path(folder: str) -> Path:
+    """The folder, or where the local copies of one in an object store are."""
+    if not paths.is_remote(folder):
+        return Path(folder)
+    name = hashlib.blake2b(folder.rstrip("/").encode(), digest_size=16).hexdigest()
+    return paths.cache_folder() / "prepared" / name
+
+
+def _copy_small_files(remote: epath.Path, folder: Path) -> None:
+    """Copies all that a start needs: no shards, and no plans of shards.
+
+    Raises:
+      FileNotFoundError: there is no such folder.
+    """
+    with paths.store_errors():
+        content = (remote / NAME).read_text()
+        folder.mkdir(parents=True, exist_ok=True)
+        with paths.new_path(folder / TOKENIZER, is_cache=True) as temporary:
+            temporary.mkdir()
+            shard_mirror.copy_folder(remote / TOKENIZER, temporary)
+        plans = remote / PLANS
+        for plan in plans.iterdir() if plans.exists() else ():
+            (folder / PLANS / plan.name).mkdir(parents=True, exist_ok=True)
+            for name in (ROWS, LENGTHS):
+                if (plan / name).exists():
+                    shard_mirror.copy_file(plan / name, folder / PLANS / plan.name / name)
+        paths.write_atomically(folder / NAME, content)
 
 
 def settings_of(config: DataConfig) -> dict[str, Any]:

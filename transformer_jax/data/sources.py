@@ -21,7 +21,6 @@ from etils import epath
 
 from transformer_jax import paths
 from transformer_jax.config import DataConfig
-from transformer_jax.data import prepared_folder
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.prepared_folder import PreparedFolder
 from transformer_jax.data.shards.shard_files import SIDES
@@ -44,7 +43,7 @@ def open_corpora(config: DataConfig, split: str) -> list[Corpus]:
     if config.source == "tfds":
         return [open_tfds(config, value)]
     if config.source == "prepared" and split == "train":
-        return open_prepared(value)
+        return open_prepared(value, int(config.local_gib * 2**30))
     prefixes = [prefix.strip() for prefix in value.split(",")]
     languages = config.train_languages if split == "train" else ()
     pairs = [tuple(pair.split("-")) for pair in languages]
@@ -58,8 +57,12 @@ def open_corpora(config: DataConfig, split: str) -> list[Corpus]:
 # --- Prepared folders ---------------------------------------------------------------------------
 
 
-def open_prepared(folder: str) -> list[Corpus]:
+def open_prepared(folder: str, max_bytes: int) -> list[Corpus]:
     """The corpora in a folder of `prepare`; their text is decoded from tokens.
+
+    Args:
+      folder: the folder.
+      max_bytes: of local copies, of a folder in an object store.
 
     Raises:
       UserError: there is no such folder.
@@ -69,7 +72,8 @@ def open_prepared(folder: str) -> list[Corpus]:
 
     def read(shards: Path) -> Iterator[tuple[str, str]]:
         decoders = tokenizers.source.decode, tokenizers.target.decode
-        for shard in prepared_folder.open_shards(shards):
+        (corpus,) = [corpus for corpus in prepared.corpora if corpus.folder == shards]
+        for shard in prepared.shards(corpus, max_bytes):
             sides = (shard.side(name).sentences() for name in SIDES)
             for pair in zip(*sides, strict=True):
                 source, target = (

@@ -23,12 +23,12 @@ from transformer_jax.config import DataConfig
 from transformer_jax.data import (
     cache_manifest,
     context,
-    prepared_folder,
     remote_cache,
     token_links,
 )
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.plans.batch_shapes import ranges
+from transformer_jax.data.prepared_folder import PreparedFolder
 from transformer_jax.data.shards import shard_store
 from transformer_jax.data.shards.filters import PairFilter, TestTexts
 from transformer_jax.data.shards.shard_files import ShardedSide, TokenShard
@@ -212,7 +212,7 @@ def tokenize_corpora(
     all_inputs = _inputs(corpora, tokenizers, config, seed, workers)
     for inputs in all_inputs:
         if inputs.corpus.prepared:
-            parts.append(prepared_folder.open_shards(inputs.corpus.prepared))
+            parts.append(_prepared_shards(inputs.corpus.prepared, config))
             continue
         if is_shared:
             remote_cache.fetch(config.cache_dir, inputs.folder)
@@ -232,6 +232,13 @@ def tokenize_corpora(
     if not has_links:
         return corpus
     return dataclasses.replace(corpus, links=_links(corpus, tokenizers, config))
+
+
+def _prepared_shards(folder: Path, config: DataConfig) -> list[TokenShard]:
+    """The shards of a corpus of `prepare`."""
+    prepared = PreparedFolder.open(config.train)
+    (corpus,) = [corpus for corpus in prepared.corpora if corpus.folder == folder]
+    return list(prepared.shards(corpus, int(config.local_gib * 2**30)))
 
 
 def _inputs(
@@ -289,7 +296,7 @@ def _links(corpus: TokenizedCorpus, tokenizers: TokenizerPair, config: DataConfi
     """Links between the tokens of all corpora, which are aligned together; from the cache."""
     folder = folder_of(config) / "links" / corpus.fingerprint
     if config.source == "prepared":
-        in_folder = Path(config.train) / "links" / corpus.fingerprint
+        in_folder = PreparedFolder.open(config.train).links(corpus.fingerprint)
         folder = in_folder if in_folder.exists() else folder
     try:
         cache_manifest.check(folder)

@@ -56,6 +56,7 @@ def prepare(config: Config, folder: Path, workers: Workers, say: Say) -> Prepare
                 shards[0].folder.parent,
                 sum(shard.num_pairs for shard in shards),
                 shards[0].folder.parent.name,
+                [(shard.num_pairs, shard.fingerprint) for shard in shards],
             )
             for corpus, shards in zip(corpora, parts, strict=True)
         ],

@@ -5,7 +5,8 @@ plans shuffle by keyed permutations that are evaluated element by element, so an
 without the ones before it.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -72,6 +73,7 @@ def make_stream_plan(
     config: Config,
     files: PlanFiles,
     like: BatchPlan | None = None,
+    fetch_ahead: Callable[[Sequence[Shard], Sequence[int]], None] | None = None,
 ) -> StreamPlan:
     """The plan of corpora in shards, for `config.data.plan_version` 3.
 
@@ -82,6 +84,7 @@ def make_stream_plan(
       config: the run's, validated; the plan does not depend on its devices.
       files: where it is kept.
       like: a packed plan whose batch shape is used again.
+      fetch_ahead: called with the shards of a corpus and the numbers of those that are used soon.
 
     Raises:
       UserError: where no pair of a corpus is left.
@@ -100,7 +103,8 @@ def make_stream_plan(
     planned = []
     for shards, firsts, lengths in zip(corpora, first_pairs, counted, strict=True):
         plans, rows = files.plans(shards, row_shape)
-        content = PlannedShards(plans, _lengths(shards), firsts)
+        ahead = functools.partial(fetch_ahead, shards) if fetch_ahead else None
+        content = PlannedShards(plans, _lengths(shards), firsts, ahead)
         planned.append(PlannedCorpus(content, rows, lengths.counts, lengths.positions))
     return StreamPlan(planned, stages, shapes, row_shape.packed is not None, config.seed)
 

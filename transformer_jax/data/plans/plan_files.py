@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +26,9 @@ from transformer_jax.data.plans.shard_plan import (
     pack_shard,
 )
 from transformer_jax.data.workers import IN_THIS_PROCESS, Workers
+
+ROWS = "rows.npy"  # of each kind and shard; written when the plans of all shards are there
+LENGTHS = "lengths.npz"
 
 
 class Shard(Protocol):
@@ -129,11 +132,13 @@ class PlanFiles:
       folder: of all plans; None keeps them in memory.
       workers: the processes.
       prepared: folder of plans that are there already, which `prepare` has made.
+      fetch: called with a file of `prepared` before it is read; None: all are there.
     """
 
     folder: Path | None = None
     workers: Workers = IN_THIS_PROCESS
     prepared: Path | None = None
+    fetch: Callable[[Path], None] | None = None
 
     def count_lengths(
         self, shards: Sequence[Shard], max_len: int, max_ratio: float
@@ -143,7 +148,7 @@ class PlanFiles:
         file = self._folder(shards, f"{max_len} {max_ratio}")
         if file is None:
             return _total(self.workers(count, shards))
-        path = file / "lengths.npz"
+        path = file / LENGTHS
         if not path.exists():
             total = _total(self.workers(count, shards))
             counts = np.asarray(dataclasses.astuple(total.counts))
@@ -164,12 +169,19 @@ class PlanFiles:
             return plans, np.stack([shape.rows(plan) for plan in plans], axis=1)
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / f"{number:05}.npy" for number in range(len(shards))]
+        if self.fetch and folder.parent == self.prepared:
+            fetch = self.fetch
+            fetched = LazySequence(lambda i: _read_plan(files[i], fetch), len(files))
+            return fetched, np.load(folder / ROWS)
         missing = [pair for pair in zip(shards, files, strict=True) if not pair[1].exists()]
         make = functools.partial(_write_plan, shape)
         collections.deque(self.workers(make, missing), maxlen=0)
         mapped = LazySequence(lambda i: _read_plan(files[i]), len(files))
-        rows = np.stack([shape.rows(plan) for plan in mapped], axis=1)
-        return mapped, rows.astype(np.int64)
+        if missing or not (folder / ROWS).exists():  # written last, when all plans are there
+            rows = np.stack([shape.rows(plan) for plan in mapped], axis=1).astype(np.int64)
+            with paths.new_path(folder / ROWS) as temporary, temporary.open("wb") as stream:
+                np.save(stream, rows)
+        return mapped, np.load(folder / ROWS)
 
     def _folder(self, shards: Sequence[Shard], settings: str) -> Path | None:
         if self.folder is None:
@@ -178,7 +190,7 @@ class PlanFiles:
         for shard in shards:
             digest.update(shard.fingerprint.encode())
         name = digest.hexdigest()
-        if self.prepared and (self.prepared / name).exists():
+        if self.prepared and any((self.prepared / name / end).exists() for end in (ROWS, LENGTHS)):
             return self.prepared / name
         return self.folder / name
 
@@ -201,6 +213,8 @@ def _write_plan(shape: RowShape, shard_and_file: tuple[Shard, Path]) -> None:
         np.save(stream, np.concatenate([ends.astype(np.int32), array]))
 
 
-def _read_plan(file: Path) -> ShardPlan:
+def _read_plan(file: Path, fetch: Callable[[Path], None] | None = None) -> ShardPlan:
+    if fetch:
+        fetch(file)
     array = np.load(file, mmap_mode="r").view(np.ndarray)  # a view of a memmap is slower
     return ShardPlan.from_flat(array[4:], np.asarray(array[:4], np.int64))

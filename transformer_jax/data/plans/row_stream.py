@@ -8,7 +8,7 @@ few files at a time. The sentences within a class of a shard are permuted too.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -31,11 +31,13 @@ class PlannedShards:
       plans: rows of the shard.
       lengths: tokens of its pairs, end symbols not included.
       first_pairs: index of its first pair in the data of the run.
+      fetch_ahead: called with the shards of the next group when one begins; None: all are here.
     """
 
     plans: Sequence[ShardPlan]
     lengths: Sequence[Lengths]
     first_pairs: Sequence[int]
+    fetch_ahead: Callable[[Sequence[int]], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +78,7 @@ class RowStream:
         self._shards, self._rows, self._bucket = shards, np.asarray(rows, np.int64), bucket
         self._seed, self._name = seed, name
         self.rows_per_epoch = int(self._rows.sum())
+        self._last = (-1, -1)  # epoch and group that were used last
         self._epoch = functools.lru_cache(maxsize=4)(self._order_of_epoch)
 
     def pairs(self, numbers: np.ndarray) -> RowPairs:
@@ -110,6 +113,7 @@ class RowStream:
             order, starts = self._epoch(epoch)
             place = places[chosen]
             groups = (np.searchsorted(starts, place, side="right") - 1) // GROUP_SHARDS
+            self._begin(epoch, int(groups.max()))
             first = starts[groups * GROUP_SHARDS]
             end = starts[np.minimum((groups + 1) * GROUP_SHARDS, len(order))]
             bucket = -1 if self._bucket is None else self._bucket
@@ -118,6 +122,16 @@ class RowStream:
             at = np.searchsorted(starts, place, side="right") - 1
             shards[chosen], rows[chosen] = order[at], place - starts[at]
         return epochs, shards, rows
+
+    def _begin(self, epoch: int, group: int) -> None:
+        """Fetches the group after `group` when that is used for the first time."""
+        if self._shards.fetch_ahead and self._last != (epoch, group):
+            self._last = epoch, group
+            place = (group + 1) * GROUP_SHARDS
+            if place >= len(self._rows):  # the first group of the next epoch
+                epoch, place = epoch + 1, 0
+            order, _ = self._epoch(epoch)
+            self._shards.fetch_ahead(order[place : place + GROUP_SHARDS].tolist())
 
     def _order_of_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The shards in the order of an epoch, `[shards]`, and their first rows, `[shards + 1]`."""

@@ -97,8 +97,10 @@ class ShardSide:
 
     def sentences(self) -> Iterator[np.ndarray]:
         """The ids of each sentence, in order."""
-        ends = np.cumsum(self.lengths, dtype=np.int64)
-        yield from np.split(self._flat, ends[:-1]) if len(ends) else ()
+        start = 0
+        for length in self.lengths.tolist():
+            yield self._flat[start : start + length]
+            start += length
 
     def offsets(self, sentences: np.ndarray) -> np.ndarray:
         """Where each of these sentences starts in `tokens`, int64 of their shape `[n]`."""
