@@ -368,11 +368,8 @@ def test_prepared_folder_in_a_bucket_is_copied_shard_by_shard_and_bounded(
     (name,) = [n for n in names(bucket) if n.endswith("00003/target_tokens.npy")]
     flip(bucket / name)
     damaged = batches(bucket / "out")
-    with pytest.raises(
-        UserError, match=r"gs://.*00003 is damaged \(target_tokens\.npy has changed"
-    ):
-        for t in range(60):
-            damaged.digest(t)
+    with pytest.raises(UserError, match=r"gs://.*00003 is damaged \(target_tokens\.npy has"):
+        [damaged.digest(t) for t in range(60)]
     assert not list(copies.glob("*/tokens/*/00003"))
     with pytest.raises(UserError, match=r"gs://.*nothing is no prepared folder"):
         batches(bucket / "nothing")
