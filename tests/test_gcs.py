@@ -378,7 +378,7 @@ def test_prepared_folder_in_a_bucket_is_copied_shard_by_shard_and_bounded(
 def test_next_group_is_fetched_ahead_across_epochs():
     asked = []
     rows = np.array([5, 6, 7, 8])
-    plans = row_stream.PlannedShards([], [], [0, 1, 2, 3], asked.append)
+    plans = row_stream.PlannedShards([], [0, 1, 2, 3], asked.append)
     stream = row_stream.RowStream(plans, rows, seed=0)
     following = stream._order_of_epoch(1)[0]
     assert row_stream.GROUP_SHARDS >= 4

@@ -18,7 +18,6 @@ from transformer_jax.data.plans.batch_shapes import (
     even_rows,
 )
 from transformer_jax.data.plans.bucketing import BucketPlan, split_classes
-from transformer_jax.data.plans.lazy_sequence import LazySequence
 from transformer_jax.data.plans.packing import PackPlan, balanced_source_len
 from transformer_jax.data.plans.pair_selection import CorpusSelection
 from transformer_jax.data.plans.plan_files import (
@@ -27,7 +26,7 @@ from transformer_jax.data.plans.plan_files import (
     RowShape,
     Shard,
 )
-from transformer_jax.data.plans.row_stream import Lengths, PlannedShards
+from transformer_jax.data.plans.row_stream import PlannedShards
 from transformer_jax.data.plans.stream_plan import PlannedCorpus, StreamPlan
 
 Stages = Sequence[tuple[int, Sequence[float]]]
@@ -104,13 +103,9 @@ def make_stream_plan(
     for shards, firsts, lengths in zip(corpora, first_pairs, counted, strict=True):
         plans, rows = files.plans(shards, row_shape)
         ahead = functools.partial(fetch_ahead, shards) if fetch_ahead else None
-        content = PlannedShards(plans, _lengths(shards), firsts, ahead)
+        content = PlannedShards(plans, firsts, ahead)
         planned.append(PlannedCorpus(content, rows, lengths.counts, lengths.positions))
     return StreamPlan(planned, stages, shapes, row_shape.packed is not None, config.seed)
-
-
-def _lengths(shards: Sequence[Shard]) -> Sequence[Lengths]:
-    return LazySequence(lambda i: shards[i].lengths(), len(shards))
 
 
 def _weighted(counted: Sequence[LengthCounts], shares: Sequence[float]) -> LengthCounts:

@@ -17,7 +17,6 @@ from transformer_jax.data.plans.permutation import make_key, permute
 from transformer_jax.data.plans.shard_plan import ShardPlan
 
 GROUP_SHARDS = 8
-Lengths = tuple[np.ndarray, np.ndarray]  # tokens of source and target, `[pairs]`
 
 # Tags that keep the keys of different permutations apart.
 _SHARDS, _ROWS, _SENTENCES = range(3)
@@ -29,13 +28,11 @@ class PlannedShards:
 
     Attributes:
       plans: rows of the shard.
-      lengths: tokens of its pairs, end symbols not included.
       first_pairs: index of its first pair in the data of the run.
       fetch_ahead: called with the shards of the next group when one begins; None: all are here.
     """
 
     plans: Sequence[ShardPlan]
-    lengths: Sequence[Lengths]
     first_pairs: Sequence[int]
     fetch_ahead: Callable[[Sequence[int]], None] | None = None
 
@@ -159,6 +156,5 @@ class RowStream:
         self, shard: int, places: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Index into the data of the run, and positions of source and target; `[pairs]` each."""
-        local = self._shards.plans[shard].order[places]
-        source, target = (side[local].astype(np.int64) + 1 for side in self._shards.lengths[shard])
-        return local.astype(np.int64) + int(self._shards.first_pairs[shard]), source, target
+        local, source, target = self._shards.plans[shard].pairs_at(places)
+        return local + int(self._shards.first_pairs[shard]), source, target

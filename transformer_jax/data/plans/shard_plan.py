@@ -24,7 +24,8 @@ class ShardPlan:
       row_starts: `[rows + 1]` the first slot of each row; empty in a bucketed plan, where every row
         has one slot and the rows of a bucket are in the order of its pairs.
       slots: `[pairs]` for each slot an index into `order`; empty in a bucketed plan, as row_starts.
-      order: `[pairs]` indices into the shard, class by class.
+      order: `[pairs, 2]` indices into the shard, class by class, and the `length_code` of each, as
+        32 bits. Next to each other, because a batch reads them at random places of a file.
     """
 
     class_starts: np.ndarray
@@ -34,14 +35,21 @@ class ShardPlan:
 
     def flat(self) -> tuple[np.ndarray, np.ndarray]:
         """All arrays as one, int32, and where each ends in it, int64 `[4]`."""
-        arrays = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        arrays = [getattr(self, field.name).ravel() for field in dataclasses.fields(self)]
         ends = np.cumsum([len(array) for array in arrays])
         return np.concatenate(arrays).astype(np.int32), ends.astype(np.int64)
 
     @classmethod
     def from_flat(cls, array: np.ndarray, ends: np.ndarray) -> "ShardPlan":
         """The plan that `flat` was called on; `array` may be mapped into memory."""
-        return cls(*np.split(array, ends[:-1]))
+        class_starts, row_starts, slots, order = np.split(array, ends[:-1])
+        return cls(class_starts, row_starts, slots, order.reshape(-1, 2))
+
+    def pairs_at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Indices of the pairs at `places` of `order`, and their lengths, int64 `[pairs]` each."""
+        chosen = self.order[places]
+        source, target = code_lengths(chosen[:, 1].view(np.uint32).astype(np.int64))
+        return chosen[:, 0].astype(np.int64), source, target
 
     @property
     def num_rows(self) -> int:
@@ -63,7 +71,9 @@ def pack_shard(selection: CorpusSelection, source_len: int, target_len: int) -> 
     source = _class_len(selection.source_lengths, source_len)
     target = _class_len(selection.target_lengths, target_len)
     if not len(selection.pairs):
-        return ShardPlan(*(np.zeros(n, np.int32) for n in (1, 1, 0, 0)))
+        none = np.zeros(0, np.int32)
+        start = np.zeros(1, np.int32)
+        return ShardPlan(start, start, none, none.reshape(0, 2))
     order, starts, sizes, class_source, class_target = classes_of(source, target)
     templates = pack_classes(class_source, class_target, sizes, (source_len, target_len))
     row_starts, slot_class, slot_rank = unroll(templates, len(sizes))
@@ -71,7 +81,7 @@ def pack_shard(selection: CorpusSelection, source_len: int, target_len: int) -> 
         class_starts=np.append(starts, len(order)),
         row_starts=row_starts,
         slots=starts[slot_class] + slot_rank,
-        order=selection.pairs[order],
+        order=_with_lengths(selection, order),
     )
 
 
@@ -92,8 +102,15 @@ def bucket_shard(
         class_starts=np.concatenate([[0], np.cumsum(counts)]),
         row_starts=np.zeros(0, np.int32),
         slots=np.zeros(0, np.int32),
-        order=selection.pairs[np.argsort(buckets, kind="stable")],
+        order=_with_lengths(selection, np.argsort(buckets, kind="stable")),
     )
+
+
+def _with_lengths(selection: CorpusSelection, order: np.ndarray) -> np.ndarray:
+    """Pairs of a selection in an order, with their lengths: `ShardPlan.order`."""
+    codes = length_code(selection.source_lengths, selection.target_lengths)
+    both = np.stack([selection.pairs.astype(np.int32), codes.astype(np.uint32).view(np.int32)], 1)
+    return both[order]
 
 
 def length_code(source: np.ndarray, target: np.ndarray) -> np.ndarray:
