@@ -55,7 +55,7 @@ $(BIN)/.installed-test: $(BIN)/.installed
 	@touch $@
 
 $(BIN)/.installed-peers: $(BIN)/.installed-test
-	$(INSTALL) -e '.[test,serve,interop,align]' alembic mlflow-skinny sqlalchemy
+	$(INSTALL) -e '.[test,serve,interop,align,ray]' alembic mlflow-skinny sqlalchemy
 	$(INSTALL) --no-deps --upgrade --target $(VENV)/libtpu libtpu
 	@touch $@
 

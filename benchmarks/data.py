@@ -1,14 +1,15 @@
-"""Times the data pipeline: loading of batches, and the batch plan of a large corpus.
+"""Times the loading of batches: plan, arrays and Grain's threads.
 
-    python benchmarks/data.py [--json=FILE] [--pairs=5000000]
+    python benchmarks/data.py [--json=FILE]
 
-Batches are loaded from a synthetic tokenised corpus of 100,000 pairs, with lengths like real text.
+Batches are loaded from a synthetic tokenised corpus of 100,000 pairs in memory, with lengths like
+real text. `large_plan.py` plans a corpus of any size, `prepare.py` tokenises one.
 """
 
+import dataclasses
 import json
 import os
 import platform
-import resource
 import statistics
 import time
 
@@ -20,13 +21,13 @@ from transformer_jax.config.data_fields import Batching
 from transformer_jax.data import loader
 from transformer_jax.data.epoch_data import EpochData, Epochs
 from transformer_jax.data.plans import batch_plan
-from transformer_jax.data.plans.pair_selection import select_pairs
+from transformer_jax.data.plans.plan_files import PlanFiles
 from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
 from transformer_jax.data.tokenizer_pair import SpecialIds
 
 _JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")
-_PAIRS = flags.DEFINE_integer("pairs", 5_000_000, "Number of pairs of the large plan.")
 REPEATS = 5
+PAIRS = 100_000
 
 
 def synthetic_lengths(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -47,12 +48,24 @@ def synthetic_corpus(count: int) -> TokenizedCorpus:
     return TokenizedCorpus(sides[0], sides[1], (count,), "synthetic")
 
 
+@dataclasses.dataclass(frozen=True)
+class SyntheticShard:
+    """The lengths of a synthetic corpus."""
+
+    num_pairs: int
+    fingerprint: str = "synthetic"
+
+    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        return synthetic_lengths(self.num_pairs)
+
+
 def loading_rate(batching: Batching) -> float:
     """Target tokens per second of plan, arrays and Grain; median of `REPEATS` runs."""
-    corpus = synthetic_corpus(100_000)
+    corpus = synthetic_corpus(PAIRS)
     config = Config(data=DataConfig(batching=batching, batch_tokens=4096))
-    selection = select_pairs(corpus.source.lengths, corpus.target.lengths, 256)
-    plan = batch_plan.make_plan(selection, config)
+    plan = batch_plan.make_stream_plan(
+        [[SyntheticShard(PAIRS)]], [[0]], [(0, [1.0])], config, PlanFiles(None)
+    )
     source = loader.BatchSource(Epochs(EpochData(corpus, plan)), SpecialIds(0, 2, 0, 2, 1), 300)
     rates = []
     for _ in range(REPEATS):
@@ -64,20 +77,9 @@ def loading_rate(batching: Batching) -> float:
 
 def main(argv: list[str]) -> None:
     del argv
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    lengths = synthetic_lengths(_PAIRS.value)
-    started = time.perf_counter()
-    selection = select_pairs(*lengths, 256)
-    plan = batch_plan.make_plan(selection, Config())
-    seconds = time.perf_counter() - started
-    megabytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     results = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python "
         f"{platform.python_version()}, NumPy {np.__version__}",
-        "plan_pairs": _PAIRS.value,
-        "plan_seconds": seconds,
-        "plan_peak_megabytes": megabytes,
-        "plan_padding": batch_plan.padding_share(plan, selection),
         "pack_target_tokens_per_second": loading_rate("pack"),
         "bucket_target_tokens_per_second": loading_rate("bucket"),
     }
