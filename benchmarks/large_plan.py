@@ -178,8 +178,8 @@ def check_rows_of_processes(shards: list[SimulatedShard], plan: StreamPlan) -> N
     """Checks that 64 processes together load each row of a batch once."""
     epochs = batches_of(shards, plan)
     t = 10**6
-    whole = loader.BatchSource(epochs, IDS, t + 1, PROCESSES)[t]
-    rows = len(whole["inputs"])
+    batch = loader.BatchSource(epochs, IDS, t + 1, PROCESSES)[t]
+    rows = len(batch["inputs"])
     parts = []
     for process in range(PROCESSES):
         chosen = np.array_split(np.arange(rows), PROCESSES)[process]
@@ -188,7 +188,7 @@ def check_rows_of_processes(shards: list[SimulatedShard], plan: StreamPlan) -> N
         )
         parts.append(source[t])
     assert sum(len(part["inputs"]) for part in parts) == rows
-    for name, array in whole.items():
+    for name, array in batch.items():
         np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), array)
 
 
@@ -230,7 +230,7 @@ def measure_process(folder: Path) -> dict[str, object]:
 
 
 def measure_mixture(folder: Path, shares: list[float]) -> dict[str, object]:
-    """Pairs of a corpus of 10 pairs in 10,000 batches, beside a large corpus."""
+    """Pairs of a corpus of 10 pairs in 10,000 batches, mixed with a large corpus."""
     workers = Workers.of(_WORKERS.value)
     shards, _ = open_corpus(folder, _PAIRS.value, workers)
     small = SimulatedShard(folder / "lengths", 99_999, 10)

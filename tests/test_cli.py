@@ -111,10 +111,15 @@ def test_out_of_memory_advice_names_settings_of_the_command(name, capsys, monkey
     assert "allocate 9 bytes.)" in said
     assert "frames" not in said
     assert ("accumulate_steps" in said) == (name in ("init", "train"))
-    assert ("--batch_tokens" in said) == (name in ("decode", "eval", "serve"))
+    assert ("--batch_tokens" in said) == (name in ("decode", "eval", "serve", "translate-corpus"))
     with pytest.raises(SystemExit), main._errors_as_sentences(text):
         raise KeyboardInterrupt
-    resumes = name in ("decode", "data")  # `train` says so where it saves
+    resumes = name in (
+        "decode",
+        "data",
+        "prepare",
+        "translate-corpus",
+    )  # `train` says so where it saves
     said = capsys.readouterr().err
     assert said == ("interrupted; the same command resumes.\n" if resumes else "interrupted.\n")
 

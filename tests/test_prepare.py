@@ -462,7 +462,7 @@ def test_mixed_corpora_are_counted_in_the_metrics(tmp_path):
         seen = np.concatenate([batches.pairs(t) for t in range(last["step"])])
         counts = [last["pairs_of_corpus_1"], last["pairs_of_corpus_2"]]
         np.testing.assert_allclose(counts, [(seen < 80).sum(), (seen >= 80).sum()], rtol=0.2)
-    assert 0 < counts[0] < counts[1]  # two steps of four
+    assert min(counts) > 0  # two steps of four each
 
 
 def test_temperature_shares_are_powers_of_the_sizes_of_languages(tmp_path):

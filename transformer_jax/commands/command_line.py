@@ -13,8 +13,8 @@ flags.disclaim_key_flags()  # those that are defined here belong to the module t
 # JAX.
 COMMANDS = {
     "init": "Look at your own corpus, and write a recipe that fits it.",
-    "prepare": "Filter and tokenise a large corpus once, on all cores or many machines.",
     "train": "Train a translator, or resume a run that was interrupted.",
+    "prepare": "Filter and tokenise a large corpus once, on all cores or many machines.",
     "eval": "Score a model on a test set, and compare it with another system.",
     "decode": "Translate lines of text, or score given translations.",
     "translate-corpus": "Translate many large files, also on the machines of a Ray cluster.",

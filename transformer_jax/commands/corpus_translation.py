@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import glob
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -162,7 +163,7 @@ def find_files(pattern: str, folder: str) -> list[TranslatedFile]:
                 f"{files[name].source} and {source} would both be translated into {target}; "
                 "translate one folder at a time."
             )
-        if target.exists() and target.samefile(source):
+        if target.exists() and os.path.samefile(target, source):
             raise UserError(f"--output={folder} would replace {source}; name another folder.")
         num_lines = sum(1 for _ in read_lines(source, allow_nul=True))
         files[name] = TranslatedFile(source, target, num_lines)

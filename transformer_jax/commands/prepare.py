@@ -24,7 +24,7 @@ HELP = CommandHelp(
         (
             "With filters, among them pairs that are in the test set:",
             "transformer-jax prepare --config=runs/mine/recipe.py --output=prepared "
-            '--config.data.filters=\'("empty","control","identical","test_leaks","duplicates")\'',
+            '--config.data.filters=\'("empty","test_leaks","duplicates")\'',
         ),
         (
             "The machines of a Ray cluster, which share the disk:",
@@ -50,6 +50,7 @@ HELP = CommandHelp(
         "data.max_ratio",
     ),
     pages=(("docs/large_corpora.md", "filters, many machines, mixtures, and how fast it is"),),
+    resumes=True,
 )
 
 

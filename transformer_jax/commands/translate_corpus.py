@@ -19,6 +19,11 @@ HELP = CommandHelp(
             "--output=translated",
         ),
         (
+            "The same with sampling, as back-translation asks for:",
+            "transformer-jax translate-corpus --model=runs/mine --input='news/*.de.gz' "
+            "--output=sampled --method=sample",
+        ),
+        (
             "A Ray cluster with GPUs, greedy search, and the cost at 2 dollars an hour each:",
             "transformer-jax translate-corpus --model=/shared/runs/mine --input='/shared/news/*' "
             "--output=/shared/out --ray=auto --gpus=1 --beam_size=1 --price=2",

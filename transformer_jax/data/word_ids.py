@@ -49,6 +49,8 @@ def separates_words(model: bytes) -> bool:
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
     kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
+    entries = proto.pieces  # of the SentencePiece model
+    tokens = [entry.piece for entry in entries]  # as SentencePiece writes them
     return (
         trainer.model_type == sentencepiece_model_pb2.TrainerSpec.BPE
         and not trainer.treat_whitespace_as_suffix
@@ -56,7 +58,7 @@ def separates_words(model: bytes) -> bool:
         and normalizer.add_dummy_prefix
         and normalizer.remove_extra_whitespaces
         and normalizer.escape_whitespaces
-        and any(piece.piece == SPACE for piece in proto.pieces)
-        and not any(SPACE in piece.piece[1:] for piece in proto.pieces)
-        and not any(piece.type == kinds.USER_DEFINED for piece in proto.pieces)
+        and SPACE in tokens
+        and not any(SPACE in token[1:] for token in tokens)
+        and kinds.USER_DEFINED not in [entry.type for entry in entries]
     )
