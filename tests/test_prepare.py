@@ -24,7 +24,7 @@ from transformer_jax.data import (
     token_cache,
     tokenizer_training,
 )
-from transformer_jax.data.shards import filters, shard_store, text_blocks
+from transformer_jax.data.shards import filters, shard_store, shard_writer, text_blocks
 from transformer_jax.data.workers import IN_THIS_PROCESS, Workers
 from transformer_jax.errors import UserError
 from transformer_jax.training import prepare_data, setup
@@ -97,7 +97,7 @@ def test_prepared_folder_does_not_depend_on_the_number_of_processes(tmp_path, mo
 
 
 def test_prepare_continues_after_a_kill_and_makes_damaged_shards_again(
-    tmp_path, small_shards, caplog
+    tmp_path, small_shards, caplog, monkeypatch
 ):
     config = config_of(tmp_path, digit_pairs(200))
     folder = tmp_path / "out"
@@ -108,7 +108,16 @@ def test_prepare_continues_after_a_kill_and_makes_damaged_shards_again(
     (tokens / "corpus.json").unlink()
     shutil.rmtree(tokens / "00002")
     times = {path: path.stat().st_mtime_ns for path in tokens.rglob("*.npy")}
+    written = []
+    write = shard_writer.ShardWriter.write
+
+    def spy(self, shard, block):
+        written.append(block.number)
+        write(self, shard, block)
+
+    monkeypatch.setattr(shard_writer.ShardWriter, "write", spy)
     prepare(config, folder)
+    assert written == [2]
     assert content(folder) == expected
     assert times == {path: path.stat().st_mtime_ns for path in times}
     file = tokens / "00001" / "target_tokens.npy"
@@ -187,12 +196,15 @@ GOOD = [
 
 def test_filters_find_planted_faults_and_drop_nothing_good(tmp_path):
     held_out = ("A secret sentence of the test set.", "Ein geheimer Satz der Testmenge.")
-    german, english = GOOD[5][1], GOOD[5][0]
+    german = GOOD[5][1]
     faults = {
         "empty": [("", "Ein Hund."), ("A dog.", " ")],
         "control": [("A dog\x07.", "Ein Hund."), ("A d\ufffdg.", "Ein Hund.")],
         "identical": [("Click here to see the page.", "Click here to see the page.")],
-        "language": [(german + " " + german, english + " " + english)],
+        "language": [
+            (german + " " + german, "Another sentence."),
+            ("Ein Hund läuft weg.", "A dog runs away."),  # swapped
+        ],
         "test_leaks": [held_out, ("a SECRET sentence of the test set", "Etwas ganz anderes.")],
         "near_duplicates": [GOOD[0], (GOOD[1][0].upper(), GOOD[1][1].replace(".", " !"))],
         "length": [("dog " * 90, "Hund " * 90)],
