@@ -508,3 +508,23 @@ def test_tokenizer_of_much_text_is_trained_on_the_shares_of_corpora(tmp_path, mo
     # 48 pairs: 6, 12 and 30 of them.
     np.testing.assert_allclose(rates(weighted, corpora), [6 / 90, 12 / 30, 30 / 40])
     assert rates(data, corpora) == [1.0, 1.0, 1.0]
+
+
+def test_shard_of_which_filters_leave_nothing_is_one_without_pairs(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_cache, "SHARD_PAIRS", 20)
+    pairs = digit_pairs(60)
+    pairs[20:40] = [("same", "same")] * 20
+    for batching in ("pack", "bucket"):
+        config = config_of(tmp_path, pairs, filters=("identical",), batching=batching)
+        lines = prepare(config, tmp_path / batching)
+        assert any("40 pairs in 3 shards" in line for line in lines)
+        data = dataclasses.replace(config.data, source="prepared", train=str(tmp_path / batching))
+        run = dataclasses.replace(config, data=data)
+        (corpus,) = sources.open_corpora(data, "train")
+        assert list(corpus.read()) == [*pairs[:20], *pairs[40:]]
+        _, prepared = setup.prepare(run, text_corpora.epath.Path(tmp_path / f"x{batching}"), print)
+        batches = prepared.batches(run)
+        assert set(np.concatenate([batches.pairs(t) for t in range(300)])) == set(range(40))
+    config = config_of(tmp_path, [("same", "same")] * 30, filters=("identical",), vocab_size=270)
+    with pytest.raises(UserError, match="No sentence pair is left"):
+        prepare(config, tmp_path / "none")
