@@ -525,6 +525,8 @@ def test_shard_of_which_filters_leave_nothing_is_one_without_pairs(tmp_path, mon
         _, prepared = setup.prepare(run, text_corpora.epath.Path(tmp_path / f"x{batching}"), print)
         batches = prepared.batches(run)
         assert set(np.concatenate([batches.pairs(t) for t in range(300)])) == set(range(40))
-    config = config_of(tmp_path, [("same", "same")] * 30, filters=("identical",), vocab_size=264)
+    model = str(tmp_path / "pack" / "tokenizer" / "shared.model")
+    same = [("same", "same")] * 30
+    config = config_of(tmp_path, same, filters=("identical",), tokenizer_model=model)
     with pytest.raises(UserError, match="No sentence pair is left"):
         prepare(config, tmp_path / "none")
