@@ -170,6 +170,7 @@ def test_prepared_folder_refuses_other_settings_and_is_named_where_it_is_none(tm
         ({"lowercase": True}, "lowercase=True, but .* prepared with False"),
         ({"subword_sampling": 0.1}, "a prepared folder has no text"),
         ({"train_weights": (1.0, 2.0)}, "has 1 corpora, but shares are given for 2"),
+        ({"filters": ("empty",)}, "filters=.*, but .* was prepared with none"),
     ):
         wrong = dataclasses.replace(config, data=dataclasses.replace(data, **changes))
         with pytest.raises(UserError, match=words):
@@ -178,10 +179,11 @@ def test_prepared_folder_refuses_other_settings_and_is_named_where_it_is_none(tm
         ({"source": "prepared"}, "is prepared already"),
         ({"subword_sampling": 0.1}, "so it cannot be prepared"),
         ({"plan_version": 2}, "needs config.data.plan_version=3"),
+        ({"lowercase": True}, "is not the tokenizer that config.data.lowercase"),
     ):
         wrong = dataclasses.replace(config, data=dataclasses.replace(config.data, **changes))
         with pytest.raises(UserError, match=words):
-            prepare(wrong, tmp_path / "other")
+            prepare(wrong, tmp_path / ("out" if changes == {"lowercase": True} else "other"))
 
 
 # --- Filters ------------------------------------------------------------------------------------
@@ -297,8 +299,11 @@ def test_duplicates_of_many_parts_are_those_of_one(tmp_path, monkeypatch):
         monkeypatch.setattr(duplicates, "PART", part)
         folder = tmp_path / str(part)
         duplicates.find(folder, blocks, False, IN_THIS_PROCESS)
-        marked = np.concatenate([np.load(file) for file in sorted(folder.iterdir())])
-        assert marked.tolist() == expected
+        bits = [np.load(file) for file in sorted(folder.iterdir())]
+        marked = [
+            np.unpackbits(b, count=n) for b, n in zip(bits, (70, 70, 70, 70, 20), strict=True)
+        ]
+        assert np.concatenate(marked).tolist() == expected
 
 
 # --- Text ---------------------------------------------------------------------------------------
@@ -528,5 +533,24 @@ def test_shard_of_which_filters_leave_nothing_is_one_without_pairs(tmp_path, mon
     model = str(tmp_path / "pack" / "tokenizer" / "shared.model")
     same = [("same", "same")] * 30
     config = config_of(tmp_path, same, filters=("identical",), tokenizer_model=model)
-    with pytest.raises(UserError, match="No sentence pair is left"):
+    with pytest.raises(UserError, match="drop all pairs of a corpus"):
         prepare(config, tmp_path / "none")
+
+
+def test_filters_of_languages_and_tests_know_variants_directions_and_marks(tmp_path):
+    assert not filters.is_other_language("A colour.", "A color.", ("en_GB", "en_US"))
+    with pytest.raises(UserError, match="does not know 'xx'"):
+        filters.is_other_language("A", "B", ("en", "xx"))
+    tests = filters.TestTexts.of([("A long sentence of the test.", "Ein langer Satz des Tests.")])
+    assert tests.has("Ein langer Satz des Tests!", "A long sentence of the test.")
+    assert filters.near_key("दिन") != filters.near_key("दीन")
+    assert filters.near_key("Ab-C, 12!") == "abc"
+
+
+def test_filter_function_that_changes_is_another_filter(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    digests = set()
+    for content in ("def keep(s, t): return True", "def keep(s, t): return False"):
+        (tmp_path / "my_filter.py").write_text(content)
+        digests.add(filters.PairFilter(function="my_filter:keep").fingerprint)
+    assert len(digests) == 2

@@ -152,6 +152,18 @@ def test_stream_shares_of_corpora_are_their_weights_in_pairs(batching):
     np.testing.assert_allclose(reported, [counts[False], counts[True]], rtol=0.02)
 
 
+def test_buckets_of_a_mixture_fit_the_lengths_that_are_seen_most():
+    """A corpus of 10 pairs does not decide the shapes of one of 40,000."""
+    large = [MemoryShard(1, 40_000, longest=60)]
+    settings = {"batching": "bucket", "max_len": 64, "batch_tokens": 4096, "num_buckets": 20}
+    alone = make([large], **settings)
+    mixed = make([[MemoryShard(2, 10)], large], stages=[(0, [0.001, 0.999])], **settings)
+    assert batch_plan.padding_share(mixed) < batch_plan.padding_share(alone) + 0.02
+    later = make([[MemoryShard(2, 10)], large], stages=[(0, [1, 0]), (9, [0, 1])], **settings)
+    rows = [shape.rows for shape in later.shapes]
+    assert np.median(rows) > 30
+
+
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_stream_stages_change_the_shares_at_their_step(batching):
     corpora = [shards_of(600), shards_of(500, seed=7)]

@@ -29,7 +29,10 @@ def test_translate_corpus_keeps_order_and_does_nothing_twice(tiny_run, translato
     expected = [out.text for out in translator.translate(sources, beam_size=1)]
     lines = [(tmp_path / "out" / name).read_text().splitlines() for name in ("a.en", "b.en")]
     assert [*lines[0], *lines[1]] == expected
-    assert len(list((tmp_path / "out").iterdir())) == 2
+    assert len(list((tmp_path / "out").glob("*.en"))) == 2
+    other = subprocess.run([*command, "--beam_size=2"], capture_output=True, text=True)
+    assert other.returncode == 2
+    assert "has translations by another model, checkpoint or settings" in other.stderr
     # One translation was removed: only this one is made again.
     kept = (tmp_path / "out" / "a.en").stat().st_mtime_ns
     (tmp_path / "out" / "b.en").unlink()

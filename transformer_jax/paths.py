@@ -271,7 +271,9 @@ def _without_scheme(path: PathLike) -> str:
 
 def _path_settings(config: Config) -> list[Setting]:
     """The settings that are paths in this config."""
-    kinds = ("one", "several", "corpora") if config.data.source == "files" else ("one", "several")
+    kinds = ["one", "several"]
+    if config.data.source != "tfds":  # whose splits are names
+        kinds.append("corpora")
     return [setting for setting in all_settings(Config) if setting.rules.path_kind in kinds]
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import glob
 import itertools
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -21,9 +22,11 @@ from transformer_jax.commands.decode_output import ResumableOutput
 from transformer_jax.data import ray_tasks
 from transformer_jax.data.text_lines import read_lines
 from transformer_jax.errors import UserError
+from transformer_jax.runs import compilation_cache
 
 FLAGS = flags.FLAGS
 REPORT_SECONDS = 30.0
+RECORD = ".job.json"  # in the folder of the translations
 
 Chunk = list[str]
 Run = Callable[[Iterator[Chunk]], Iterator[list[str]]]
@@ -43,6 +46,7 @@ class Job:
     settings: dict[str, Any]
 
     def __call__(self) -> Callable[[Chunk], list[str]]:
+        compilation_cache.keep_programs()
         translator = Translator.load(self.model, self.checkpoint)
         settings = {name: value for name, value in self.settings.items() if value is not None}
 
@@ -133,6 +137,7 @@ def run() -> None:
     }
     job = Job(FLAGS.model, FLAGS.checkpoint, settings)
     Path(FLAGS.output).mkdir(parents=True, exist_ok=True)
+    check_same_job(Path(FLAGS.output), job)
     with contextlib.ExitStack() as stack:
         num_processes, translate = 1, None
         if FLAGS.ray:
@@ -140,6 +145,22 @@ def run() -> None:
             stack.enter_context(contextlib.closing(actors))
             num_processes, translate = actors.num, actors.map
         translate_files(files, job, translate, num_processes)
+
+
+def check_same_job(folder: Path, job: Job) -> None:
+    """Refuses a folder with translations by another model or with other settings.
+
+    Raises:
+      UserError: it has them.
+    """
+    record = folder / RECORD
+    content = json.dumps(dataclasses.asdict(job), indent=1) + "\n"
+    if record.exists() and record.read_text() != content:
+        raise UserError(
+            f"{folder} has translations by another model, checkpoint or settings ({record}); "
+            "name another folder."
+        )
+    paths.write_atomically(record, content)
 
 
 def find_files(pattern: str, folder: str) -> list[TranslatedFile]:

@@ -58,14 +58,16 @@ def keep_former_defaults(
     with, and `report` gets a sentence. Other differences stay; `check_resumable` judges them.
     """
     for setting in all_settings(Config):
-        former, default = setting.former, setting.default
-        if setting.value(stored) == former and setting.value(config) == default != former:
+        default, kept = setting.default, setting.value(stored)
+        # Versions of the plan were defaults one after another.
+        is_former = kept == setting.former or setting.path == "data.plan_version"
+        if is_former and setting.value(config) == default != kept:
             report(
-                f"config.{setting.path} stays {former}, as the run was started; "
+                f"config.{setting.path} stays {kept}, as the run was started; "
                 f"new runs have {default}"
             )
             section, name = setting.path.split(".")
-            changed = dataclasses.replace(getattr(config, section), **{name: former})
+            changed = dataclasses.replace(getattr(config, section), **{name: kept})
             config = dataclasses.replace(config, **{section: changed})
     return config
 

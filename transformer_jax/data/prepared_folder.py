@@ -30,6 +30,7 @@ PLANS = "plans"
 FORMAT = 1
 # The settings that tokens depend on; a run cannot have others.
 SETTINGS = ("target_language_tags", "context_sentences", "lowercase")
+FILTER_SETTINGS = ("filters", "filter_function")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +164,13 @@ class PreparedFolder:
                 "config.data.subword_sampling segments text again in each epoch, and a prepared "
                 "folder has no text; use config.data.source=files."
             )
+        for name in FILTER_SETTINGS:
+            given = getattr(config, name)
+            if given and given != type(given)(self.settings[name]):
+                raise UserError(
+                    f"config.data.{name}={given}, but {self.path} was prepared with "
+                    f"{self.settings[name] or 'none'}; leave it empty, or prepare another folder."
+                )
         for name in SETTINGS:
             if getattr(config, name) != self.settings[name]:
                 raise UserError(
@@ -188,6 +196,7 @@ def _copy_small_files(remote: epath.Path, folder: Path) -> None:
     with paths.store_errors():
         content = (remote / NAME).read_text()
         folder.mkdir(parents=True, exist_ok=True)
+        paths.remove_at_once(folder / TOKENIZER)  # of what the bucket had before
         with paths.new_path(folder / TOKENIZER, is_cache=True) as temporary:
             temporary.mkdir()
             shard_mirror.copy_folder(remote / TOKENIZER, temporary)
@@ -202,7 +211,7 @@ def _copy_small_files(remote: epath.Path, folder: Path) -> None:
 
 def settings_of(config: DataConfig) -> dict[str, Any]:
     """The settings that tokens depend on."""
-    return {name: getattr(config, name) for name in SETTINGS}
+    return {name: getattr(config, name) for name in (*SETTINGS, *FILTER_SETTINGS)}
 
 
 def open_shards(folder: Path) -> list[TokenShard]:

@@ -16,7 +16,8 @@ from transformer_jax.errors import UserError, missing_package
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-QUEUED = 2  # tasks that wait, for each core of the cluster
+QUEUED = 4  # tasks that wait, besides those that run
+TASKS_OF_ACTOR = 2  # that wait for a process that has a model
 MAX_RETRIES = 10  # of a task whose machine fails
 
 
@@ -34,7 +35,7 @@ def run(
     waiting: collections.deque[Any] = collections.deque()
     while True:
         cores = int(ray.cluster_resources().get("CPU", 1))  # machines may come and go
-        for task in itertools.islice(tasks, max(1, cores * QUEUED - len(waiting))):
+        for task in itertools.islice(tasks, max(1, cores + QUEUED - len(waiting))):
             waiting.append(remote.remote(shared, task))
         if not waiting:
             return
@@ -107,6 +108,8 @@ class Actors(Generic[Task, Result]):
         resources = ray.cluster_resources()
         rooms = [resources.get("CPU", 0) // num_cpus if num_cpus else math.inf]
         rooms += [resources.get("GPU", 0) // num_gpus] if num_gpus else []
+        if not num_cpus and not num_gpus:
+            raise UserError("A process needs CPUs or GPUs: `cpus` and `gpus` are both 0.")
         self.num = int(min(rooms))
         if not self.num:
             raise UserError(
@@ -114,23 +117,48 @@ class Actors(Generic[Task, Result]):
                 f"{resources.get('GPU', 0):g} GPUs, and each process needs {num_cpus:g} and "
                 f"{num_gpus:g}: ask for less."
             )
-        # An actor whose machine fails starts on another one, and its tasks run again.
-        remote = ray.remote(
-            num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=-1, max_task_retries=MAX_RETRIES
-        )(_Actor)
+        remote = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus)(_Actor)
         self._actors = [remote.remote(make) for _ in range(self.num)]
 
     def map(self, tasks: Iterator[Task]) -> Iterator[Result]:
-        """The result of each task, in order; two tasks wait for each actor."""
-        turns = itertools.cycle(self._actors)
-        waiting: collections.deque[Any] = collections.deque()
+        """The result of each task, in order; two tasks wait for each process.
+
+        The tasks of a process that dies are given to the others.
+
+        Raises:
+          UserError: all processes have died.
+        """
+        ray, turns = self._ray, 0
+        waiting: collections.deque[tuple[Task, Any]] = collections.deque()
+
+        def submit(task: Task) -> tuple[Task, Any]:
+            nonlocal turns
+            turns += 1
+            return task, self._actors[turns % len(self._actors)].run.remote(task)
+
         while True:
-            room = self.num * QUEUED - len(waiting)
-            for task in itertools.islice(tasks, room):
-                waiting.append(next(turns).run.remote(task))
+            room = len(self._actors) * TASKS_OF_ACTOR - len(waiting)
+            waiting.extend(map(submit, itertools.islice(tasks, max(0, room))))
             if not waiting:
                 return
-            yield _result(self._ray, waiting.popleft())
+            task, reference = waiting[0]
+            try:
+                result = ray.get(reference)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause or error from error
+            except ray.exceptions.RayActorError as error:
+                name = getattr(error, "actor_id", None)
+                alive = [actor for actor in self._actors if actor._actor_id.hex() != name]
+                if not alive or len(alive) == len(self._actors):
+                    raise UserError(
+                        f"The processes of the Ray cluster have died ({_first_line(error)}). What "
+                        "is done is kept; start the command again."
+                    ) from error
+                self._actors = alive
+                waiting[0] = submit(task)
+                continue
+            waiting.popleft()
+            yield result
 
     def close(self) -> None:
         """Ends the processes."""

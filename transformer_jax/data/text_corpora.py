@@ -62,7 +62,8 @@ def _open_matches(pattern: str, source_lang: str, target_lang: str, setting: str
         str(path) if has_both else str(path)[: str(path).rindex(f".{source_lang}")]
         for path in sorted(matches)
     ]
-    parts = tuple(open_text(prefix, source_lang, target_lang, setting) for prefix in prefixes)
+    unique = dict.fromkeys(prefixes)  # a file may be there compressed and not
+    parts = tuple(open_text(prefix, source_lang, target_lang, setting) for prefix in unique)
     digest = hashlib.blake2b(" ".join(p.fingerprint for p in parts).encode(), digest_size=16)
 
     def read() -> Iterator[tuple[str, str]]:

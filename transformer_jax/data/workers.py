@@ -23,7 +23,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 ATTEMPTS = 3  # of a task whose process dies
-QUEUED = 2  # tasks that wait, for each worker
+QUEUED = 2  # tasks that wait, which may be blocks of text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ class _Pool(Generic[Task, Result]):
         waiting = collections.deque()
         failures = 0
         while True:
-            room = self._num_workers * QUEUED - len(waiting)
+            room = self._num_workers + QUEUED - len(waiting)
             for task in itertools.islice(tasks, room):
                 waiting.append((task, self._submit(task)))
             if not waiting:

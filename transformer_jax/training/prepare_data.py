@@ -40,7 +40,7 @@ def prepare(config: Config, folder: Path, workers: Workers, say: Say) -> Prepare
     started = time.monotonic()
     corpora = sources.open_corpora(config.data, "train")
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizers = _tokenizers(config, corpora, folder, say)
+    config, tokenizers = _tokenizers(config, corpora, folder, say)
     data = dataclasses.replace(config.data, cache_dir=str(folder))
     epochs, facts = prepare_epochs(
         corpora, tokenizers, dataclasses.replace(config, data=data), workers=workers
@@ -64,7 +64,7 @@ def prepare(config: Config, folder: Path, workers: Workers, say: Say) -> Prepare
     )
     reports = [shard_store.read_report(shards) for shards in parts]
     dropped = [dict(sorted(report.dropped.items())) for report in reports]
-    prepared.write({"dropped": dropped, "filters": list(config.data.filters)})
+    prepared.write({"dropped": dropped})
     for corpus, report in zip(prepared.corpora, reports, strict=True):
         say(
             f"{corpus.source_lang} -> {corpus.target_lang}: {corpus.name}: "
@@ -94,20 +94,39 @@ def _check(config: Config, folder: Path) -> None:
         raise UserError("`prepare` needs config.data.plan_version=3, the default.")
 
 
-def _tokenizers(config: Config, corpora: Sequence[Corpus], folder: Path, say: Say) -> TokenizerPair:
-    """Those of the folder; else those of the model to start from, or new ones."""
+def _tokenizers(
+    config: Config, corpora: Sequence[Corpus], folder: Path, say: Say
+) -> tuple[Config, TokenizerPair]:
+    """Those of the folder; else those of the model to start from, or new ones.
+
+    Returns:
+      The config, with what a model to start from determines, and the tokenizers.
+
+    Raises:
+      UserError: the folder has another tokenizer than the config asks for.
+    """
     place = epath.Path(folder / prepared_folder.TOKENIZER)
-    if place.exists():
-        say(f"using the tokenizer in {place}")
-        return TokenizerPair.load(place)
+    start = None
     if config.train.init_from:
         start = pretrained.load(config.train.init_from, allow_pickle=config.train.allow_pickle)
-        tokenizers = start.tokenizers
-    else:
-        tokenizers = make_tokenizers(config.data, corpora)
+        tags = config.data.target_language_tags or start.config.data.target_language_tags
+        lowercase = start.config.data.lowercase
+        data = dataclasses.replace(config.data, target_language_tags=tags, lowercase=lowercase)
+        config = dataclasses.replace(config, data=data)
+    if place.exists():
+        say(f"using the tokenizer in {place}")
+        tokenizers = TokenizerPair.load(place)
+        is_other = start is not None and start.tokenizers.fingerprint != tokenizers.fingerprint
+        if is_other or tokenizers.source.lowercase != config.data.lowercase:
+            raise UserError(
+                f"{place} is not the tokenizer that config.data.lowercase and "
+                "config.train.init_from ask for; prepare another folder."
+            )
+        return config, tokenizers
+    tokenizers = start.tokenizers if start else make_tokenizers(config.data, corpora)
     with paths.new_path(folder / prepared_folder.TOKENIZER) as temporary:
         tokenizers.save(epath.Path(temporary))
-    return tokenizers
+    return config, tokenizers
 
 
 def _describe(first: EpochData, facts: PlanFacts, seconds: float) -> Iterator[str]:

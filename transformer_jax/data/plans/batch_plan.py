@@ -93,7 +93,8 @@ def make_stream_plan(
     for shards in corpora:
         counted.append(files.count_lengths(shards, data.max_len, data.max_ratio))
         counted[-1].counts.require_pairs(data.max_len, data.max_ratio)
-    weighted = _weighted(counted, stages[0][1])
+    # A corpus that comes later counts as much as at its peak.
+    weighted = _weighted(counted, np.max([shares for _, shares in stages], axis=0))
     choose = _packed_shape if data.batching == "pack" else _bucketed_shapes
     shapes, row_shape = choose(weighted, config)
     if like is not None and row_shape.packed:
@@ -108,12 +109,12 @@ def make_stream_plan(
     return StreamPlan(planned, stages, shapes, row_shape.packed is not None, config.seed)
 
 
-def _weighted(counted: Sequence[LengthCounts], shares: Sequence[float]) -> LengthCounts:
-    """The lengths of a mixture of corpora, in numbers of pairs of about the size of the largest."""
+def _weighted(counted: Sequence[LengthCounts], shares: np.ndarray) -> LengthCounts:
+    """The lengths of a mixture of corpora; the one that is rarest for its share counts once."""
     if len(counted) == 1:
         return counted[0]
-    factors = np.asarray(shares) / [c.counts.num_selected for c in counted]
-    factors /= factors.max()
+    factors = shares / [c.counts.num_selected for c in counted]
+    factors /= factors[factors > 0].min()
     parts = [
         LengthCounts(c.counts, c.codes, np.ceil(c.sizes * factor).astype(np.int64))
         for c, factor in zip(counted, factors, strict=True)

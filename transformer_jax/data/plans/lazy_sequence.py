@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar, overload
 
 Item = TypeVar("Item")
-KEPT = 256  # items that stay in memory, or files that stay mapped
+KEPT = 64  # items that stay in memory; a file that is mapped stays open
 
 
 class LazySequence(Sequence[Item]):

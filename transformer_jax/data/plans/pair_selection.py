@@ -29,6 +29,11 @@ class SelectionCounts:
 
     def require_pairs(self, max_len: int, max_ratio: float) -> None:
         """Raises a `UserError` where no pair is left."""
+        if not self.num_pairs:
+            raise UserError(
+                "No sentence pair is left to train on: config.data.filters and filter_function "
+                "drop all pairs of a corpus."
+            )
         if not self.num_selected:
             raise UserError(
                 f"No sentence pair is left to train on: of {self.num_pairs}, {self.num_empty} have "

@@ -23,7 +23,7 @@ PART = 1 << 25  # numbers that are compared at once
 def find(
     folder: Path, blocks: Callable[[], Iterator[TextBlock]], is_near: bool, run: Workers
 ) -> None:
-    """Writes for each block which of its pairs repeat an earlier pair, bool `[pairs]`.
+    """Writes for each block which of its pairs repeat an earlier pair, as bits.
 
     Args:
       folder: gets `NNNNN.npy` for each block; nothing is done if it exists.
@@ -48,7 +48,7 @@ def find(
     with paths.new_path(folder, is_cache=True) as temporary:
         temporary.mkdir()
         for file, of_block in zip(files, np.split(repeated, starts[1:-1]), strict=True):
-            np.save(temporary / file.name, of_block)
+            np.save(temporary / file.name, np.packbits(of_block))
     paths.remove_at_once(digests)
 
 

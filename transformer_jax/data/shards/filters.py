@@ -9,7 +9,10 @@ import dataclasses
 import functools
 import hashlib
 import importlib
+import inspect
 import re
+import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import cast
@@ -33,17 +36,25 @@ FILTERS = {
 FUNCTION = "function"  # the reason of pairs that the function of `data.filter_function` drops
 TOKEN_FILTERS = ("length", "ratio")
 LEAK_WORDS = 5  # from which one side alone is a leak: shorter ones are common by chance
+LANGUAGE_CODES = {"nb": "no", "iw": "he", "fil": "tl", "in": "id"}  # ours -> py3langid's
 LANGUAGE_LETTERS = 25  # from which the language of a text is recognised well enough
 LANGUAGE_PROBABILITY = 0.95
 
 # Control characters except tab; surrogates; U+FFFD, which replaces what could not be decoded.
 _CONTROL = re.compile("[\\x00-\\x08\\x0a-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\ufffd]")
-_NO_LETTER = re.compile(r"[\W\d_]+")
+
+
+@functools.cache
+def _no_letters() -> re.Pattern[str]:
+    """Everything except letters and the marks on them, such as vowel signs."""
+    codes = range(sys.maxunicode + 1)
+    marks = "".join(c for c in map(chr, codes) if unicodedata.category(c).startswith("M"))
+    return re.compile(rf"(?:(?![{marks}])[\W\d_])+")
 
 
 def near_key(text: str) -> str:
     """The letters of a text in lower case; of one without letters, the text."""
-    return _NO_LETTER.sub("", text.casefold()) or text.strip()
+    return _no_letters().sub("", text.casefold()) or text.strip()
 
 
 def digest_of(*texts: str) -> int:
@@ -64,27 +75,24 @@ class TestTexts:
     """Digests of the sentences of validation and test sets; see `near_key`."""
 
     pairs: frozenset[int]
-    long_sources: frozenset[int]
-    long_targets: frozenset[int]
+    long_sides: frozenset[int]  # of both languages, as a corpus may have the other direction
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> "TestTexts":
         """Those of the pairs of validation and test sets."""
-        keys, long_sides = set(), (set[int](), set[int]())
+        keys, long_sides = set[int](), set[int]()
         for pair in pairs:
             keys.add(digest_of(*map(near_key, pair)))
-            for side, text in zip(long_sides, pair, strict=True):
-                if _is_long(text):
-                    side.add(digest_of(near_key(text)))
-        return cls(frozenset(keys), *map(frozenset, long_sides))
+            long_sides.update(digest_of(near_key(text)) for text in pair if _is_long(text))
+        return cls(frozenset(keys), frozenset(long_sides))
 
     def has(self, source: str, target: str) -> bool:
         """Whether the pair, or a long side of it, is among them."""
         near = near_key(source), near_key(target)
         return (
-            digest_of(*near) in self.pairs
-            or (_is_long(source) and digest_of(near[0]) in self.long_sources)
-            or (_is_long(target) and digest_of(near[1]) in self.long_targets)
+            not self.pairs.isdisjoint((digest_of(*near), digest_of(*near[::-1])))
+            or (_is_long(source) and digest_of(near[0]) in self.long_sides)
+            or (_is_long(target) and digest_of(near[1]) in self.long_sides)
         )
 
     @property
@@ -123,7 +131,8 @@ class PairFilter:
     def fingerprint(self) -> str:
         """Changes when other pairs may be dropped."""
         test = self.test_texts.fingerprint if self.test_texts else ""
-        return f"{sorted(self.names)} {self.languages} {self.function} {test}"
+        source = source_digest(self.function) if self.function else ""
+        return f"{sorted(self.names)} {self.languages} {self.function} {source} {test}"
 
     def reasons(self, sources: Sequence[str], targets: Sequence[str], block: int) -> list[str]:
         """The filter that drops each pair, or an empty string.
@@ -137,7 +146,8 @@ class PairFilter:
             if name not in self.names or name in TOKEN_FILTERS:
                 continue
             if name.endswith("duplicates"):
-                repeated = np.load(self._duplicates_file(block))
+                bits = np.load(self._duplicates_file(block))
+                repeated = np.unpackbits(bits, count=len(sources))
                 for i in np.flatnonzero(repeated).tolist():
                     reasons[i] = reasons[i] or name
                 continue
@@ -176,6 +186,13 @@ _TESTS: dict[str, Callable[[str, str], bool]] = {
 }
 
 
+def source_digest(name: str) -> str:
+    """Digest of the file that has a function of `data.filter_function`."""
+    file = inspect.getsourcefile(load_function(name))
+    content = Path(file).read_bytes() if file else b""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
 @functools.cache
 def load_function(name: str) -> Callable[[str, str], bool]:
     """The function that `data.filter_function` names.
@@ -206,6 +223,24 @@ def _identifier() -> Callable[[str], tuple[str, float]]:
     return cast(Callable[[str], tuple[str, float]], identifier.classify)
 
 
+@functools.cache
+def _known_language(language: str) -> str:
+    """The language as py3langid names it.
+
+    Raises:
+      UserError: it does not know the language.
+    """
+    code = re.split("[-_]", language.lower())[0]
+    code = LANGUAGE_CODES.get(code, code)
+    known = _identifier().__self__.nb_classes  # type: ignore[attr-defined]
+    if code not in known:
+        raise UserError(
+            f"config.data.filters: `language` does not know {language!r}; it knows "
+            f"{', '.join(sorted(known))}. Remove this filter."
+        )
+    return code
+
+
 def is_other_language(source: str, target: str, languages: tuple[str, str]) -> bool:
     """Whether a side is clearly in another language, or both sides are swapped.
 
@@ -215,9 +250,9 @@ def is_other_language(source: str, target: str, languages: tuple[str, str]) -> b
       source, target: texts.
       languages: their languages.
     """
-    expected = [re.split("[-_]", language.lower())[0] for language in languages]
+    expected = [_known_language(language) for language in languages]
     recognised = [_identifier()(text) for text in (source, target)]
-    if [language for language, _ in recognised] == expected[::-1]:
+    if [language for language, _ in recognised] == expected[::-1] != expected:
         return True
     return any(
         language != wanted

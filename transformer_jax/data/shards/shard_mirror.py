@@ -4,13 +4,16 @@ Arrays are mapped into memory, so a shard that is used has to be a local file. P
 machine share the copies. A copy that is removed stays readable where it is mapped.
 """
 
+import contextlib
 import dataclasses
+import functools
 import os
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from etils import epath
@@ -20,6 +23,7 @@ from transformer_jax.data import cache_manifest
 from transformer_jax.data.shards.shard_files import ShardSide, TokenShard
 from transformer_jax.errors import UserError
 
+T = TypeVar("T")
 CHUNK = 8 << 20  # bytes copied at once
 _LOCK = threading.Lock()  # one download at a time, so that threads do not copy the same shard
 _AHEAD = ThreadPoolExecutor(1, "shards")
@@ -38,12 +42,17 @@ class MirroredShard(TokenShard):
     max_bytes: int = 0
 
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
-        self.fetch()
-        return super().lengths()
+        return self._with_copy(super().lengths)
 
     def side(self, side: str) -> ShardSide:
-        self.fetch()
-        return super().side(side)
+        return self._with_copy(functools.partial(super().side, side))
+
+    def _with_copy(self, read: Callable[[], T]) -> T:
+        """What `read` returns; the copy may be removed by another process in between."""
+        while True:
+            self.fetch()
+            with contextlib.suppress(FileNotFoundError):
+                return read()
 
     def fetch(self) -> None:
         """Copies the shard, unless there is a copy.
@@ -93,9 +102,10 @@ def _remove_oldest(newest: Path, max_bytes: int) -> None:
     """Removes copies until the others fit; `newest` stays."""
     copies = []
     for folder in newest.parent.parent.glob("*/*/"):
-        if not folder.name.startswith(".") and folder.is_dir():
-            size = sum(file.stat().st_size for file in folder.iterdir())
-            copies.append((folder.stat().st_mtime, size, folder))
+        with contextlib.suppress(FileNotFoundError):  # removed by another process
+            if not folder.name.startswith(".") and folder.is_dir():
+                size = sum(file.stat().st_size for file in folder.iterdir())
+                copies.append((folder.stat().st_mtime, size, folder))
     total = sum(size for _, size, _ in copies)
     for _, size, folder in sorted(copies):
         if total <= max_bytes:

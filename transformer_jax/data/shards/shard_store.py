@@ -53,6 +53,8 @@ def open_shards(
             pass  # not made yet, or just removed by another run
         for name, damage in damaged.items():
             shard = folder / name
+            if not shard.exists():  # to be made, or to be made again after a kill
+                continue
             logging.warning("the token cache %s is damaged (%s); writing it again", shard, damage)
             paths.remove_at_once(shard)
         if attempt < ATTEMPTS:
@@ -86,6 +88,8 @@ def read_shards(folder: Path, damaged: dict[str, str] | None = None) -> list[Tok
             shards.append(TokenShard.open(folder / name))
         except cache_manifest.DamageError as error:
             damaged[name] = str(error)
+        except FileNotFoundError:
+            damaged[name] = "it is missing"
     size = sum(file.stat().st_size for name in names for file in (folder / name).glob("*.npy"))
     if size <= CHECKED_BYTES:
         for shard in shards:
@@ -165,4 +169,3 @@ def _make_missing(folder: Path, blocks: Blocks, writer: ShardWriter, workers: Wo
         temporary.write_text(json.dumps({"shards": num_shards}) + "\n")
         cache_manifest.sync(temporary)
     cache_manifest.sync_folder_of(folder / CORPUS)
-    paths.remove_at_once(repeated)

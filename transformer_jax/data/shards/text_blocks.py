@@ -88,6 +88,8 @@ def blocks_of_pairs(
     for number in itertools.count():
         content = list(itertools.islice(pairs, num_pairs))
         if not content:
+            if not number:
+                raise UserError(f"{name} is empty; it needs at least one pair.")
             return
         yield TextBlock(number, (name,), 1 + number * num_pairs, content, before)
         before = tuple(source for source, _ in content[-num_before:]) if num_before else ()
