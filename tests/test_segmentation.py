@@ -288,3 +288,13 @@ def test_subword_sampling_refuses_imported_tokenizers(run):
     foreign = VocabularyTokenizer(tokenizers.source.model, vocabulary, special, 4)
     with pytest.raises(UserError, match="cannot sample"):
         epoch_data.prepare_epochs(corpora, TokenizerPair(foreign, foreign), config)
+
+
+def test_sampled_tokens_stay_readable_when_they_are_removed(run):
+    config, corpora, tokenizers = run
+    corpus = token_cache.tokenize_corpora(corpora, tokenizers, config.data, seed=3)
+    token_cache.remove(corpora, tokenizers, config.data, 3)
+    assert len(corpus.source[0]) == corpus.source.lengths[0]
+    assert (
+        corpus.target.take(np.array([5, 2]))[1].tolist() == corpus.target.lengths[[5, 2]].tolist()
+    )

@@ -223,8 +223,9 @@ def tokenize_corpora(
     names = [inputs.folder.name for inputs in all_inputs]
     digest = hashlib.blake2b("".join(names).encode(), digest_size=16)
     corpus = TokenizedCorpus(
-        ShardedSide(shards, "source"),
-        ShardedSide(shards, "target"),
+        # Sampled tokens are removed after some epochs.
+        ShardedSide(shards, "source", keeps_open=seed is not None),
+        ShardedSide(shards, "target", keeps_open=seed is not None),
         tuple(sum(shard.num_pairs for shard in part) for part in parts),
         names[0] if len(names) == 1 else digest.hexdigest(),
         shards=tuple(parts),

@@ -123,11 +123,17 @@ class ShardedSide:
     Args:
       shards: in order.
       side: `source` or `target`.
+      keeps_open: whether all files are mapped now, because they may be removed later; otherwise
+        they are when they are used.
     """
 
-    def __init__(self, shards: Sequence[TokenShard], side: str):
+    def __init__(self, shards: Sequence[TokenShard], side: str, keeps_open: bool = False):
         self._first = np.concatenate([[0], np.cumsum([shard.num_pairs for shard in shards])])
-        self._shards = LazySequence(lambda i: shards[i].side(side), len(shards))
+        self._shards: Sequence[ShardSide]
+        if keeps_open:
+            self._shards = [shard.side(side) for shard in shards]
+        else:
+            self._shards = LazySequence(lambda i: shards[i].side(side), len(shards))
 
     def __len__(self) -> int:
         return int(self._first[-1])
