@@ -282,9 +282,17 @@ def write_errors(root: Path | None) -> Iterator[None]:
         ) from error
 
 
+def _temporary_folders(root: Path) -> Iterator[Path]:
+    """Those in the folder of the cache, and in the folders of corpora."""
+    for folder in (root, *(root.iterdir() if root.exists() else ())):
+        # The folder of a sampled epoch may be removed at the same time.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            yield from [*folder.glob(paths.TEMPORARY)]
+
+
 def _remove_abandoned(root: Path) -> None:
     """Removes temporary folders of processes that were killed."""
-    for path in (*root.glob(paths.TEMPORARY), *root.glob(f"*/{paths.TEMPORARY}")):
+    for path in _temporary_folders(root):
         try:
             written = max(p.stat().st_mtime for p in (path, *path.iterdir()))
         except OSError:
