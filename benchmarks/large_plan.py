@@ -5,8 +5,8 @@
 Lengths are drawn, shard by shard, from log-normal distributions like those of real text (median 25
 tokens a source; the target follows it), and written as `prepare` writes them; token ids are made up
 when they are read. The first call makes lengths and plans, which stay in DIR (13 GB for a billion
-pairs); then it starts a process of its own for what a training process does: open the plan, and
-compute batches anywhere. It checks that groups of shards have each pair once, that a process that
+pairs); then another process does what a training process does: open the plan, and compute
+batches anywhere. It checks that groups of shards have each pair once, that a process that
 starts at step 1,000,000 has the batch of one that was there before, and that 64 processes read
 disjoint rows.
 """
