@@ -1,12 +1,14 @@
 """Times `transformer-jax prepare` on a corpus made of real sentences, and its memory.
 
     python benchmarks/prepare.py --text=multi30k/train [--pairs=10000000] [--workers=1,2,4]
-        [--baseline=DIR] [--json=FILE]
+        [--nodes=3] [--baseline=DIR] [--json=FILE]
 
 A pair of the corpus is one pair of `--text`, or two that follow each other, drawn at random.
 `--baseline` is a checkout of an earlier version, whose time is taken in the same run: it tokenises
 the corpus and plans its batches, as `train` did before its first step. All use the same tokenizer,
 which is trained before. Memory is the proportional set size of all processes together.
+`--nodes` makes the corpus once more, on a Ray cluster on this machine, whose nodes have one core
+each. One is killed (SIGKILL) when half of the shards are there.
 """
 
 import gzip
@@ -31,11 +33,13 @@ _TEXT = flags.DEFINE_string(
 )
 _PAIRS = flags.DEFINE_integer("pairs", 10_000_000, "Pairs of the corpus.")
 _WORKERS = flags.DEFINE_list("workers", ["2"], "Numbers of processes, one run for each.")
+_NODES = flags.DEFINE_integer("nodes", 0, "Nodes of a Ray cluster; 0: none.")
 _BASELINE = flags.DEFINE_string("baseline", None, "Checkout of an earlier version.")
 _FOLDER = flags.DEFINE_string("folder", None, "Folder to work in; empty: a temporary one.")
 _JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")
 
 LANGUAGES = ("en", "de")
+SHARD_PAIRS = 500_000  # of the command
 CHUNK = 100_000  # pairs written at once
 # What `train` of an earlier version does before its first step.
 BASELINE = """
@@ -77,8 +81,13 @@ def write_corpus(prefix: str, folder: Path, num_pairs: int) -> None:
         file.close()
 
 
-def run_measured(command: Sequence[str], **arguments: object) -> tuple[float, float]:
-    """Seconds that a command takes, and the most memory of all its processes, in GB."""
+def run_measured(
+    command: Sequence[str], root_pid: int = 0, **arguments: object
+) -> tuple[float, float]:
+    """Seconds that a command takes, and the most memory of all its processes, in GB.
+
+    With `root_pid` it is the memory of all processes that this one has started.
+    """
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, **arguments)  # type: ignore[call-overload]
     most, ended = 0.0, threading.Event()
 
@@ -87,7 +96,7 @@ def run_measured(command: Sequence[str], **arguments: object) -> tuple[float, fl
         while not ended.wait(0.5):
             total = 0
             try:
-                root = psutil.Process(process.pid)
+                root = psutil.Process(root_pid or process.pid)
                 for one in (root, *root.children(recursive=True)):
                     total += one.memory_full_info().pss
             except psutil.Error:
@@ -117,6 +126,33 @@ def digest_of(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def prepare_on_cluster(command: Sequence[str], output: Path) -> dict[str, object]:
+    """Runs `prepare` on a Ray cluster, and kills a node when half of the shards are there."""
+    from ray.cluster_utils import Cluster
+
+    health = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}
+    head = {"num_cpus": 1, "_system_config": health}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(_NODES.value - 1)]
+    cluster.wait_for_nodes()
+    half = _PAIRS.value // SHARD_PAIRS // 2
+    shards: list[Path] = []
+
+    def kill() -> None:
+        nonlocal shards
+        while len(shards) < half:
+            time.sleep(0.2)
+            shards = list(output.glob("tokens/*/*/manifest.json"))
+        cluster.remove_node(nodes[0], allow_graceful=False)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    seconds, memory = run_measured([*command, f"--ray={cluster.address}"], os.getpid())
+    thread.join()
+    cluster.shutdown()
+    return {"seconds": seconds, "gigabytes": memory, "killed_after_shards": len(shards)}
+
+
 def measure(folder: Path) -> dict[str, object]:
     results: dict[str, object] = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python "
@@ -136,16 +172,20 @@ def measure(folder: Path) -> dict[str, object]:
         seconds, memory = run_measured(command, cwd=_BASELINE.value, env=environment)
         results["baseline"] = {"seconds": seconds, "gigabytes": memory}
     digests = set()
+    command = [*program, "prepare", "--config=multi30k", *settings]
+    command += [f"--config.data.train={corpus}", f"--config.data.tokenizer_model={model}"]
     for workers in _WORKERS.value:
         output = folder / f"prepared-{workers}"
-        command = [*program, "prepare", "--config=multi30k", *settings, f"--workers={workers}"]
-        command += [f"--config.data.train={corpus}", f"--config.data.tokenizer_model={model}"]
-        seconds, memory = run_measured([*command, f"--output={output}"])
+        seconds, memory = run_measured([*command, f"--workers={workers}", f"--output={output}"])
         results[f"workers_{workers}"] = {"seconds": seconds, "gigabytes": memory}
         digests.add(digest_of(output))
         print(
             f"{workers} workers: {_PAIRS.value / seconds:,.0f} pairs/s, {memory:.2f} GB", flush=True
         )
+    if _NODES.value:
+        output = folder / "prepared-ray"
+        results["ray"] = prepare_on_cluster([*command, f"--output={output}"], output)
+        digests.add(digest_of(output))
     results["same_bytes"] = len(digests) == 1
     return results
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import gzip
+import os
+import signal
 import subprocess
 import sys
 
@@ -51,6 +53,42 @@ def test_errors_of_tasks_and_clusters_are_sentences(cluster):
         list(Workers(ray=cluster.address)(filters.load_function, ["x"]))
     with pytest.raises(UserError, match="each process needs 9 and 0: ask for less"):
         ray_tasks.Actors(dict, cluster.address, num_cpus=9)
+
+
+def square_or_die(task):
+    number, flag = task
+    if number == 5 and not flag.exists():
+        flag.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number**2
+
+
+def make_square():
+    return square_or_die
+
+
+def test_tasks_of_a_process_that_dies_are_given_to_the_others(cluster, tmp_path):
+    """Two tasks wait for each process, so that two fail when it dies."""
+    actors = ray_tasks.Actors(make_square, cluster.address)
+    assert actors.num == 3
+    tasks = ((number, tmp_path / "died") for number in range(20))
+    assert list(actors.map(tasks)) == [number**2 for number in range(20)]
+    assert (tmp_path / "died").exists()
+    assert len(actors._actors) == 2
+    actors.close()
+    with pytest.raises(UserError, match="processes of the Ray cluster have died"):
+        list(actors.map(iter([(1, tmp_path / "died")])))
+
+
+def test_translate_corpus_with_a_wrong_model_says_so(cluster, tmp_path):
+    (tmp_path / "a.en").write_text("one\n")
+    command = [sys.executable, "-m", "transformer_jax", "translate-corpus", "--model=none"]
+    command += [f"--input={tmp_path}/a.en", f"--output={tmp_path / 'out'}"]
+    command += [f"--ray={cluster.address}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "none" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
 
 
 # The command, whose third chunk never comes back, as if the job was killed.

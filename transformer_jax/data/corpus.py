@@ -7,7 +7,12 @@ from pathlib import Path
 
 from etils import epath
 
-from transformer_jax.data.shards.text_blocks import TextBlock, blocks_of_pairs, read_file_blocks
+from transformer_jax.data.shards.text_blocks import (
+    TextBlock,
+    blocks_of_pairs,
+    join_blocks,
+    read_file_blocks,
+)
 
 COUNTED = 100_000  # pairs that are counted at once
 
@@ -48,7 +53,7 @@ class Corpus:
         return sum(block.num_pairs for block in self.blocks(COUNTED))
 
     def _blocks_of_parts(self, num_pairs: int, num_before: int) -> Iterator[TextBlock]:
-        numbers = itertools.count()
-        for part in self.parts:
-            for block in part.blocks(num_pairs, num_before):
-                yield dataclasses.replace(block, number=next(numbers))
+        blocks = (part.blocks(num_pairs, num_before) for part in self.parts)
+        # A block has the sources before it of one place only, so it cannot begin in two files.
+        joined_pairs = 1 if num_before else num_pairs
+        return join_blocks(itertools.chain.from_iterable(blocks), joined_pairs)

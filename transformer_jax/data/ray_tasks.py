@@ -5,6 +5,7 @@ fails run again on another one, which Ray takes care of.
 """
 
 import collections
+import functools
 import itertools
 import logging
 import math
@@ -129,32 +130,31 @@ class Actors(Generic[Task, Result]):
           UserError: all processes have died.
         """
         ray, turns = self._ray, 0
-        waiting: collections.deque[tuple[Task, Any]] = collections.deque()
+        waiting: collections.deque[tuple[Task, Any, Any]] = collections.deque()
 
-        def submit(task: Task) -> tuple[Task, Any]:
+        def submit(task: Task) -> tuple[Task, Any, Any]:
             nonlocal turns
             turns += 1
-            return task, self._actors[turns % len(self._actors)].run.remote(task)
+            actor = self._actors[turns % len(self._actors)]
+            return task, actor, actor.run.remote(task)
 
         while True:
             room = len(self._actors) * TASKS_OF_ACTOR - len(waiting)
             waiting.extend(map(submit, itertools.islice(tasks, max(0, room))))
             if not waiting:
                 return
-            task, reference = waiting[0]
+            task, actor, reference = waiting[0]
             try:
                 result = ray.get(reference)
             except ray.exceptions.RayTaskError as error:
                 raise error.cause or error from error
-            except ray.exceptions.RayActorError as error:
-                name = getattr(error, "actor_id", None)
-                alive = [actor for actor in self._actors if actor._actor_id.hex() != name]
-                if not alive or len(alive) == len(self._actors):
+            except ray.exceptions.RayError as error:  # of several tasks, if a process dies
+                self._actors = [other for other in self._actors if other is not actor]
+                if not self._actors:
                     raise UserError(
                         f"The processes of the Ray cluster have died ({_first_line(error)}). What "
                         "is done is kept; start the command again."
                     ) from error
-                self._actors = alive
                 waiting[0] = submit(task)
                 continue
             waiting.popleft()
@@ -167,8 +167,10 @@ class Actors(Generic[Task, Result]):
 
 
 class _Actor(Generic[Task, Result]):
+    """A process; it makes its function at the first task, whose errors Ray hands on."""
+
     def __init__(self, make: Callable[[], Callable[[Task], Result]]):
-        self._function = make()
+        self._make = functools.cache(make)
 
     def run(self, task: Task) -> Result:
-        return self._function(task)
+        return self._make()(task)

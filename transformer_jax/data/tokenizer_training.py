@@ -1,6 +1,7 @@
 """Trains the tokenizers of a run on its corpora, or loads the model files that the config names."""
 
 import io
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,6 +17,7 @@ from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
 from transformer_jax.errors import UserError
 
 MAX_TRAINING_SENTENCES = 4_000_000  # of more, SentencePiece draws a sample
+READ_PAIRS = 100_000  # pairs of a corpus that are read at once
 
 
 def make_tokenizers(config: DataConfig, corpora: Sequence[Corpus]) -> TokenizerPair:
@@ -40,9 +42,7 @@ def make_tokenizers(config: DataConfig, corpora: Sequence[Corpus]) -> TokenizerP
     def texts(*sides: int) -> Iterator[str]:
         normalize = [_normalizer(rule) for rule in rules]
         for corpus, rate in zip(corpora, rates, strict=True):
-            for number, pair in enumerate(corpus.read()):
-                if int((number + 1) * rate) == int(number * rate):
-                    continue
+            for pair in sample_pairs(corpus, rate):
                 for side in sides:
                     text = pair[side].lower() if config.lowercase else pair[side]
                     yield normalize[side](text)
@@ -64,19 +64,28 @@ def make_tokenizers(config: DataConfig, corpora: Sequence[Corpus]) -> TokenizerP
 def sample_rates(config: DataConfig, corpora: Sequence[Corpus]) -> list[float]:
     """Share of the pairs of each corpus, 0 .. 1, that a tokenizer is trained on.
 
-    All of them, unless corpora are mixed by shares and have more sentences than SentencePiece
-    takes. Its sample would be by size; this one has the shares of the first steps.
+    All of them, unless they have more sentences than SentencePiece takes. Then corpora that are
+    mixed by shares have the shares of the first steps, where SentencePiece's sample would be by
+    size, and few of the texts are read by Python.
     """
-    if len(corpora) == 1 or not (config.train_weights or config.stages or config.temperature > 1):
-        return [1.0] * len(corpora)
-    sizes = [corpus.count() for corpus in corpora]
+    sizes = np.asarray([corpus.count() for corpus in corpora])
     room = MAX_TRAINING_SENTENCES / (2 if config.shared_vocab else 1)  # pairs
-    stages = make_stages(config, corpora, sizes)
-    if sum(sizes) <= room or stages is None:
+    if sizes.sum() <= room:
         return [1.0] * len(corpora)
-    shares = np.asarray(stages[0][1])
+    stages = make_stages(config, corpora, sizes.tolist())
+    shares = np.asarray(stages[0][1]) if stages else sizes
     quotas = room * shares / shares.sum()
     return np.minimum(1.0, quotas / np.maximum(sizes, 1)).tolist()
+
+
+def sample_pairs(corpus: Corpus, rate: float) -> Iterator[tuple[str, str]]:
+    """A share of the pairs, 0 .. 1, at equal distances."""
+    first = 0
+    for block in corpus.blocks(READ_PAIRS):
+        numbers = np.arange(first, first + block.num_pairs + 1)
+        is_chosen = np.diff((numbers * rate).astype(np.int64)) > 0
+        yield from itertools.compress(zip(*block.texts(), strict=True), is_chosen.tolist())
+        first += block.num_pairs
 
 
 def _load_models(config: DataConfig) -> TokenizerPair:

@@ -41,6 +41,7 @@ def prepare(config: Config, folder: Path, workers: Workers, say: Say) -> Prepare
     corpora = sources.open_corpora(config.data, "train")
     folder.mkdir(parents=True, exist_ok=True)
     config, tokenizers = _tokenizers(config, corpora, folder, say)
+    shard_store.remove_damaged(sorted((folder / "tokens").glob("*")), workers)
     data = dataclasses.replace(config.data, cache_dir=str(folder))
     epochs, facts = prepare_epochs(
         corpora, tokenizers, dataclasses.replace(config, data=data), workers=workers

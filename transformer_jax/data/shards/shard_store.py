@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from transformer_jax import paths
@@ -100,6 +100,32 @@ def read_shards(folder: Path, damaged: dict[str, str] | None = None) -> list[Tok
     if damaged:
         raise FileNotFoundError(folder)
     return shards
+
+
+def remove_damaged(folders: Iterable[Path], workers: Workers) -> None:
+    """Removes the shards whose files are not as they were written, so that they are made again.
+
+    Args:
+      folders: of corpora; all files are read.
+      workers: the processes.
+    """
+    shards = [
+        path.parent
+        for folder in folders
+        for path in sorted(folder.glob(f"*/{cache_manifest.NAME}"))
+    ]
+    for shard, damage in zip(shards, workers(_damage_of, shards), strict=True):
+        if damage:
+            logging.warning("the shard %s is damaged (%s); writing it again", shard, damage)
+            paths.remove_at_once(shard)
+
+
+def _damage_of(shard: Path) -> str:
+    try:
+        cache_manifest.check(shard)
+    except cache_manifest.DamageError as error:
+        return str(error)
+    return ""
 
 
 def is_complete(folder: Path) -> bool:

@@ -6,7 +6,7 @@ processes that get the blocks.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 import numpy as np
@@ -29,6 +29,7 @@ class TextBlock:
       first_line: number of the first line in these files, from 1.
       content: undecoded lines of each file; or the pairs themselves, of a corpus that is not files.
       before: texts of the last sources before the block, as many as were asked for.
+      parts: blocks of several files that are one block; then it has no content of its own.
     """
 
     number: int
@@ -36,10 +37,13 @@ class TextBlock:
     first_line: int
     content: tuple[bytes, ...] | list[tuple[str, str]]
     before: tuple[str, ...] = ()
+    parts: tuple["TextBlock", ...] = ()
 
     @property
     def num_pairs(self) -> int:
         """Pairs in it."""
+        if self.parts:
+            return sum(part.num_pairs for part in self.parts)
         if isinstance(self.content, list):
             return len(self.content)
         first = self.content[0]
@@ -51,6 +55,9 @@ class TextBlock:
         Raises:
           UserError: invalid UTF-8, a NUL byte, or a line without two columns.
         """
+        if self.parts:
+            sources, targets = zip(*(part.texts() for part in self.parts), strict=True)
+            return list(itertools.chain(*sources)), list(itertools.chain(*targets))
         if isinstance(self.content, list):
             return [source for source, _ in self.content], [target for _, target in self.content]
         sides = [
@@ -78,6 +85,30 @@ def split_columns(line: str, name: str, number: int) -> tuple[str, str]:
             f"{name}, line {number}: {len(columns)} columns instead of source, tab, target."
         )
     return columns[0], columns[1]
+
+
+def join_blocks(blocks: Iterable[TextBlock], num_pairs: int) -> Iterator[TextBlock]:
+    """Joins blocks that follow each other, as many as have `num_pairs` together, and numbers them.
+
+    Without this each of many small files would be a shard.
+    """
+    parts: list[TextBlock] = []
+    count, number = 0, 0
+    for block in blocks:
+        if parts and count + block.num_pairs > num_pairs:
+            yield _joined(parts, number)
+            parts, count, number = [], 0, number + 1
+        parts.append(block)
+        count += block.num_pairs
+    if parts:
+        yield _joined(parts, number)
+
+
+def _joined(parts: list[TextBlock], number: int) -> TextBlock:
+    first = dataclasses.replace(parts[0], number=number)
+    if len(parts) == 1:
+        return first
+    return dataclasses.replace(first, content=(), parts=tuple(parts))
 
 
 def blocks_of_pairs(
