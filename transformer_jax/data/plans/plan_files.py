@@ -17,6 +17,7 @@ import numpy as np
 
 from transformer_jax import paths
 from transformer_jax.data.plans.lazy_sequence import LazySequence
+from transformer_jax.data.plans.mapped_file import MappedFile
 from transformer_jax.data.plans.pair_selection import SelectionCounts, select_shard
 from transformer_jax.data.plans.shard_plan import (
     ShardPlan,
@@ -216,5 +217,4 @@ def _write_plan(shape: RowShape, shard_and_file: tuple[Shard, Path]) -> None:
 def _read_plan(file: Path, fetch: Callable[[Path], None] | None = None) -> ShardPlan:
     if fetch:
         fetch(file)
-    array = np.load(file, mmap_mode="r").view(np.ndarray)  # a view of a memmap is slower
-    return ShardPlan.from_flat(array[4:], np.asarray(array[:4], np.int64))
+    return ShardPlan.from_file(MappedFile(file))

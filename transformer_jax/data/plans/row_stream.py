@@ -81,11 +81,12 @@ class RowStream:
     def pairs(self, numbers: np.ndarray) -> RowPairs:
         """The pairs of the rows `numbers`, int64 `[rows]`."""
         epochs, shards, rows = self._locate(np.asarray(numbers, np.int64))
+        used = np.unique(shards).tolist()
+        members = [np.flatnonzero(shards == shard) for shard in used]
+        slots = self._slots(used, members, rows)
         parts = []  # of each shard: rows, index into `order`, where its class starts, size of it
         keys = []
-        used = np.unique(shards)
-        for shard in used.tolist():
-            owners, places, classes = self._slots(shard, np.flatnonzero(shards == shard), rows)
+        for shard, (owners, places, classes) in zip(used, slots, strict=True):
             class_starts = self._shards.plans[shard].class_starts
             starts = class_starts[classes].astype(np.int64)
             parts.append((owners, places - starts, starts, class_starts[classes + 1] - starts))
@@ -95,10 +96,7 @@ class RowStream:
         # One call for all pairs: it costs little more than one for a few.
         places = starts + permute(ranks, sizes, np.concatenate(keys))
         ends = np.cumsum([len(part[0]) for part in parts])
-        chosen = [
-            self._in_shard(shard, place)
-            for shard, place in zip(used.tolist(), np.split(places, ends[:-1]), strict=True)
-        ]
+        chosen = self._in_shards(used, np.split(places, ends[:-1]))
         return RowPairs(owners, *(np.concatenate(part) for part in zip(*chosen, strict=True)))
 
     def _locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -139,22 +137,49 @@ class RowStream:
         return order, np.concatenate([[0], np.cumsum(self._rows[order])])
 
     def _slots(
-        self, shard: int, owners: np.ndarray, rows: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of each slot in rows of a shard: which row, index into `order`, class; `[pairs]` each."""
-        plan = self._shards.plans[shard]
-        if self._bucket is not None:
-            classes = np.full(len(owners), self._bucket)
-            return owners, rows[owners] + plan.class_starts[self._bucket], classes
-        first = plan.row_starts[rows[owners]].astype(np.int64)
-        counts = plan.row_starts[rows[owners] + 1] - first
-        places = plan.slots[np.repeat(first, counts) + ranges(counts)].astype(np.int64)
-        classes = np.searchsorted(plan.class_starts, places, side="right") - 1
-        return np.repeat(owners, counts), places, classes
+        self, shards: list[int], members: list[np.ndarray], rows: np.ndarray
+    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Of each slot in rows of each shard: which row, index into `order`, class; `[pairs]` each.
 
-    def _in_shard(
-        self, shard: int, places: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        Args:
+          shards: that have rows.
+          members: of each shard, which of the rows are in it.
+          rows: number of each row within its shard.
+        """
+        plans = [self._shards.plans[shard] for shard in shards]
+        if self._bucket is not None:
+            return [
+                (
+                    owners,
+                    rows[owners] + plan.class_starts[self._bucket],
+                    np.full(len(owners), self._bucket),
+                )
+                for plan, owners in zip(plans, members, strict=True)
+            ]
+        # Files are read ahead for all shards before any of them is waited for.
+        for plan, owners in zip(plans, members, strict=True):
+            plan.read_ahead(plan.row_starts, rows[owners])
+        spans = []
+        for plan, owners in zip(plans, members, strict=True):
+            first = plan.row_starts[rows[owners]].astype(np.int64)
+            spans.append((first, plan.row_starts[rows[owners] + 1] - first))
+            plan.read_ahead(plan.slots, first)
+        slots = []
+        for plan, owners, (first, counts) in zip(plans, members, spans, strict=True):
+            places = plan.slots[np.repeat(first, counts) + ranges(counts)].astype(np.int64)
+            classes = np.searchsorted(plan.class_starts, places, side="right") - 1
+            slots.append((np.repeat(owners, counts), places, classes))
+        return slots
+
+    def _in_shards(
+        self, shards: list[int], places: list[np.ndarray]
+    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Index into the data of the run, and positions of source and target; `[pairs]` each."""
-        local, source, target = self._shards.plans[shard].pairs_at(places)
-        return local + int(self._shards.first_pairs[shard]), source, target
+        plans = [self._shards.plans[shard] for shard in shards]
+        for plan, of_shard in zip(plans, places, strict=True):
+            plan.read_ahead(plan.order, of_shard)
+        chosen = []
+        for shard, plan, of_shard in zip(shards, plans, places, strict=True):
+            local, source, target = plan.pairs_at(of_shard)
+            chosen.append((local + int(self._shards.first_pairs[shard]), source, target))
+        return chosen

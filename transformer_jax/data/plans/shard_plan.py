@@ -8,6 +8,7 @@ import dataclasses
 
 import numpy as np
 
+from transformer_jax.data.plans.mapped_file import MappedFile
 from transformer_jax.data.plans.packing import pack_classes, unroll
 from transformer_jax.data.plans.pair_selection import CorpusSelection, classes_of
 
@@ -26,24 +27,32 @@ class ShardPlan:
       slots: `[pairs]` for each slot an index into `order`; empty in a bucketed plan, as row_starts.
       order: `[pairs, 2]` indices into the shard, class by class, and the `length_code` of each, as
         32 bits. Next to each other, because a batch reads them at random places of a file.
+      file: of which the arrays are views; None: they are in memory.
     """
 
     class_starts: np.ndarray
     row_starts: np.ndarray
     slots: np.ndarray
     order: np.ndarray
+    file: MappedFile | None = None
 
     def flat(self) -> tuple[np.ndarray, np.ndarray]:
         """All arrays as one, int32, and where each ends in it, int64 `[4]`."""
-        arrays = [getattr(self, field.name).ravel() for field in dataclasses.fields(self)]
+        arrays = [self.class_starts, self.row_starts, self.slots, self.order.ravel()]
         ends = np.cumsum([len(array) for array in arrays])
         return np.concatenate(arrays).astype(np.int32), ends.astype(np.int64)
 
     @classmethod
-    def from_flat(cls, array: np.ndarray, ends: np.ndarray) -> "ShardPlan":
-        """The plan that `flat` was called on; `array` may be mapped into memory."""
+    def from_file(cls, file: MappedFile) -> "ShardPlan":
+        """The plan in a file that has the ends of its arrays and the arrays, as of `flat`."""
+        ends, array = np.asarray(file.array[:4], np.int64), file.array[4:]
         class_starts, row_starts, slots, order = np.split(array, ends[:-1])
-        return cls(class_starts, row_starts, slots, order.reshape(-1, 2))
+        return cls(class_starts, row_starts, slots, order.reshape(-1, 2), file)
+
+    def read_ahead(self, part: np.ndarray, places: np.ndarray) -> None:
+        """Starts to read `places` of one of the arrays, if they are in a file."""
+        if self.file is not None:
+            self.file.read_ahead(part, places)
 
     def pairs_at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Indices of the pairs at `places` of `order`, and their lengths, int64 `[pairs]` each."""
