@@ -67,6 +67,14 @@ def make_square():
     return square_or_die
 
 
+def die(task):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def make_die():
+    return die
+
+
 def test_tasks_of_a_process_that_dies_are_given_to_the_others(cluster, tmp_path):
     """Two tasks wait for each process, so that two fail when it dies."""
     actors = ray_tasks.Actors(make_square, cluster.address)
@@ -76,8 +84,9 @@ def test_tasks_of_a_process_that_dies_are_given_to_the_others(cluster, tmp_path)
     assert (tmp_path / "died").exists()
     assert len(actors._actors) == 2
     actors.close()
+    dying = ray_tasks.Actors(make_die, cluster.address)
     with pytest.raises(UserError, match="processes of the Ray cluster have died"):
-        list(actors.map(iter([(1, tmp_path / "died")])))
+        list(dying.map(iter(range(4))))
 
 
 def test_translate_corpus_with_a_wrong_model_says_so(cluster, tmp_path):
