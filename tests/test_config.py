@@ -97,6 +97,11 @@ def test_json_keeps_tuples_and_none():
             {"train": {"early_stopping_patience": 2, "eval_every_steps": 0}},
             ["early_stopping_patience=2", "eval_every_steps"],
         ),
+        (
+            {"train": {"alignment_weight": 0.1, "scan_layers": True}},
+            ["scan_layers=True", "alignment_weight=0.1"],
+        ),
+        ({"train": {"remat": "some"}}, ["remat='some'", "none, dots, full"]),
         ({"train": {"num_steps": "5"}}, ["config.train.num_steps='5'", "int"]),
         ({"data": {"train_weights": ("a",)}}, ["train_weights[0]='a'", "float"]),
         ({"data": {"train_languages": "en-de"}}, ["train_languages='en-de'"]),
@@ -142,6 +147,8 @@ def test_config_json_of_0_1_0_keeps_its_meaning():
     stored = from_json(text)
     assert (stored.data.max_ratio, stored.data.plan_version) == (0.0, 1)
     assert from_json('{"optimizer": {}}').optimizer.weight_decay_on == "all"
+    remat = [from_json(f'{{"train": {{"remat": {x}}}}}').train.remat for x in ("false", "true")]
+    assert remat == ["none", "full"]
     assert from_json(to_json(Config())) == Config()  # a current file names every setting
     # A current recipe resumes with the former values, unless it sets one of them itself.
     assert keep_former_defaults(Config(seed=3), stored).data == dataclasses.replace(

@@ -339,8 +339,13 @@ def test_dropout_of_each_kind_acts_only_in_training(field):
     assert np.abs(run(0) - quiet).max() > 1e-3
 
 
-def test_remat_recomputes_layers_without_changing_gradients():
-    config = dataclasses.replace(TINY, dropout_rate=0.2, num_encoder_layers=1)
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_remat_recomputes_layers_without_changing_gradients(scan_layers):
+    # XLA replaces a loop over one layer by its body, which is then compiled once anyway.
+    layers = 2 if scan_layers else 1
+    config = dataclasses.replace(
+        TINY, dropout_rate=0.2, num_encoder_layers=layers, num_decoder_layers=layers
+    )
     params = random_params(config)
     source, target = tokens(config)
     ones = np.ones_like
@@ -350,17 +355,62 @@ def test_remat_recomputes_layers_without_changing_gradients():
     def compiled(remat):
         def loss(params):
             rngs = {"dropout": jax.random.key(7)}
-            logits = Transformer(config, remat=remat).apply(
+            logits = Transformer(config, remat=remat, scan_layers=scan_layers).apply(
                 {"params": params}, batch, False, rngs=rngs
             )
             return jnp.sum(logits**2)
 
         return jax.jit(jax.grad(loss)).lower(params).compile()
 
-    plain, again = compiled(remat=False), compiled(remat=True)
+    plain, dots, full = map(compiled, ("none", "dots", "full"))
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-    jax.tree.map(close, plain(params), again(params))
+    for again in (dots, full):
+        jax.tree.map(close, plain(params), again(params))
     # Counted in the compiled program: XLA must not have merged the second forward pass with the
-    # first. Each of the two layers has 4 products or more besides those of its attention.
-    products = [program.as_text().count(" dot(") for program in (plain, again)]
-    assert products[1] >= products[0] + 2 * 4
+    # first. Each of the two bodies has 4 products or more besides those of its attention.
+    products = [program.as_text().count(" dot(") for program in (plain, dots, full)]
+    assert products[2] >= products[0] + 2 * 4
+    assert products[0] < products[1] < products[2]  # attention is recomputed
+
+
+@pytest.mark.parametrize("name", ["paper", "pre", "rotary", "unequal_stacks"])
+def test_scanned_layers_compute_what_they_do_one_after_another(name):
+    config = variant(name)
+    params = random_params(config)
+    source, target = tokens(config)
+    ones = np.ones_like
+    places = lambda x: np.broadcast_to(np.arange(x.shape[1]), x.shape)  # noqa: E731
+    batch = batch_of(source, target, ones(source), ones(target), places(source), places(target))
+
+    def loss(params, scan_layers):
+        return jnp.sum(
+            Transformer(config, scan_layers=scan_layers).apply({"params": params}, batch)
+        )
+
+    gradients = [jax.jit(jax.grad(loss), static_argnums=1)(params, scan) for scan in (False, True)]
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, *gradients)
+
+
+def test_scanned_layers_have_dropout_of_their_own():
+    """Each of four layers adds dropout(1) to the residual stream: equal bits would add up to 4."""
+    config = dataclasses.replace(
+        variant("no_positions"),
+        norm_position="pre",
+        num_encoder_layers=4,
+        d_model=64,
+        dropout_rate=0.5,
+    )
+    params = jax.tree.map(jnp.zeros_like, random_params(config))
+    for i in range(4):
+        layer = params[f"encoder_layers_{i}"]["feed_forward"]["down"]
+        layer["bias"] = jnp.full_like(layer["bias"], 0.5)
+    params["encoder_norm"]["norm"] = {"scale": jnp.ones(64), "bias": jnp.zeros(64)}
+    encode = functools.partial(Transformer(config, scan_layers=True).apply, method="encode")
+    source, _ = tokens(config, source=64)
+    encoded = encode(
+        {"params": params}, source, deterministic=False, rngs={"dropout": jax.random.key(0)}
+    )
+    # A sum of four bits has five values, which the norm keeps apart in each row; most have all.
+    values = [len(np.unique(row.round(3))) for row in np.asarray(encoded).reshape(-1, 64)]
+    assert (max(values), np.median(values)) == (5, 5)

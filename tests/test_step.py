@@ -28,6 +28,8 @@ def step_config(
         config,
         model=dataclasses.replace(
             config.model,
+            num_encoder_layers=2,
+            num_decoder_layers=2,
             dropout_rate=dropout,
             source_vocab_size=30,
             target_vocab_size=30,
@@ -81,18 +83,25 @@ def one_device():
         ("pmap", (8, 1, 1), 1),
         ("jit", (1, 8, 1), 1),
         ("jit", (2, 2, 2), 1),
+        ("jit scan none", (1, 1, 1), 1),
+        ("jit scan full", (2, 4, 1), 2),
         pytest.param("jit", (1, 1, 1), 4, marks=pytest.mark.slow),
         pytest.param("jit", (2, 1, 1), 4, marks=pytest.mark.slow),
         pytest.param("jit", (1, 2, 2), 4, marks=pytest.mark.slow),
         pytest.param("jit", (1, 1, 8), 1, marks=pytest.mark.slow),
         pytest.param("pmap", (2, 1, 1), 2, marks=pytest.mark.slow),
+        pytest.param("jit scan dots", (2, 2, 2), 1, marks=pytest.mark.slow),
+        pytest.param("jit scan none", (1, 4, 2), 1, marks=pytest.mark.slow),
+        pytest.param("pmap scan full", (2, 1, 1), 2, marks=pytest.mark.slow),
     ],
 )
 def test_update_is_the_same_on_any_devices_runner_and_accumulation(
     one_device, runner, mesh, accumulate
 ):
     data, fsdp, tensor = mesh
-    config = step_config(runner, data, accumulate, fsdp=fsdp, tensor=tensor)
+    runner, *scan = runner.split()
+    fields = {"scan_layers": True, "remat": scan[1]} if scan else {}
+    config = step_config(runner, data, accumulate, fsdp=fsdp, tensor=tensor, **fields)
     history, params = run_steps(config)
     np.testing.assert_allclose(history, one_device[0], rtol=1e-5)
     assert history[-1] < history[0]
@@ -144,6 +153,24 @@ def test_fsdp_gathers_parameters_and_scatters_gradients_once():
     # XLA for CPU may use an all-reduce and slice it, in place of a reduce-scatter.
     reduced = total.get("reduce-scatter", 0) + total.get("all-reduce", 0)
     assert reduced == pytest.approx(4 * runner.num_params(), rel=0.05)
+
+
+def test_fsdp_gathers_scanned_layers_one_at_a_time():
+    fields = {"scan_layers": True, "remat": "full"}
+    config = step_config(devices=1, fsdp=8, **fields)
+    runner, collectives = compiled_collectives(config)
+    params = runner.restore_target().params
+    sharded = jax.tree.map(lambda x, s: x.size * ("fsdp" in s), params, runner.specs)
+    sizes = {name: 4 * sum(jax.tree.leaves(part)) for name, part in sharded.items()}
+    gathers = [c for c in collectives if c.kind == "all-gather"]
+    in_loops = [c for c in gathers if c.in_loop]
+    one_of_each = sizes["encoder_layers_0"] + sizes["decoder_layers_0"]
+    # Once in the forward and once in the backward pass, where the last bias of a layer is not
+    # needed, and as often as there are layers.
+    assert sum(c.num_bytes for c in in_loops) == pytest.approx(2 * one_of_each, rel=0.01)
+    assert {c.times for c in in_loops} == {2}
+    others = sum(size for name, size in sizes.items() if "layers" not in name)
+    assert sum(c.num_bytes for c in gathers if not c.in_loop) == others
 
 
 def live_bytes(tree, device):

@@ -19,7 +19,7 @@ HELP = CommandHelp(
     "--config.SECTION.NAME=VALUE changes a setting.",
     less_memory=(
         "lower config.data.batch_tokens, raise config.train.accumulate_steps, or set "
-        "config.train.remat=True"
+        "config.train.remat=full"
     ),
     examples=(
         (

@@ -253,6 +253,11 @@ def _training_conflicts(config: Config) -> Iterator[str]:
             "lower config.optimizer.warmup_steps, or for a short trial keep the recipe's steps "
             f"and give `stop_after={config.train.num_steps}`."
         )
+    if config.train.alignment_weight and config.train.scan_layers:
+        yield (
+            "config.train.scan_layers=True hides the layer that config.train.alignment_weight="
+            f"{config.train.alignment_weight:g} teaches; set one of them to its default."
+        )
     if config.train.alignment_weight and config.data.subword_sampling:
         yield (
             f"config.train.alignment_weight={config.train.alignment_weight:g} aligns the tokens of "

@@ -131,8 +131,17 @@ class TrainConfig:
     skip_spikes: float = setting(
         0.0, "Skip steps whose gradient norm is this many times the usual one; 0: off.", at_least=0
     )
-    remat: bool = setting(
-        False, "Recompute activations in the backward pass to save memory.", resumable=True
+    remat: Literal["none", "dots", "full"] = setting(
+        "none",
+        "What the backward pass computes again to save memory. dots: all but products with "
+        "parameters; full: all of a layer.",
+        resumable=True,
+    )
+    scan_layers: bool = setting(
+        False,
+        "Compile the layers of a stack once, as a loop; with `remat`, `parallel.fsdp` then gathers "
+        "the parameters of one layer at a time.",
+        resumable=True,
     )
     eval_beam_size: int = setting(
         1, "Beam size of evaluations during training.", at_least=1, resumable=True

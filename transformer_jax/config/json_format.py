@@ -11,6 +11,9 @@ from transformer_jax.config.fields import Config
 from transformer_jax.config.setting import all_settings
 from transformer_jax.errors import UserError, UserTypeError, did_you_mean
 
+# Values that settings had before they got choices.
+FORMER_VALUES: dict[str, dict[Any, Any]] = {"train.remat": {False: "none", True: "full"}}
+
 
 def to_json(config: Config) -> str:
     """The config as indented JSON."""
@@ -45,6 +48,8 @@ def _build(cls: Any, tree: Any, where: str, former: dict[str, Any], prefix: str 
         if dataclasses.is_dataclass(kinds[name]):
             values[name] = _build(kinds[name], value, where, former, f"{path}.")
         else:
+            if type(value) is bool:
+                value = FORMER_VALUES.get(path, {}).get(value, value)
             values[name] = typed(kinds[name], value, f"{where}: {path}")
     return cls(**values)
 

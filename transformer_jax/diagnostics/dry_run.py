@@ -85,7 +85,7 @@ def dry_run(config: Config, topology: str, say: Callable[[str], None]) -> Report
         first = str(error).split("RESOURCE_EXHAUSTED:")[-1].strip().splitlines()[0]
         raise UserError(
             f"The step does not fit {topology or 'the devices here'}: {first} Raise "
-            "config.parallel.fsdp or config.train.accumulate_steps, or set config.train.remat=True."
+            "config.parallel.fsdp or config.train.accumulate_steps, or set config.train.remat=full."
         ) from error
     seconds = time.monotonic() - started
     report = _report(config, runner, topology, shape, compiled, seconds)

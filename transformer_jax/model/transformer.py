@@ -10,6 +10,7 @@ computed in float32.
 Letters of shapes: B batch, S source length, T target length, L any length, M d_model, V vocabulary.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.model.layer_stack import Remat, scan_layers, with_remat
 from transformer_jax.model.layers import DecoderLayer, EncoderLayer
 from transformer_jax.model.primitives import Dropout, Norm, with_axes
 from transformer_jax.ops.dense import projected_logits
@@ -76,12 +78,17 @@ class Transformer(nn.Module):
     """
 
     config: ModelConfig
-    remat: bool = False  # recompute the layers' activations in the backward pass
+    remat: Remat = "none"  # what the backward pass recomputes
+    scan_layers: bool = False  # compile the layers of a stack once, as a loop
+    # Makes the parameters of a layer, "encoder_layers" or "decoder_layers", from this device's
+    # shards of them; None: devices have all parameters. Only with `scan_layers`.
+    gather: Callable[[str, Params], Params] | None = None
 
     def setup(self) -> None:
         config = self.config
-        encoder_layer_class = with_remat(EncoderLayer) if self.remat else EncoderLayer
-        decoder_layer_class = with_remat(DecoderLayer) if self.remat else DecoderLayer
+        remat: Remat = "none" if self.scan_layers else self.remat  # else it is of the loop's body
+        encoder_layer_class = with_remat(EncoderLayer, remat)
+        decoder_layer_class = with_remat(DecoderLayer, remat)
         # The same config, except that `num_heads` and `d_ff` are the decoder's, where they are set.
         decoder_config = config.for_decoder()
         self.embed_source = Embedding(config)
@@ -136,8 +143,9 @@ class Transformer(nn.Module):
         if segment_ids is None:
             segment_ids = jnp.ones_like(inputs)
         x = self.embed_source(self.source_table, inputs, positions, deterministic)
-        for layer in self.encoder_layers:
-            x = layer(x, deterministic, positions=positions, segment_ids=segment_ids)
+        x = self._apply_layers(
+            "encoder_layers", x, deterministic, positions=positions, segment_ids=segment_ids
+        )
         return x if self.encoder_norm is None else self.encoder_norm(x)
 
     def decode(
@@ -167,16 +175,37 @@ class Transformer(nn.Module):
         if source_segment_ids is None:
             source_segment_ids = jnp.ones(encoded.shape[:2], jnp.int32)
         x = self.embed_target(self.target_table, decoder_inputs, positions, deterministic)
-        for layer in self.decoder_layers:
-            x = layer(
-                x,
-                deterministic,
-                encoded=encoded,
-                positions=positions,
-                segment_ids=segment_ids,
-                source_segment_ids=source_segment_ids,
-            )
+        x = self._apply_layers(
+            "decoder_layers",
+            x,
+            deterministic,
+            encoded=encoded,
+            positions=positions,
+            segment_ids=segment_ids,
+            source_segment_ids=source_segment_ids,
+        )
         return x if self.decoder_norm is None else self.decoder_norm(x)
+
+    def _apply_layers(
+        self, stack: str, x: jax.Array, deterministic: bool, **inputs: jax.Array
+    ) -> jax.Array:
+        """Applies the layers of a stack to `x` `[B, L, M]`."""
+        layers = getattr(self, stack)
+        # A loop neither creates parameters nor stores what its layers compute.
+        unrolled = self.is_initializing() or self.is_mutable_collection("intermediates")
+        if not self.scan_layers or unrolled or not layers:
+            for layer in layers:
+                x = layer(x, deterministic, **inputs)
+            return x
+        return scan_layers(
+            layers,
+            x,
+            deterministic,
+            rng=None if deterministic else self.make_rng("dropout"),
+            remat=self.remat,
+            gather=lambda params: params if self.gather is None else self.gather(stack, params),
+            **inputs,
+        )
 
     def hidden(self, batch: dict[str, jax.Array], deterministic: bool = True) -> jax.Array:
         """Decoder output `[B, T, M]` of a training batch (teacher forcing).
@@ -220,13 +249,6 @@ def alignment_head(num_decoder_layers: int) -> tuple[int, int]:
     The last layer but one, as Garg et al. (2019) chose; of a decoder of one layer, that layer.
     """
     return max(num_decoder_layers - 2, 0), 0
-
-
-def with_remat(layer_class: type[nn.Module]) -> type[nn.Module]:
-    """`layer_class` whose activations are recomputed in the backward pass."""
-    # `deterministic` selects Python branches, so it is static. `nn.remat` names static arguments by
-    # position: 0 is `self`, 1 is `x`.
-    return nn.remat(layer_class, static_argnums=2)
 
 
 def init_params(config: ModelConfig, rng: jax.Array) -> Params:

@@ -2,8 +2,9 @@
 
 Each device computes the sums of its rows of the batch, accumulated parts included. The sums are
 all-reduced once a step, and then every device updates. Parameters that are sharded over `fsdp` are
-all-gathered once before, and their gradients are reduce-scattered, so each device updates its
-shard. What is sharded over `tensor` stays sharded, and the compiler communicates activations.
+all-gathered once before, or layer by layer, and their gradients are reduce-scattered, so each
+device updates its shard. What is sharded over `tensor` stays sharded, and the compiler communicates
+activations.
 """
 
 import abc
@@ -21,6 +22,7 @@ from transformer_jax.data.loader import MAX_LINKS, Batch
 from transformer_jax.data.plans.batch_shapes import BatchShape
 from transformer_jax.ops.platforms import compute_dtype
 from transformer_jax.training import partition
+from transformer_jax.training.fsdp import FsdpParams
 from transformer_jax.training.step import Metrics, PyTree, Sums, TrainState, TrainStep
 
 ShapeKey = tuple[int, ...]
@@ -202,23 +204,23 @@ class JitRunner(Runner):
         super().__init__(step, devices)
         by_row, replicated = PartitionSpec(partition.BATCH_AXES), PartitionSpec()
         # `shard_map` handles `data` and `fsdp` alone; the compiler shards over `tensor`.
-        fsdp_specs = jax.tree.map(_only_fsdp, self.specs)
-        self._reduced_axes = tuple(a for a in partition.BATCH_AXES if self.mesh.shape[a] > 1)
+        train, dtype = step.config.train, compute_dtype(step.config.model)
+        by_layer = train.scan_layers and train.remat != "none" and self.mesh.shape["fsdp"] > 1
+        fsdp = FsdpParams(self.specs, self.mesh, dtype, by_layer)
+        if by_layer:
+            step.model = step.model.clone(gather=fsdp.gather_layer)
 
         def device_sums(params, number, batch):
-            params = jax.tree.map(self._all_gather, params, fsdp_specs)
             rng = _step_rng(step, number, partition.BATCH_AXES)
-            local = step.grad_sums(params, batch, rng)
-            return Sums(
-                grads=jax.tree.map(self._reduce, local.grads, fsdp_specs),
-                losses=jax.lax.psum(local.losses, self._reduced_axes),
-            )
+            local = step.grad_sums(fsdp.gather(params), batch, rng)
+            losses = jax.lax.psum(local.losses, fsdp.reduced_axes)
+            return Sums(fsdp.reduce(local.grads), losses)
 
         global_sums = jax.shard_map(
             device_sums,
             mesh=self.mesh,
-            in_specs=(fsdp_specs, replicated, by_row),
-            out_specs=Sums(fsdp_specs, replicated),  # type: ignore[arg-type]
+            in_specs=(fsdp.specs, replicated, by_row),
+            out_specs=Sums(fsdp.specs, replicated),  # type: ignore[arg-type]
             axis_names=set(partition.BATCH_AXES),
             # With replication tracked, JAX would reduce every use of a parameter separately.
             check_vma=False,
@@ -234,23 +236,6 @@ class JitRunner(Runner):
             donate_argnums=0,
         )
 
-    def _all_gather(self, param: jax.Array, spec: PartitionSpec) -> jax.Array:
-        """The entire parameter; kernels and tables are sent in the type of the computation."""
-        axis = partition.axis_of(spec, "fsdp")
-        if axis is None:
-            return param
-        dtype = compute_dtype(self.train_step.config.model) if param.ndim > 1 else param.dtype
-        gathered = jax.lax.all_gather(param.astype(dtype), "fsdp", axis=axis, tiled=True)
-        return gathered.astype(param.dtype)  # in which its gradients are added up
-
-    def _reduce(self, grad: jax.Array, spec: PartitionSpec) -> jax.Array:
-        """The sum over all rows; of a sharded parameter, this device's shard of it."""
-        axis = partition.axis_of(spec, "fsdp")
-        if axis is None:
-            return jax.lax.psum(grad, self._reduced_axes)
-        grad = jax.lax.psum_scatter(grad, "fsdp", scatter_dimension=axis, tiled=True)
-        return jax.lax.psum(grad, tuple(a for a in self._reduced_axes if a != "fsdp"))
-
     def _lower(self, batch: PyTree, state: TrainState | None) -> jax.stages.Lowered:
         del state
         return self._jitted.lower(self.restore_target(), batch)
@@ -263,12 +248,6 @@ class JitRunner(Runner):
 
     def from_checkpoint_layout(self, state: TrainState) -> TrainState:
         return state
-
-
-def _only_fsdp(spec: PartitionSpec) -> PartitionSpec:
-    """`spec` without the other mesh axes."""
-    axis = partition.axis_of(spec, "fsdp")
-    return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "fsdp")
 
 
 class PmapRunner(Runner):

@@ -76,7 +76,9 @@ class TrainStep:
 
     def __init__(self, config: Config):
         self.config = config
-        self.model = Transformer(config.model, remat=config.train.remat)
+        self.model = Transformer(
+            config.model, remat=config.train.remat, scan_layers=config.train.scan_layers
+        )
         self.schedule = make_schedule(
             config.optimizer, config.model.d_model, config.train.num_steps
         )
