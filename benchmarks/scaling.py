@@ -24,6 +24,28 @@ _JSON = flags.DEFINE_string("json", None, "Also write the reports to this file."
 
 BIG, BASE = "wmt14_en_de_big", "wmt14_en_de_base"
 POD_BATCH = "data.batch_tokens=524288"  # 8 rows of 256 for each of 256 chips
+# Layers as a loop: their parameters are gathered one layer at a time.
+LAYER_BY_LAYER = [
+    "parallel.data=1",
+    "parallel.fsdp=-1",
+    "train.scan_layers=True",
+    "train.remat=full",
+]
+
+
+def sizes(width: int, layers: int, batch_tokens: int) -> list[str]:
+    """Settings of a model with heads of 64, feed-forward layers of 4 times the width."""
+    return [
+        f"model.d_model={width}",
+        f"model.d_ff={4 * width}",
+        f"model.num_heads={width // 64}",
+        f"model.num_encoder_layers={layers}",
+        f"model.num_decoder_layers={layers}",
+        "data.vocab_size=64000",
+        f"data.batch_tokens={batch_tokens}",
+    ]
+
+
 # Recipe, topology, settings.
 CASES: list[tuple[str, str, list[str]]] = [
     *[(BASE, topology, []) for topology in ("v5e:2x4", "v5p:2x2x2", "v6e:2x4")],
@@ -33,6 +55,9 @@ CASES: list[tuple[str, str, list[str]]] = [
     (BIG, "v5e:2x4", ["parallel.data=2", "parallel.fsdp=2", "parallel.tensor=2"]),
     (BIG, "v5e:16x16", ["parallel.fsdp=16", POD_BATCH]),
     (BIG, "v5e:16x16", [POD_BATCH]),
+    # 3 and 10 billion parameters, 16 rows of 256 for each chip.
+    (BIG, "v5e:4x4", [*sizes(2048, 24, 65_536), *LAYER_BY_LAYER]),
+    (BIG, "v5p:4x4x4", [*sizes(4096, 21, 262_144), *LAYER_BY_LAYER]),
 ]
 
 
@@ -61,28 +86,50 @@ def dry_run(recipe: str, topology: str, settings: list[str]) -> dict:
         return {"recipe": recipe, "settings": settings, **json.loads(report.read_text())}
 
 
+COLUMNS = [
+    "parameters, topology",
+    "data x fsdp x tensor",
+    "rows",
+    "GiB a chip",
+    "of which state",
+    "TFLOP, formula",
+    "GB in memory",
+    "MB reduced",
+    "MB gathered",
+    "overlapped",
+    "least ms: products",
+    "memory",
+    "network",
+    "compiled in s",
+]
+
+
 def row(report: dict) -> str:
     """One line of the table in docs/scaling.md."""
     gib, mb = 2**30, 1e6
-    mesh = " x ".join(str(size) for size in report["mesh"].values())
-    communicated = report["collective_bytes"]
-    reduced = communicated.get("all-reduce", 0) + communicated.get("reduce-scatter", 0)
-    return (
-        f"| {report['recipe']} | {report['topology']} | {mesh} | {report['batch'][0]} "
-        f"| {report['peak_bytes'] / gib:.2f} of {report['memory_bytes'] / gib:.0f} "
-        f"| {report['state_bytes'] / gib:.2f} | {report['compiler_flops'] / 1e12:.2f} "
-        f"| {report['model_flops'] / 1e12:.2f} | {reduced / mb:,.0f} "
-        f"| {communicated.get('all-gather', 0) / mb:,.0f} |"
-    )
+    sent = report["collective_bytes"]
+    reduced = sent.get("all-reduce", 0) + sent.get("reduce-scatter", 0)
+    cells = [
+        f"{report['num_params'] / 1e6:,.0f} M, {report['topology']}",
+        " x ".join(str(size) for size in report["mesh"].values()),
+        report["batch"][0],
+        f"{report['peak_bytes'] / gib:.2f} of {report['memory_bytes'] / gib:.0f}",
+        f"{report['state_bytes'] / gib:.2f}",
+        f"{(report['model_flops'] + report['recomputed_flops']) / 1e12:.2f}",
+        f"{report['traffic_bytes'] / 1e9:.1f}",
+        f"{reduced / mb:,.0f}",
+        f"{sent.get('all-gather', 0) / mb:,.0f}",
+        f"{100 * report['overlapped_share']:.0f}%",
+        *[f"{1000 * seconds:.1f}" for seconds in report["roofline"].values()],
+        f"{report['compile_seconds']:.0f}",
+    ]
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def main(argv: list[str]) -> None:
     del argv
-    print(
-        "| recipe | topology | data x fsdp x tensor | rows | GiB per chip | GiB of state | "
-        "TFLOP, compiler | TFLOP, formula | MB reduced | MB gathered |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print(f"| {' | '.join(COLUMNS)} |")
+    print("|" + "---|" * len(COLUMNS))
     reports = []
     for recipe, topology, settings in CASES:
         if _CASES.value and not any(case in f"{recipe} {topology}" for case in _CASES.value):

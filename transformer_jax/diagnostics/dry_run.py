@@ -5,29 +5,22 @@ import math
 import os
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from transformer_jax.config import Config, validate
 from transformer_jax.data.plans.batch_shapes import BatchShape, divisible_rows
 from transformer_jax.diagnostics import hlo
+from transformer_jax.diagnostics.accelerators import ACCELERATORS, GIB, Roofline, roofline
+from transformer_jax.diagnostics.memory_traffic import memory_bytes
 from transformer_jax.errors import UserError
 from transformer_jax.ops import platforms
 from transformer_jax.ops.platforms import compute_dtype
 from transformer_jax.training import partition
 from transformer_jax.training.runners import Runner, make_runner
-
-GIB = 2**30
-# Memory of one device in bytes, by JAX's name of its kind.
-MEMORY = {
-    "TPU v4": 32 * GIB,
-    "TPU v5 lite": 16 * GIB,
-    "TPU v5": 95 * GIB,
-    "TPU v5p": 95 * GIB,
-    "TPU v6 lite": 32 * GIB,
-    "TPU7x": 192 * GIB,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +42,11 @@ class Report:
     fits: bool | None
     compiler_flops: float
     model_flops: float  # 6 * parameters in products * tokens, and attention
+    recomputed_flops: float  # that `train.remat` adds
+    traffic_bytes: int  # read from main memory and written to it
     collective_bytes: dict[str, int]
+    overlapped_share: float  # of those bytes: sent while matrix products run
+    roofline: Roofline | None  # where the device's rates are known
     compile_seconds: float
     jax: str
 
@@ -159,11 +156,17 @@ def _report(
     if memory is None or peak is None:
         raise UserError(f"The compiler for {topology} does not report the memory of a program.")
     device = runner.mesh.devices.flat[0]
-    capacity = MEMORY.get(device.device_kind)
+    accelerator = ACCELERATORS.get(device.device_kind)
+    capacity = accelerator.memory_bytes if accelerator else None
     if not topology and (stats := device.memory_stats()):
         capacity = stats.get("bytes_limit")
     costs = compiled.cost_analysis() or {}
     state = runner.restore_target()
+    program = hlo.Program(compiled.as_text() or "")
+    operations = program.collectives()
+    sent, traffic = hlo.total_bytes(operations), memory_bytes(program)
+    by_model = model_flops(config, shape) / runner.num_devices
+    recomputed = recomputed_flops(config, shape) / runner.num_devices
     return Report(
         topology=topology or f"{device.platform}:{runner.num_devices}",
         device_kind=device.device_kind,
@@ -179,8 +182,12 @@ def _report(
         memory_bytes=capacity,
         fits=None if capacity is None else peak <= capacity,
         compiler_flops=float(costs.get("flops", 0.0)),
-        model_flops=model_flops(config, shape) / runner.num_devices,
-        collective_bytes=hlo.total_bytes(hlo.collectives(compiled.as_text() or "")),
+        model_flops=by_model,
+        recomputed_flops=recomputed,
+        traffic_bytes=traffic,
+        collective_bytes=sent,
+        overlapped_share=round(hlo.overlapped_share(operations), 3),
+        roofline=roofline(device.device_kind, by_model + recomputed, traffic, sent),
         compile_seconds=round(seconds, 1),
         jax=jax.__version__,
     )
@@ -210,25 +217,48 @@ def model_flops(config: Config, shape: BatchShape) -> float:
 
     Padding counts, because it is computed. Recomputation (`train.remat`) does not.
     """
+    flops = _forward_flops(config, shape)
+    return 3.0 * (flops.projections + flops.attention + flops.vocabulary)
+
+
+def recomputed_flops(config: Config, shape: BatchShape) -> float:
+    """FLOPs that the backward pass of one step computes again, by `train.remat`."""
+    flops = _forward_flops(config, shape)
+    recomputed = {
+        "none": 0.0,
+        "dots": flops.attention,
+        "full": flops.projections + flops.attention,
+    }
+    return recomputed[config.train.remat]
+
+
+class _ForwardFlops(NamedTuple):
+    """FLOPs of the products of one forward pass."""
+
+    projections: float  # with the parameters of layers
+    attention: float  # of queries with keys, and of weights with values
+    vocabulary: float
+
+
+def _forward_flops(config: Config, shape: BatchShape) -> _ForwardFlops:
     model = config.model
     decoder = model.for_decoder()
     width, inner = model.d_model, model.resolved_head_dim
     source, target = shape.rows * shape.source_len, shape.rows * shape.target_len
 
-    def attention(heads: int, queries: int, keys: int, key_len: int) -> float:
+    def attention(heads: int, queries: int, keys: int, key_len: int) -> np.ndarray:
         size = heads * inner
         projections = 2 * width * size * (2 * queries + 2 * keys)
-        return projections + 2 * 2 * queries * key_len * size
+        return np.array([projections, 2 * 2 * queries * key_len * size], float)
 
     encoder = attention(model.num_heads, source, source, shape.source_len)
-    encoder += 2 * 2 * source * width * model.d_ff
-    self_attention = attention(decoder.num_heads, target, target, shape.target_len)
-    cross_attention = attention(decoder.num_heads, target, source, shape.source_len)
-    feed_forward = 2 * 2 * target * width * decoder.d_ff
-    forward = model.num_encoder_layers * encoder
-    forward += model.num_decoder_layers * (self_attention + cross_attention + feed_forward)
-    forward += 2 * target * width * model.target_vocab_size
-    return 3.0 * forward
+    encoder[0] += 2 * 2 * source * width * model.d_ff
+    both = attention(decoder.num_heads, target, target, shape.target_len)
+    both += attention(decoder.num_heads, target, source, shape.source_len)
+    both[0] += 2 * 2 * target * width * decoder.d_ff
+    layers = model.num_encoder_layers * encoder + model.num_decoder_layers * both
+    vocabulary = 2.0 * target * width * model.target_vocab_size
+    return _ForwardFlops(float(layers[0]), float(layers[1]), vocabulary)
 
 
 def lines(report: Report) -> list[str]:
@@ -242,6 +272,11 @@ def lines(report: Report) -> list[str]:
     communicated = ", ".join(
         f"{kind} {num / 1e6:,.1f} MB" for kind, num in sorted(report.collective_bytes.items())
     )
+    bounds = []
+    if report.roofline is not None:
+        parts = dataclasses.asdict(report.roofline)
+        times = ", ".join(f"{name} {1000 * seconds:,.1f} ms" for name, seconds in parts.items())
+        bounds = [f"a step takes at least, by the device's data sheet: {times}"]
     return [
         f"{report.topology}: {report.num_devices} x {report.device_kind}, mesh {mesh}, "
         f"jax {report.jax}, compiled in {report.compile_seconds:.0f} s",
@@ -251,6 +286,10 @@ def lines(report: Report) -> list[str]:
         f"{report.state_bytes / GIB:.2f}, temporaries {report.temporary_bytes / GIB:.2f}, "
         f"program {report.code_bytes / GIB:.2f}",
         f"FLOPs a device and step: {report.compiler_flops:.3e} by the compiler, "
-        f"{report.model_flops:.3e} by the model's formula",
+        f"{report.model_flops:.3e} by the model's formula, {report.recomputed_flops:.3e} of "
+        "recomputation",
+        f"read and written in memory by a device in a step: {report.traffic_bytes / 1e9:,.2f} GB",
         f"communicated by a device in a step: {communicated or 'nothing'}",
+        f"       of which {100 * report.overlapped_share:.0f}% while matrix products run",
+        *bounds,
     ]
