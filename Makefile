@@ -6,6 +6,7 @@
 # make test-peers   the tests with torch, transformers, ctranslate2, libtpu and MLflow
 # make test-all     all four
 # make docs         the site, in site/; runs the guide
+# make bench-accelerator   all benchmarks on the accelerator here, at most 40 minutes
 # make lint types   ruff, mypy
 # make wheel        dist/transformer_jax-VERSION-py3-none-any.whl
 # Another Python:   make test PYTHON=python3.13 VENV=.venv-3.13
@@ -22,7 +23,8 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c const
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: quickstart demo test test-newest test-slow test-peers test-all docs lint types wheel clean
+.PHONY: quickstart demo test test-newest test-slow test-peers test-all docs lint types wheel clean \
+  bench-accelerator
 
 # PYTHON=... has to be the Python of the environment, if there is one already.
 ifneq ($(origin PYTHON),file)
@@ -109,6 +111,11 @@ test-peers: $(BIN)/.installed-peers
 	$(PYTEST) -m peers tests/peers
 
 test-all: test test-newest test-slow test-peers
+
+# Peers (torch, transformers, ctranslate2) are compared with where they are installed.
+FOLDER ?= runs/accelerator
+bench-accelerator: $(BIN)/.installed-test
+	$(BIN)/python benchmarks/accelerator.py --folder=$(FOLDER)
 
 # Page 8 of the guide trains in runs/guide. Without the folder it starts from the beginning.
 docs: $(BIN)/.installed-docs

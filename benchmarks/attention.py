@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import statistics
+import time
 from collections.abc import Iterator
 
 import attention_report
@@ -23,12 +24,19 @@ import numpy as np
 from absl import app, flags
 from attention_workers import ENGINES, Problem
 from processes import Worker
+from timing import write_json
 
 from transformer_jax.ops.attention import IMPLEMENTATIONS
 
 _JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")
 _PLOT = flags.DEFINE_string("plot", None, "Draw the times to this picture.")
 _TABLE = flags.DEFINE_bool("write_table", False, "Write the table that `auto` chooses from.")
+_TABLE_FILE = flags.DEFINE_string(
+    "table", None, "Write that table, with this device's rows, to a file instead of the package's."
+)
+_SECONDS = flags.DEFINE_float(
+    "seconds", float("inf"), "After so long no further shape is begun, and results are written."
+)
 _CASES = flags.DEFINE_list("cases", list(attention_workers.CASES), "Kinds of attention to time.")
 _LENGTHS = flags.DEFINE_list("lengths", ["64", "256", "1024", "4096"], "Numbers of keys.")
 _BATCH = flags.DEFINE_integer("batch", 2, "Batch size, reduced where --tokens requires it.")
@@ -153,23 +161,30 @@ def main(argv: list[str]) -> None:
         "matmul_flops_per_second": rates,
         "turns": _TURNS.value,
         "rows": [],
+        "left_out": [],
+        "memory": [],
     }
-    print(json.dumps({k: v for k, v in result.items() if k != "rows"}, indent=2))
+    print(json.dumps({k: v for k, v in result.items() if v != []}, indent=2))
+    ends = time.monotonic() + _SECONDS.value
     for problem in problems(dtype):
+        if time.monotonic() > ends:
+            result["left_out"].append(dataclasses.asdict(problem))
+            continue
         rows = measure(problem, workers, rates)
         result["rows"] += rows
         print(attention_report.lines(rows), flush=True)
+        write_json(_JSON.value, result)
     for worker in workers.values():
         worker.close()
     result["memory"] = [
         row for n in _MEMORY.value for row in measure_memory(int(n), engines, dtype)
     ]
     print(attention_report.table(result))
-    if _TABLE.value:
-        attention_report.write_table(result)
-    if _JSON.value:
-        with open(_JSON.value, "w") as out:
-            json.dump(result, out, indent=1)
+    if result["left_out"]:
+        print(f"{len(result['left_out'])} shapes left out after {_SECONDS.value:.0f} s")
+    if _TABLE.value or _TABLE_FILE.value:
+        attention_report.write_table(result, _TABLE_FILE.value)
+    write_json(_JSON.value, result)
     if _PLOT.value:
         attention_report.plot(result, _PLOT.value)
 

@@ -92,16 +92,21 @@ def rules(result: dict) -> dict[str, list]:
     return out
 
 
-def write_table(result: dict) -> None:
-    """Writes the measured entries of this platform to the package's table."""
-    path = importlib.resources.files("transformer_jax.ops.attention").joinpath("table.json")
-    known = json.loads(path.read_text())
+def write_table(result: dict, path: str | None = None) -> None:
+    """Writes the package's table with the measured entries of this platform.
+
+    Args:
+      result: of the measurement.
+      path: of the file; None: that of the package.
+    """
+    package = importlib.resources.files("transformer_jax.ops.attention").joinpath("table.json")
+    known = json.loads(package.read_text())
     known.setdefault(result["about"]["jax"]["platform"], {}).update(rules(result))
     rows = []
     for device, kinds in known.items():
         inside = ",\n".join(f'    "{kind}": {json.dumps(row)}' for kind, row in kinds.items())
         rows.append(f'  "{device}": {{\n{inside}\n  }}')
-    with open(str(path), "w") as out:
+    with open(path or str(package), "w") as out:
         out.write("{\n" + ",\n".join(rows) + "\n}\n")
 
 

@@ -30,6 +30,7 @@ from absl import app, flags, logging
 from decode_workers import Setting, Task
 from etils import epath
 from processes import Worker
+from timing import write_json
 
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.tokenizer import Tokenizer
@@ -288,10 +289,10 @@ def main(argv: list[str]) -> None:
                 rows = how(workers, task, options.turns)
                 print_rows(rows)
                 result["rows"] += rows
+                write_json(options.json, result)  # so that a run that is cut off is not lost
         for worker in workers.values():
             worker.close()
-    if options.json:
-        epath.Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+    write_json(options.json, result)
 
 
 if __name__ == "__main__":

@@ -83,10 +83,12 @@ class CTranslate2:
 
     settings = ((1, 2), (2, 1))
 
-    def __init__(self, folder: str, compute_type: str = "float32"):
+    def __init__(self, folder: str, dtype: str = "float32"):
         import ctranslate2
 
-        self._library, self._folder, self._type = ctranslate2, folder, compute_type
+        # Of the types of 16 bits, its kernels for GPUs are fastest in float16.
+        self._type = {"bfloat16": "float16"}.get(dtype, dtype)
+        self._library, self._folder = ctranslate2, folder
         self._translators: dict[tuple[int, int], Any] = {}  # by setting
 
     def describe(self) -> str:

@@ -25,7 +25,6 @@ defaults. With `--kept_memory` all engines allocate as ours does.
 import dataclasses
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import random
@@ -41,9 +40,11 @@ import train_step_undone
 import train_step_workers as workers_lib
 from absl import app, flags
 from processes import Worker
+from timing import write_json
 
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.plans.batch_shapes import BatchShape
+from transformer_jax.diagnostics.accelerators import ACCELERATORS
 from transformer_jax.diagnostics.dry_run import model_flops
 from transformer_jax.runs.machine import cpu_name
 
@@ -113,6 +114,8 @@ def measure(workers: dict[str, Worker], tokens: float, flops: float, dtype: str)
     times = take_turns(workers)
     rates.append([meter.call("rate", dtype) for meter in meters])
     rate = max(max(some) for some in rates)
+    accelerator = ACCELERATORS.get(meters[0].call("device"))
+    peak = accelerator.flops if accelerator and dtype == "bfloat16" else None
     for meter in meters:
         meter.close()
     rows = []
@@ -124,6 +127,7 @@ def measure(workers: dict[str, Worker], tokens: float, flops: float, dtype: str)
                 "target_tokens_per_second": tokens / seconds,
                 "step_seconds": times[name],
                 "share_of_matmul_rate": flops / seconds / rate,
+                "mfu": flops / seconds / peak if peak else None,
                 "matmul_flops_per_second": rate,
                 "loss": worker.call("loss"),
                 **worker.call("about"),
@@ -152,7 +156,8 @@ def print_rows(rows: list[dict]) -> None:
             f"  {row['engine']:<28} {speed:10,.0f} target tokens/s   ours is {ours / speed:4.2f} "
             f"times as fast   {100 * row['share_of_matmul_rate']:3.0f}% of "
             f"{row['matmul_flops_per_second'] / 1e9:,.0f} GFLOP/s   "
-            f"{row['peak_bytes'] / 2**20:7,.0f} MiB   first step {row['compile_seconds']:.0f} s",
+            + (f"MFU {100 * row['mfu']:3.0f}%   " if row["mfu"] else "")
+            + f"{row['peak_bytes'] / 2**20:7,.0f} MiB   first step {row['compile_seconds']:.0f} s",
             flush=True,
         )
 
@@ -277,12 +282,12 @@ def main(argv: list[str]) -> None:
         vocab_size = FLAGS.vocab_size or {"small": 8_000}.get(size, 16_000)
         if FLAGS.corpus:
             result["tables"].append(compare_on_corpus(size, vocab_size, FLAGS.corpus))
+            write_json(FLAGS.json, result)
             continue
         for tokens in map(int, FLAGS.batch_tokens):
             rows = tokens // FLAGS.length
             result["tables"].append(compare_equal_lengths(size, vocab_size, rows))
-    if FLAGS.json:
-        Path(FLAGS.json).write_text(json.dumps(result, indent=1) + "\n")
+            write_json(FLAGS.json, result)  # so that a run that is cut off is not lost
 
 
 if __name__ == "__main__":

@@ -164,6 +164,12 @@ def synthetic_batches(config: Config, task: Task) -> Iterator[dict[str, np.ndarr
 class JaxProducts:
     """Times one large matrix product, in a separate process: the engines' memory is measured."""
 
+    def device(self) -> str:
+        """JAX's name of the device's kind."""
+        import jax
+
+        return jax.devices()[0].device_kind
+
     def rate(self, dtype: str) -> float:
         """FLOPs per second, median."""
         import jax

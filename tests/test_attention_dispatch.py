@@ -1,6 +1,7 @@
 """Which implementation serves a call, and calls over several devices."""
 
 import logging
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from transformer_jax.config import ModelConfig, all_settings
 from transformer_jax.ops import attention
-from transformer_jax.ops.attention import dispatch
+from transformer_jax.ops.attention import cudnn, dispatch
 from transformer_jax.ops.attention.call import Extras, Settings
 
 
@@ -79,6 +80,18 @@ def test_attention_kernels_refuse_unsupported_calls(name, shape, extras, reason)
     platform = {"cudnn": "gpu", "pallas_tpu": "tpu"}[name]
     refusal = dispatch._REFUSES[name](*shaped(**shape), extras, call(), platform)
     assert (refusal is None) if reason is None else (reason in refusal)
+
+
+@pytest.mark.parametrize(
+    ("capability", "largest"), [("8.0", 128), ("8.9", 128), ("9.0", 256), ("10.0", 256)]
+)
+def test_attention_cudnn_takes_larger_heads_on_hopper(monkeypatch, capability, largest):
+    device = SimpleNamespace(compute_capability=capability)
+    monkeypatch.setattr(cudnn.platforms, "local_devices", lambda: [device])
+    for dim in (largest, largest + 8):
+        query_and_key = shaped(dtype=jnp.bfloat16, dim=dim)
+        refusal = cudnn.refuses(*query_and_key, Extras(), call(), "gpu")
+        assert (refusal is None) == (dim <= largest)
 
 
 def test_auto_uses_the_first_implementation_in_the_table_that_can_compute_the_call(monkeypatch):

@@ -5,6 +5,8 @@ import json
 import subprocess
 import sys
 
+import accelerator
+import accelerator_checks
 import attention_report
 import attention_workers
 import numpy as np
@@ -41,6 +43,24 @@ def test_attention_flops_count_the_allowed_pairs(case):
         pairs += bool(allowed)
     assert attention_workers.flops(one) == 4 * pairs * 2 * 8
     assert attention_workers.flops(problem(case, "forward+backward")) == 14 * pairs * 2 * 8
+
+
+@pytest.mark.parametrize("case", ["causal", "cross"])
+def test_accelerator_check_of_attention_has_gradients_of_its_output(case):
+    """The formula's gradients, against differences of its output."""
+    one = problem(case, "forward+backward", length=6)
+    inputs = attention_workers.arrays(one)
+    _, *grads = accelerator_checks.formula(one)
+    for name, grad in zip(("query", "key", "value"), grads, strict=True):
+        index = tuple(n // 2 for n in grad.shape)
+        values = []
+        for step in (1e-3, -1e-3):
+            changed = {k: v.astype(float) for k, v in inputs.items()}
+            changed[name][index] += step
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(attention_workers, "arrays", lambda _, x=changed: x)
+                values.append((accelerator_checks.formula(one)[0] * inputs["d_out"]).sum())
+        assert grad[index] == pytest.approx((values[0] - values[1]) / 2e-3, rel=1e-4, abs=1e-8)
 
 
 def test_attention_packed_case_fills_its_rows():
@@ -259,6 +279,70 @@ def test_serve_slots_count_row_steps_of_the_batches_that_wait():
     # 3, 2 and 1 rows unfinished; then one row twice.
     assert shares.shrunk == (4 + 2 + 1) + 6 + 2
     assert shares.bound == pytest.approx(20 / 14)
+
+
+def run_accelerator(folder, *options):
+    command = [sys.executable, "benchmarks/accelerator.py", f"--folder={folder}", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200)
+
+
+@pytest.mark.slow
+def test_accelerator_benchmark_runs_every_part_with_toy_sizes(tmp_path):
+    done = run_accelerator(tmp_path, "--toy")
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "accelerator.json").read_text())
+    names = [part.name for part in accelerator.parts(True, [], "cpu")]
+    assert [*result["parts"]] == names
+    assert {part["status"] for part in result["parts"].values()} == {"done"}
+    for name in set(names) - {"verify_resume"}:  # which says in words that it is exact
+        assert json.loads((tmp_path / f"{name}.json").read_text())
+    table = json.loads((tmp_path / "table.json").read_text())
+    assert table["cpu"]["full"][-1][0] is None
+    rows = json.loads((tmp_path / "checks.json").read_text())["rows"]
+    assert all(row["error"] <= row["tolerance"] for row in rows)
+    assert {row["check"].split(",")[0] for row in rows} >= {"attention xla", "attention blockwise"}
+    # The same command again finds nothing to do; another machine's results are not mixed in.
+    again = run_accelerator(tmp_path, "--toy")
+    assert again.returncode == 0
+    assert again.stdout.count("done before") == len(names)
+    result["about"]["device"] = "another"
+    (tmp_path / "accelerator.json").write_text(json.dumps(result))
+    other = run_accelerator(tmp_path, "--toy")
+    assert other.returncode == 1
+    assert "name another --folder" in other.stderr
+
+
+def part(*commands, **fields):
+    return accelerator.Part("part", [["-c", command] for command in commands], 60.0, **fields)
+
+
+def test_accelerator_benchmark_bounds_each_part_and_reports_how_it_ended(tmp_path, monkeypatch):
+    path = tmp_path / "part.json"
+    monkeypatch.setattr(accelerator, "ROOT", tmp_path)
+    sleeps = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    write = f"open('{path}', 'w').write('{{{{\"score\": 5}}}}')"  # braces are doubled for format
+    ended = accelerator.run_part(part(write, sleeps), tmp_path, 1.0)
+    assert (ended["status"], ended["json"]) == ("out of time", "part.json")
+    failed = accelerator.run_part(part("print('reason'); raise SystemExit(3)"), tmp_path, 60.0)
+    assert failed["status"] == "failed with status 3"
+    assert failed["output"] == "reason\n"
+    wrong = accelerator.run_part(part(write, at_least=("score", 6)), tmp_path, 60.0)
+    assert wrong["status"] == "wrong: score is 5, not at least 6"
+    right = part(f"import os; assert os.environ['A'] == 'b'; {write}", environment={"A": "b"})
+    assert accelerator.run_part(right, tmp_path, 60.0)["status"] == "done"
+
+
+def test_accelerator_benchmark_compares_with_installed_peers_in_bounded_time():
+    parts = accelerator.parts(False, ["torch", "transformers", "ctranslate2"], "gpu")
+    text = {part.name: str(part.commands) for part in parts}
+    assert "--peers=ctranslate2,transformers" in text["decode"]
+    assert "--peers=transformers" in text["train_big"]
+    assert "--peers=torch" in text["attention"]
+    assert {"flags_default", "flags_latency_hiding"} <= set(text)
+    assert all(part.seconds <= 600 for part in parts)
+    alone = {part.name: str(part.commands) for part in accelerator.parts(False, [], "tpu")}
+    assert "flags_default" not in alone
+    assert "--peers='" in alone["decode"].replace('"', "'")
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from transformer_jax.data.plans.batch_shapes import BatchShape
 from transformer_jax.data.plans.packing import PackPlan
 from transformer_jax.data.plans.pair_selection import select_pairs
 from transformer_jax.data.tokenizer_pair import SpecialIds
-from transformer_jax.diagnostics import dry_run, hlo
+from transformer_jax.diagnostics import accelerators, dry_run, hlo, memory_traffic
 from transformer_jax.errors import UserError
 from transformer_jax.training import partition, setup
 
@@ -155,6 +155,130 @@ def test_hlo_collectives_match_a_count_by_hand():
     assert {c.kind for c in operations if c.in_loop} == {"all-gather", "collective-permute"}
 
 
+SCHEDULED = """
+HloModule jit_step, is_scheduled=true
+
+%condition (state: (s32[], f32[8])) -> pred[] {
+  %state = (s32[], f32[8]{0}) parameter(0)
+  %counter = s32[] get-tuple-element(%state), index=0
+  %limit = s32[]{:T(128)} constant(6)
+  ROOT %below = pred[] compare(%counter, %limit), direction=LT
+}
+
+%first (p: f32[4]) -> f32[8] {
+  %p = f32[4]{0} parameter(0)
+  ROOT %g = f32[8]{0} all-gather(%p), dimensions={0}, frontend_attributes={chain_id="3"}
+}
+
+%product (p: f32[4], x: f32[8,8]) -> f32[8] {
+  %p.1 = f32[4]{0} parameter(0)
+  %g.1 = f32[8]{0} all-gather(%p.1), dimensions={0}, frontend_attributes={chain_id="3"}
+  ROOT %y = f32[8]{0} dot(%x, %g.1)
+}
+
+%sliced (stack: f32[6,100], i: s32[]) -> f32[1,100] {
+  %stack = f32[6,100]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %same = f32[6,100]{1,0} bitcast(%stack)
+  ROOT %row = f32[1,100]{1,0} dynamic-slice(%same, %i), dynamic_slice_sizes={1,100}
+}
+
+%updated (stack: f32[6,100], row: f32[1,100], i: s32[]) -> f32[6,100] {
+  %stack.1 = f32[6,100]{1,0} parameter(0)
+  %row.1 = f32[1,100]{1,0} parameter(1)
+  %i.1 = s32[] parameter(2)
+  ROOT %new = f32[6,100]{1,0} dynamic-update-slice(%stack.1, %row.1, %i.1)
+}
+
+%body (state: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %s = (s32[], f32[6,100]{1,0}, f32[4]{0}) parameter(0)
+  %n = s32[] get-tuple-element(%s), index=0
+  %all = f32[6,100]{1,0} get-tuple-element(%s), index=1
+  %part = f32[4]{0} get-tuple-element(%s), index=2
+  %one = f32[1,100]{1,0:T(8,128)S(1)} fusion(%all, %n), kind=kLoop, calls=%sliced
+  %begin = f32[8]{0} fusion(%part), kind=kCustom, calls=%first
+  %multiplied = f32[8]{0} fusion(%part, %one), kind=kOutput, calls=%product
+  %alone = f32[10]{0} all-reduce(%multiplied), to_apply=%add
+  %written = f32[6,100]{1,0} fusion(%all, %one, %n), kind=kLoop, calls=%updated
+  ROOT %t = (s32[], f32[6,100]{1,0}, f32[4]{0}) tuple(%n, %written, %part)
+}
+
+ENTRY %main (a: f32[10]) -> f32[10] {
+  %a = f32[1000]{0} parameter(0)
+  %loop = (s32[], f32[6,100]{1,0}, f32[4]{0}) while(%init), condition=%condition, body=%body
+  %sent = (f32[4]{0}, f32[8]{0}) all-gather-start(%part.1), dimensions={0}
+  %sums = f32[1000]{0} add(%a, %a)
+  %got = f32[8]{0} all-gather-done(%sent)
+  %later = (f32[4]{0}, f32[8]{0}) all-gather-start(%part.1), dimensions={0}
+  %square = f32[10,10]{1,0:T(8,128)S(1)} dot(%m, %m)
+  %got.1 = f32[8]{0} all-gather-done(%later)
+  %moving = (f32[50]{0:T(128)S(1)}, f32[50]{0}, u32[]{:S(2)}) copy-start(%a)
+  ROOT %moved = f32[50]{0:T(128)S(1)} copy-done(%moving)
+}
+"""
+
+
+def test_hlo_loops_without_a_known_number_of_trips_run_to_the_limit_of_their_counter():
+    operations = hlo.collectives(SCHEDULED)
+    assert {c.times for c in operations if c.in_loop} == {6}
+    assert hlo.total_bytes(operations) == {"all-gather": 6 * 32 + 32 + 32, "all-reduce": 6 * 40}
+
+
+def test_hlo_communication_is_overlapped_where_products_run_until_its_end():
+    overlapped = {(c.kind, c.in_loop, c.overlapped) for c in hlo.collectives(SCHEDULED)}
+    assert overlapped == {
+        ("all-gather", True, True),  # in the chain of two kernels, of which one multiplies
+        ("all-reduce", True, False),  # not in the background
+        ("all-gather", False, True),
+        ("all-gather", False, False),  # only an addition runs until then
+    }
+    share = hlo.overlapped_share(hlo.collectives(SCHEDULED))
+    assert share == pytest.approx((6 * 32 + 32) / (6 * 32 + 32 + 32 + 6 * 40))
+
+
+def test_hlo_memory_traffic_matches_a_count_by_hand():
+    loop = (
+        (4 + 4 + 1)  # the counter, its limit, and whether it is below
+        + (400 + 4)  # a row of the stack and its number; the row itself stays in vector memory
+        + (16 + 32)
+        + (16 + 32)
+        + (32 + 40)
+        + (4 + 400)  # the number, and a row of the stack
+    )
+    communicated = 2 * (16 + 32)
+    main = 3 * 4000 + 200  # the sums, and a copy whose target is in vector memory
+    assert memory_traffic.memory_bytes(hlo.Program(SCHEDULED)) == 6 * loop + communicated + main
+
+
+def test_roofline_divides_by_the_rates_of_the_data_sheet():
+    bounds = accelerators.roofline(
+        "TPU v5 lite", 197e12, 819e6, {"all-gather": 3 * 10**9, "all-reduce": 10**9}
+    )
+    assert bounds == accelerators.Roofline(
+        products=pytest.approx(1.0), memory=pytest.approx(1e-3), network=pytest.approx(0.025)
+    )
+    assert accelerators.roofline("cpu", 1.0, 1.0, {}) is None
+
+
+def test_recomputed_flops_are_those_of_the_layers(tmp_path):
+    """`full` repeats a third of the layers' products; `dots` repeats attention's alone."""
+    shape = BatchShape(8, 32, 48)
+    by_remat = {}
+    for remat in ("none", "dots", "full"):
+        config = tiny_config(tmp_path)
+        config.train.remat = remat
+        config.model.source_vocab_size = config.model.target_vocab_size = 100
+        by_remat[remat] = dry_run.recomputed_flops(config, shape)
+    model = config.model
+    width, size = model.d_model, model.num_heads * model.resolved_head_dim
+    pairs = model.num_encoder_layers * 32 * 32 + model.num_decoder_layers * 48 * (48 + 32)
+    assert by_remat["none"] == 0.0
+    assert by_remat["dots"] == 8 * 4 * size * pairs
+    vocabulary = 2 * 8 * 48 * width * 100
+    total = dry_run.model_flops(config, shape)
+    assert by_remat["full"] == pytest.approx(total / 3 - vocabulary)
+
+
 def test_dry_run_reports_the_real_step(tmp_path):
     config = tiny_config(tmp_path)
     config = dataclasses.replace(
@@ -169,6 +293,10 @@ def test_dry_run_reports_the_real_step(tmp_path):
     assert report.argument_bytes > report.state_bytes
     assert report.collective_bytes["all-gather"] == pytest.approx(4 * report.num_params, rel=0.01)
     text = "\n".join(lines)
+    assert report.recomputed_flops == 0.0
+    assert report.roofline is None  # of a CPU
+    # At least each gradient is written, and the parameters and the two moments read and written.
+    assert report.traffic_bytes > 4 * report.num_params * (1 + 6 / 4)
     for word in ("data 2 x fsdp 4", f"{report.num_params:,} parameters", "memory a device"):
         assert word in text
     with pytest.raises(UserError, match="must be cpu:N"):

@@ -22,7 +22,6 @@ _HEADER = re.compile(r"(ENTRY )?%([\w.\-]+) .*\{\s*$")
 _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_BODY = re.compile(r"body=%([\w.\-]+)")
 _CONDITION = re.compile(r"condition=%([\w.\-]+)")
 _CHAIN = re.compile(r'chain_id="(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
@@ -108,13 +107,12 @@ class Program:
         if in_loop:
             self._looping.add(name)
         for instruction in self.computations.get(name, ()):
-            body = _BODY.search(instruction.line)
-            trips = self._num_trips(instruction) if body else 1
+            is_loop = instruction.kind == "while"
+            trips = self._num_trips(instruction) if is_loop else 1
             if instruction.kind not in ("while", "conditional", "call"):
                 self._fused.update(instruction.called)
             for called in instruction.called:
-                is_body = body is not None and called == body[1]
-                self._visit(called, count * (trips if is_body else 1), in_loop or is_body)
+                self._visit(called, count * trips, in_loop or is_loop)
 
     def _num_trips(self, loop: Instruction) -> int:
         """How often a loop runs; 1 where the program does not say."""

@@ -19,12 +19,13 @@ def refuses(
     capability = getattr(platforms.local_devices()[0], "compute_capability", None)
     if capability is not None and float(capability) < 8.0:
         return f"it needs compute capability 8.0, and this GPU has {capability}"
+    largest = 256 if capability is not None and float(capability) >= 9.0 else 128
     if query.dtype not in (jnp.float16, jnp.bfloat16):
         return f"it computes in float16 or bfloat16, and the query is {query.dtype}"
     if extras.seeds is not None:
         return "it has no dropout with the bits of the other implementations"
-    if dim > 128 or dim % 8:
-        return f"head_dim must be a multiple of 8 and at most 128, and is {dim}"
+    if dim > largest or dim % 8:
+        return f"head_dim must be a multiple of 8 and at most {largest}, and is {dim}"
     has_bias = any(x is not None for x in (extras.mask, extras.bias, extras.query_segment_ids))
     if has_bias and (query.shape[1] % 2 or key.shape[1] % 2):
         return f"with a mask or bias it needs even lengths, not {query.shape[1]} and {key.shape[1]}"
