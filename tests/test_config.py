@@ -101,6 +101,11 @@ def test_json_keeps_tuples_and_none():
             {"train": {"alignment_weight": 0.1, "scan_layers": True}},
             ["scan_layers=True", "alignment_weight=0.1"],
         ),
+        ({"optimizer": {"name": "adafactor", "mu_dtype": "bfloat16"}}, ["mu_dtype=bfloat16"]),
+        (
+            {"optimizer": {"host_state": True}, "parallel": {"runner": "pmap"}},
+            ["host_state=True", "parallel.runner=jit"],
+        ),
         ({"train": {"remat": "some"}}, ["remat='some'", "none, dots, full"]),
         ({"train": {"num_steps": "5"}}, ["config.train.num_steps='5'", "int"]),
         ({"data": {"train_weights": ("a",)}}, ["train_weights[0]='a'", "float"]),

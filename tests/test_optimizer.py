@@ -144,6 +144,24 @@ def test_adam_has_optax_updates_and_state(name, clip_norm):
     assert jax.tree.structure(our_state) == jax.tree.structure(their_state)
 
 
+def test_adam_keeps_its_first_moment_in_bfloat16_and_computes_in_float32():
+    config = OptimizerConfig(schedule="constant", learning_rate=0.1, warmup_steps=1, b1=0.5)
+    config.mu_dtype = "bfloat16"
+    tx = make_optimizer(config, make_schedule(config, 8, 10))
+    params = jnp.array([1.0, 2.0])
+    state = tx.init(params)
+    mean, variance = np.zeros(2), np.zeros(2)
+    for step, grad in enumerate(([0.3, -1.7], [1e-4, 5.0], [0.9, 0.001]), start=1):
+        updates, state = tx.update(jnp.asarray(grad), state, params)
+        moments = next(x for x in state if hasattr(x, "mu"))
+        assert (moments.mu.dtype, moments.nu.dtype) == (jnp.bfloat16, jnp.float32)
+        mean = np.asarray(jnp.asarray(0.5 * mean + 0.5 * np.array(grad), jnp.bfloat16), float)
+        variance = config.b2 * variance + (1 - config.b2) * np.square(grad)
+        np.testing.assert_array_equal(np.asarray(moments.mu, float), mean)
+        corrected = mean / (1 - 0.5**step), variance / (1 - config.b2**step)
+        np.testing.assert_allclose(updates, -0.1 * corrected[0] / np.sqrt(corrected[1]), rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["adam", "adamw", "adafactor"])
 def test_optimizers_change_nothing_in_a_bad_step(name):
     decay = 0.0 if name == "adam" else 0.1

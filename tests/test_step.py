@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
+from transformer_jax.config import CheckpointConfig
 from transformer_jax.data.plans.batch_shapes import BatchShape
 from transformer_jax.diagnostics import hlo
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.ops import losses
+from transformer_jax.runs.checkpoint import Checkpointer
 from transformer_jax.training import partition, runners
-from transformer_jax.training.step import Sums, TrainStep
+from transformer_jax.training.step import Sums, TrainState, TrainStep
 
 SHAPE = BatchShape(rows=16, source_len=10, target_len=9)
 
@@ -113,6 +115,39 @@ def test_update_is_the_same_on_any_devices_runner_and_accumulation(
             np.testing.assert_allclose(a, b, atol=2e-4, rtol=1e-3)
 
     jax.tree_util.tree_map_with_path(same, params, one_device[1])
+
+
+def test_optimizer_state_in_the_memory_of_the_host_changes_no_number(tmp_path):
+    plain = step_config(devices=2, fsdp=4)
+    config = dataclasses.replace(
+        plain, optimizer=dataclasses.replace(plain.optimizer, host_state=True)
+    )
+    history, params = run_steps(config, 3)
+    want, want_params = run_steps(plain, 3)
+    np.testing.assert_array_equal(history, want)
+    jax.tree.map(np.testing.assert_array_equal, params, want_params)
+
+    def kinds(tree):
+        return {x.sharding.memory_kind for x in jax.tree.leaves(tree) if x.ndim}
+
+    # A checkpoint does not say where the state was.
+    for saved, target in ((config, plain), (plain, config)):
+        saver, reader = (
+            runners.make_runner(c, partition.choose_devices(c)) for c in (saved, target)
+        )
+        state, _ = saver.step(saver.init(0), uneven_batch(0))
+        assert kinds(state.opt_state) == {"pinned_host" if saved is config else "device"}
+        assert kinds(state.params) == {"device"}
+        folder = tmp_path / str(saved is config)
+        folder.mkdir()
+        checkpointer = Checkpointer(folder, CheckpointConfig())
+        assert checkpointer.save(1, state.to_items(), {}) is None
+        assert checkpointer.wait() is None
+        items, _ = checkpointer.restore(1, reader.restore_target().to_items())
+        checkpointer.close()
+        jax.tree.map(np.testing.assert_array_equal, items, state.to_items())
+        resumed, _ = reader.step(TrainState.from_items(items), uneven_batch(1))
+        assert kinds(resumed.opt_state) == {"pinned_host" if target is config else "device"}
 
 
 @pytest.mark.slow

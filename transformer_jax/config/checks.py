@@ -253,6 +253,16 @@ def _training_conflicts(config: Config) -> Iterator[str]:
             "lower config.optimizer.warmup_steps, or for a short trial keep the recipe's steps "
             f"and give `stop_after={config.train.num_steps}`."
         )
+    if config.optimizer.name == "adafactor" and config.optimizer.mu_dtype != "float32":
+        yield (
+            f"config.optimizer.mu_dtype={config.optimizer.mu_dtype} is for adam and adamw; "
+            "adafactor has no first moment."
+        )
+    if config.optimizer.host_state and config.parallel.runner == "pmap":
+        yield (
+            "config.optimizer.host_state=True needs config.parallel.runner=jit: pmap keeps all on "
+            "the devices."
+        )
     if config.train.alignment_weight and config.train.scan_layers:
         yield (
             "config.train.scan_layers=True hides the layer that config.train.alignment_weight="

@@ -174,6 +174,15 @@ class OptimizerConfig:
         "matrices", "What decays: kernels of dense layers, or every parameter.", former="all"
     )
     clip_norm: float = setting(0.0, "Largest norm of the gradient; 0: off.", at_least=0)
+    mu_dtype: Literal["float32", "bfloat16"] = setting(
+        "float32", "Type in which Adam's first moment is kept; it is computed in float32."
+    )
+    host_state: bool = setting(
+        False,
+        "Keep the optimizer's state in the memory of the host, in shards; each step copies it to "
+        "the devices and back.",
+        resumable=True,
+    )
 
 
 @dataclasses.dataclass(unsafe_hash=True)

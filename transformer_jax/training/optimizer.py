@@ -94,18 +94,23 @@ def _adam(
     for the base model on CPU. With `lax.cond` in place of the selection no memory is added, but
     XLA for GPU stops the host in every step until the condition is known, and the host can no
     longer run ahead. Here the updates are computed from the new moments, which a barrier enforces.
+
+    The second moment is always kept in float32: with `b2` near 1 a step changes it by less than
+    bfloat16 can tell.
     """
-    b1, b2 = config.b1, config.b2
+    b1, b2, mu_dtype = config.b1, config.b2, jnp.dtype(config.mu_dtype)
+    options: dict[str, Any] = {"b1": b1, "b2": b2, "eps": config.eps, "mu_dtype": mu_dtype}
     if config.name == "adamw":
-        init = optax.adamw(schedule, b1, b2, config.eps, weight_decay=config.weight_decay).init
+        init = optax.adamw(schedule, weight_decay=config.weight_decay, **options).init
     else:
-        init = optax.adam(schedule, b1, b2, config.eps).init
+        init = optax.adam(schedule, **options).init
 
     def update(grads, state, params, *, accept=True, **_):
         adam_state, *other_states, schedule_state = state
 
         def new_moment(old, value, decay):
-            return jnp.where(accept, decay * old + (1.0 - decay) * value, old)
+            new = decay * old.astype(value.dtype) + (1.0 - decay) * value
+            return jnp.where(accept, new.astype(old.dtype), old)
 
         mu = jax.tree.map(lambda m, g: new_moment(m, g, b1), adam_state.mu, grads)
         nu = jax.tree.map(lambda v, g: new_moment(v, g * g, b2), adam_state.nu, grads)
@@ -116,7 +121,11 @@ def _adam(
 
         def param_update(m, v, param, decay):
             m, v = jax.lax.optimization_barrier((m, v))
-            direction = mean_correction * m / (jnp.sqrt(variance_correction * v) + config.eps)
+            direction = (
+                mean_correction
+                * m.astype(v.dtype)
+                / (jnp.sqrt(variance_correction * v) + config.eps)
+            )
             if decay and config.weight_decay:
                 direction += config.weight_decay * param
             return -learning_rate * direction

@@ -5,6 +5,7 @@ heads, feed-forward width and vocabulary. Parameters, and the optimizer's state 
 sharded over `fsdp` and `tensor`.
 """
 
+import dataclasses
 from collections.abc import Mapping
 
 import jax
@@ -153,6 +154,16 @@ def state_specs(step: TrainStep, specs: PyTree, shapes: TrainState) -> PyTree:
         ema=None if shapes.ema is None else specs,
         usual_norm=None if shapes.usual_norm is None else replicated,  # type: ignore[arg-type]
     )
+
+
+def with_optimizer_on_host(state_shardings: TrainState, shapes: TrainState) -> TrainState:
+    """`state_shardings` with the optimizer's arrays in the host's memory; its scalars stay."""
+
+    def on_host(sharding: NamedSharding, x: jax.ShapeDtypeStruct) -> NamedSharding:
+        return sharding.with_memory_kind("pinned_host") if x.ndim else sharding
+
+    opt_state = jax.tree.map(on_host, state_shardings.opt_state, shapes.opt_state)
+    return dataclasses.replace(state_shardings, opt_state=opt_state)
 
 
 def shardings(mesh: Mesh, specs: PyTree) -> PyTree:

@@ -80,9 +80,12 @@ class Runner(abc.ABC):
         self.num_batch_shards = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
         self._shapes = jax.eval_shape(lambda: step.init_state(jax.random.key(0)))
         self.specs = partition.param_specs(step.config, self.mesh, self._shapes.params)
-        self.shardings = partition.shardings(
+        self._on_devices = partition.shardings(
             self.mesh, partition.state_specs(step, self.specs, self._shapes)
         )
+        self.shardings = self._on_devices
+        if step.config.optimizer.host_state:
+            self.shardings = partition.with_optimizer_on_host(self._on_devices, self._shapes)
         self._replicated = NamedSharding(self.mesh, PartitionSpec())
         self._by_row = NamedSharding(self.mesh, PartitionSpec(partition.BATCH_AXES))
         self._compiled: dict[ShapeKey, jax.stages.Compiled] = {}
@@ -227,7 +230,10 @@ class JitRunner(Runner):
         )
 
         def train_step(state, batch):
-            return step.apply_sums(state, global_sums(state.params, state.step, batch))
+            sums = global_sums(state.params, state.step, batch)
+            if step.config.optimizer.host_state:
+                state = jax.device_put(state, self._on_devices)
+            return step.apply_sums(state, sums)
 
         self._jitted = jax.jit(
             train_step,
