@@ -319,9 +319,10 @@ def part(*commands, **fields):
 def test_accelerator_benchmark_bounds_each_part_and_reports_how_it_ended(tmp_path, monkeypatch):
     path = tmp_path / "part.json"
     monkeypatch.setattr(accelerator, "ROOT", tmp_path)
-    sleeps = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    waits = "import signal; signal.pause()"
+    waits = f'import subprocess, sys; subprocess.run([sys.executable, "-c", "{waits}"])'
     write = f"open('{path}', 'w').write('{{{{\"score\": 5}}}}')"  # braces are doubled for format
-    ended = accelerator.run_part(part(write, sleeps), tmp_path, 1.0)
+    ended = accelerator.run_part(part(write, waits), tmp_path, 4.0)
     assert (ended["status"], ended["json"]) == ("out of time", "part.json")
     failed = accelerator.run_part(part("print('reason'); raise SystemExit(3)"), tmp_path, 60.0)
     assert failed["status"] == "failed with status 3"

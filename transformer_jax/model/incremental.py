@@ -31,9 +31,14 @@ from transformer_jax.ops.positional import apply_rotary
 
 @flax.struct.dataclass
 class KeyValue:
-    """Keys and values of one attention."""
+    """Keys and values of one attention.
 
-    key: jax.Array  # self [B, H, D, T·K]; cross [B, H, D, S]
+    Several queries read keys fastest as `[B, H, D, S]`. Where only one does, its product takes as
+    long either way, and keys are laid out like values: a position is then written at one place, not
+    at D places.
+    """
+
+    key: jax.Array  # self [B, H, D, T·K]; cross [B, H, D, S]; with K = 1 the last two exchanged
     value: jax.Array  # self [B, H, T·K, D]; cross [B, H, S, D]
 
 
@@ -42,7 +47,7 @@ class DecoderCache:
     """What `decode_step` keeps between positions.
 
     Independent hypotheses have no `ancestors`. For them the self-attention's keys and values are
-    those of N sentences with one beam: `[N, H, D, T]` and `[N, H, T, D]`.
+    those of N sentences with one beam, both `[N, H, T, D]`.
     """
 
     index: jax.Array  # [], number of positions written
@@ -83,14 +88,11 @@ def init_cache(
         dense = layer.cross_key_value
         both = jnp.einsum("bsm,nm->bsn", encoded.astype(dtype), dense.kernel) + dense.bias[:, 0]
         both = both.reshape(batch, length, 2, heads, dim)
-        key = both[:, :, 0].transpose(0, 2, 3, 1)  # --> [B, H, D, S]
-        value = both[:, :, 1].transpose(0, 2, 1, 3)  # --> [B, H, S, D]
-        cross_attention.append(KeyValue(key, value))
+        key, value = both.transpose(2, 0, 3, 1, 4)  # --> [B, H, S, D] each
+        cross_attention.append(KeyValue(_key_layout(key, num_beams), value))
     rows, slots = (batch * num_beams, 1) if independent else (batch, num_beams)
-    empty = KeyValue(
-        key=jnp.zeros((rows, heads, dim, size * slots), dtype),
-        value=jnp.zeros((rows, heads, size * slots, dim), dtype),
-    )
+    zeros = jnp.zeros((rows, heads, size * slots, dim), dtype)
+    empty = KeyValue(_key_layout(zeros, slots), zeros)
     return DecoderCache(
         index=jnp.zeros((), jnp.int32),
         self_attention=[empty] * len(weights.layers),
@@ -108,12 +110,11 @@ def grow_cache(cache: DecoderCache, size: int) -> DecoderCache:
     more = size - cache.self_attention[0].value.shape[2] // slots
     if ancestors is not None:
         ancestors = jnp.pad(ancestors, ((0, 0), (0, 0), (0, more)))
-    length = (0, more * slots)
+    unchanged, length = (0, 0), (0, more * slots)
+    by_value = (unchanged, unchanged, length, unchanged)
+    by_key = by_value if slots == 1 else (unchanged, unchanged, unchanged, length)
     grown = [
-        KeyValue(
-            key=jnp.pad(layer.key, ((0, 0), (0, 0), (0, 0), length)),
-            value=jnp.pad(layer.value, ((0, 0), (0, 0), length, (0, 0))),
-        )
+        KeyValue(jnp.pad(layer.key, by_key), jnp.pad(layer.value, by_value))
         for layer in cache.self_attention
     ]
     return dataclasses.replace(cache, self_attention=grown, ancestors=ancestors)
@@ -218,9 +219,11 @@ def _self_attention(
     if config.positional == "rotary":
         query = apply_rotary(query, index[None, None], config.positional_base)
         key = apply_rotary(key, index[None, None], config.positional_base)
-    start = index * query.shape[2]
+    slots = query.shape[2]
+    start, key_axis = index * slots, 2 if slots == 1 else 3
+    key = _key_layout(key, slots)
     cache = KeyValue(
-        jax.lax.dynamic_update_slice_in_dim(cache.key, key.swapaxes(2, 3), start, axis=3),
+        jax.lax.dynamic_update_slice_in_dim(cache.key, key, start, axis=key_axis),
         jax.lax.dynamic_update_slice_in_dim(cache.value, value, start, axis=2),
     )
     # Each query attends at least to its own position.
@@ -247,6 +250,11 @@ def _split_heads(config: ModelConfig, x: jax.Array, rows: int, count: int) -> li
     return list(x.transpose(0, 3, 1, 4, 2))
 
 
+def _key_layout(key: jax.Array, num_queries: int) -> jax.Array:
+    """Keys `[B, H, S, D]` as `KeyValue` has them where so many queries of a row read them."""
+    return key if num_queries == 1 else key.swapaxes(2, 3)
+
+
 def _attend(
     query: jax.Array, cache: KeyValue, bias: jax.Array | None, may_be_empty: bool
 ) -> tuple[jax.Array, jax.Array]:
@@ -254,7 +262,7 @@ def _attend(
 
     Args:
       query: `[B, H, K, D]`.
-      cache: keys `[B, H, D, S]` and values `[B, H, S, D]`.
+      cache: keys and values.
       bias: added to the scores, broadcastable to `[B, H, K, S]`.
       may_be_empty: some query may have every key hidden.
 
@@ -262,7 +270,8 @@ def _attend(
       The output `[H·D, N]` and the attention weights `[B, H, K, S]` float32.
     """
     query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-    scores = jnp.einsum("bhkd,bhds->bhks", query, cache.key, preferred_element_type=jnp.float32)
+    product = "bhkd,bhsd->bhks" if query.shape[2] == 1 else "bhkd,bhds->bhks"
+    scores = jnp.einsum(product, query, cache.key, preferred_element_type=jnp.float32)
     exps, total = exponentials(scores, bias, may_be_empty)
     out = jnp.einsum(
         "bhks,bhsd->bhkd",
