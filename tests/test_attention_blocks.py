@@ -15,9 +15,9 @@ from transformer_jax.ops.attention.call import Extras, Settings
     ("shape", "skipping", "want"),
     [
         ((2, 8, 1, 1024, 1024), "full", Blocks(1, 1, 1024, 1024)),
-        ((1, 8, 1, 4097, 4097), "full", Blocks(1, 1, 820, 820)),
-        ((1, 2, 4, 4096, 4096), "full", Blocks(1, 1, 256, 1024)),
-        ((2, 8, 1, 1024, 1024), "causal", Blocks(1, 2, 512, 512)),
+        ((1, 8, 1, 4097, 4097), "full", Blocks(1, 1, 1376, 1376)),
+        ((1, 2, 4, 4096, 4096), "full", Blocks(1, 1, 512, 2048)),
+        ((2, 8, 1, 1024, 1024), "causal", Blocks(1, 4, 512, 512)),
         ((2, 8, 1, 1024, 1024), "segments", Blocks(1, 8, 128, 128)),
         ((64, 8, 1, 64, 64), "full", Blocks(32, 8, 64, 64)),
         ((6, 3, 1, 1, 100), "full", Blocks(6, 3, 1, 100)),
@@ -35,7 +35,7 @@ def test_blocks_needed_are_computed_and_others_skipped(kinds):
     problem = make_problem(kinds, batch=4, length=length, size=size, heads=1, groups=1, dim=2)
     counts = Blocks(2, 1, length // sizes.t, size // sizes.s)
     masking = {k: jnp.asarray(v) for k, v in problem.masking.items() if k != "causal"}
-    grid = Grid(Settings("causal" in kinds, 1.0, 0.0, 1), sizes, counts, length, size)
+    grid = Grid(Settings("causal" in kinds, 1.0, 0.0, 1), sizes, counts, length, size, 1)
     ranges = np.asarray(blocks.key_ranges(Extras(**masking), grid))
     ranges = np.broadcast_to(ranges, (2, counts.t, 2))
     visited = needed = 0
@@ -53,14 +53,14 @@ def test_blocks_computed_equal_handmade_ranges():
     query_ids = jnp.array([[1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3, 0, 0, 0, 0]])
     key_ids = jnp.array([[1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 0, 0, 0, 0, 0, 0]])
     extras = Extras(query_segment_ids=query_ids, key_segment_ids=key_ids)
-    grid = Grid(Settings(False, 1.0, 0.0, 1), Blocks(1, 1, 4, 4), Blocks(1, 1, 4, 4), 16, 16)
+    grid = Grid(Settings(False, 1.0, 0.0, 1), Blocks(1, 1, 4, 4), Blocks(1, 1, 4, 4), 16, 16, 1)
     np.testing.assert_array_equal(
         blocks.key_ranges(extras, grid), [[[0, 1], [1, 3], [1, 3], [0, 0]]]
     )
 
 
 def test_blocks_are_all_computed_without_a_mask():
-    grid = Grid(Settings(False, 1.0, 0.0, 1), Blocks(1, 1, 4, 4), Blocks(1, 1, 2, 2), 8, 8)
+    grid = Grid(Settings(False, 1.0, 0.0, 1), Blocks(1, 1, 4, 4), Blocks(1, 1, 2, 2), 8, 8, 1)
     assert blocks.key_ranges(Extras(), grid) is None
 
 

@@ -44,6 +44,7 @@ class Grid(NamedTuple):
     counts: Blocks  # number of blocks
     query_size: int  # without padding
     key_size: int
+    repeats: int  # query heads of a key head
 
     def row(self, index: Index) -> Tile:
         """The first block of keys in the row of blocks number `index`."""
@@ -60,7 +61,7 @@ class Grid(NamedTuple):
 # What allows blocks to be skipped -> (queries and keys of a block, its elements over all batch rows
 # and heads), measured on CPU. Large blocks cost least for each element; small ones are skipped more
 # often.
-_TARGETS = {"full": (1024, 2**20), "causal": (512, 2**19), "segments": (128, 2**17)}
+_TARGETS = {"full": (2048, 2**20), "causal": (512, 2**20), "segments": (128, 2**17)}
 
 
 def choose_blocks(
@@ -91,9 +92,12 @@ def _divisor(size: int, most: int) -> int:
 
 
 def _even_part(size: int, target: int) -> int:
-    """Size of equal parts of at most `target`; the last part may be padded."""
+    """Size of equal parts of about `target` at most; the last part may be padded.
+
+    Parts are multiples of the 16 floats in a register of AVX-512.
+    """
     parts = -(-size // target)
-    return -(-size // parts)
+    return size if parts == 1 else -(-size // (16 * parts)) * 16
 
 
 def pad(x: jax.Array | None, axis: int, block: int) -> jax.Array | None:
@@ -136,7 +140,7 @@ def add_to(x: jax.Array, part: jax.Array, axes: str, grid: Grid, tile: Tile) -> 
     return put(x, old + jnp.sum(part, axis=broadcast, keepdims=True), axes, grid, tile)
 
 
-def _coordinates(grid: Grid, tile: Tile, repeats: int) -> list[jax.Array]:
+def _coordinates(grid: Grid, tile: Tile) -> list[jax.Array]:
     """Batch row, query head, query and key of each element, broadcastable to `bgrts`."""
 
     def along(axis: str) -> jax.Array:
@@ -144,13 +148,13 @@ def _coordinates(grid: Grid, tile: Tile, repeats: int) -> list[jax.Array]:
         numbers = numbers + jnp.arange(getattr(grid.blocks, axis))
         return numbers.reshape([-1 if letter == axis else 1 for letter in "bgrts"])
 
-    repeat = jnp.arange(repeats).reshape(1, 1, -1, 1, 1)
-    return [along("b"), along("g") * repeats + repeat, along("t"), along("s")]
+    repeat = jnp.arange(grid.repeats).reshape(1, 1, -1, 1, 1)
+    return [along("b"), along("g") * grid.repeats + repeat, along("t"), along("s")]
 
 
 def added(extras: Extras, grid: Grid, tile: Tile) -> jax.Array | None:
     """Bias and masks to add to a block's scores, float32, broadcastable to `bgrts`."""
-    _, _, query, key = _coordinates(grid, tile, 1)
+    _, _, query, key = _coordinates(grid, tile)
     parts = []
     if extras.mask is not None:
         parts.append(cut(extras.mask, "bgrts", grid, tile))
@@ -168,12 +172,12 @@ def added(extras: Extras, grid: Grid, tile: Tile) -> jax.Array | None:
     return additive_mask(combine_masks(*parts), bias)
 
 
-def kept(extras: Extras, grid: Grid, tile: Tile, repeats: int) -> jax.Array | None:
+def kept(extras: Extras, grid: Grid, tile: Tile) -> jax.Array | None:
     """Whether dropout keeps each weight of a block, `bgrts`; None: no dropout."""
     if extras.seeds is None:
         return None
     sizes = (grid.query_size, grid.key_size)
-    index = dropout_index(extras, grid.settings, sizes, _coordinates(grid, tile, repeats))
+    index = dropout_index(extras, grid.settings, sizes, _coordinates(grid, tile))
     return keep(extras.seeds, grid.settings.dropout_rate, index)
 
 

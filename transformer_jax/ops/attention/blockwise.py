@@ -3,8 +3,10 @@
 After Dao, "FlashAttention-2" (2023): the forward pass keeps the output and each row's log-sum-exp.
 The backward pass recomputes the weights of a block from them. It is plain JAX and runs everywhere.
 
-Queries are `bgrtd`, keys and values `bgsd` (letters as in `blocks`). No product needs a transposed
-copy of its large operand; for that, scores are `bgsrt` in the backward pass.
+Queries are `bgrtd`, keys and values `bgsd` (letters as in `blocks`). Within a block the axes r and t
+are one, q: XLA's CPU compiler fuses products with softmax for arrays of at most four axes. No
+product needs a transposed copy of its large operand; for that, scores are `bgsq` in the backward
+pass.
 """
 
 import functools
@@ -17,7 +19,7 @@ import jax.numpy as jnp
 from transformer_jax.ops.attention import blocks as blocks_lib
 from transformer_jax.ops.attention.blocks import Blocks, Grid, Tile, add_to, cut, pad, put
 from transformer_jax.ops.attention.call import Extras, Settings, expand
-from transformer_jax.ops.attention.softmax import HIDDEN
+from transformer_jax.ops.attention.softmax import HIDDEN, exponentials
 
 _matmul = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 Carry = TypeVar("Carry")
@@ -38,7 +40,7 @@ def attend(
     counts = Blocks(
         batch // blocks.b, groups // blocks.g, -(-length // blocks.t), -(-size // blocks.s)
     )
-    grid = Grid(settings, blocks, counts, length, size)
+    grid = Grid(settings, blocks, counts, length, size, repeats)
 
     query = (query * jnp.asarray(settings.scale, query.dtype)).swapaxes(1, 2)
     query = query.reshape(batch, groups, repeats, length, dim)  # --> [B, G, R, T, D]
@@ -98,25 +100,26 @@ def _forward(
 ) -> tuple[jax.Array, Residuals]:
     """Output `bgrtd`, and the residuals of the backward pass."""
     ranges = blocks_lib.key_ranges(extras, grid)
-    repeats, dim = query.shape[2], query.shape[4]
+    dim = query.shape[4]
     keep_rate = 1.0 - grid.settings.dropout_rate
+    single = grid.counts.s == 1
 
     def row(carry, tile: Tile):
-        queries = cut(query, "bgrtd", grid, tile)
+        queries = _join_rows(cut(query, "bgrtd", grid, tile), grid)
 
         def block(tile: Tile):
             keys, values = (cut(x, "bgsd", grid, tile) for x in (key, value))
-            scores = _matmul("bgrtd,bgsd->bgrts", queries, keys)
+            scores = _matmul("bgqd,bgsd->bgqs", queries, keys)
             added = blocks_lib.added(extras, grid, tile)
             if added is not None:
-                scores = scores + added
-            top = jnp.max(scores, axis=-1)
-            weights = jnp.exp(scores - top[..., None])
-            total = jnp.sum(weights, axis=-1)
-            kept = blocks_lib.kept(extras, grid, tile, repeats)
+                added = _join_rows(added, grid)
+            weights, total = exponentials(scores, added, may_be_empty=single)
+            # The compiler removes what nobody needs: without a gradient, the only block's maximum.
+            top = jnp.max(scores if added is None else scores + added, axis=-1, keepdims=True)
+            kept = blocks_lib.kept(extras, grid, tile)
             if kept is not None:
-                weights = jnp.where(kept, weights / keep_rate, 0.0)
-            return top, total, _matmul("bgrts,bgsd->bgrtd", weights.astype(values.dtype), values)
+                weights = jnp.where(_join_rows(kept, grid), weights / keep_rate, 0.0)
+            return top, total, _matmul("bgqs,bgsd->bgqd", weights.astype(values.dtype), values)
 
         def merge(carry, tile: Tile):
             new = block(tile)
@@ -126,21 +129,22 @@ def _forward(
             return (
                 top,
                 carry[1] * old_weight + new[1] * new_weight,
-                carry[2] * old_weight[..., None] + new[2] * new_weight[..., None],
+                carry[2] * old_weight + new[2] * new_weight,
             )
 
-        if grid.counts.s == 1:
+        if single:
             top, total, out = block(tile)
         else:
-            rows = queries.shape[:-1]
-            start = jnp.full(rows, HIDDEN), jnp.zeros(rows), jnp.zeros((*rows, dim))
+            rows = (*queries.shape[:-1], 1)
+            start = jnp.full(rows, HIDDEN), jnp.zeros(rows), jnp.zeros(queries.shape)
             top, total, out = _over_keys(ranges, grid, tile, merge, start)
-        # A row with everything masked: its output, and its weights in the backward pass, are zero.
-        total = jnp.where(top < HIDDEN / 2, jnp.inf, total)
+            # A row with everything masked: its output, and its weights in the backward pass, are 0.
+            total = jnp.where(top < HIDDEN / 2, jnp.inf, total)
         log_sum = top + jnp.log(total)
+        rows = (*queries.shape[:2], grid.repeats, -1)
         return (
-            put(carry[0], out / total[..., None], "bgrtd", grid, tile),
-            put(carry[1], log_sum, "bgrt", grid, tile),
+            put(carry[0], (out / total).reshape(*rows, dim), "bgrtd", grid, tile),
+            put(carry[1], log_sum.reshape(rows), "bgrt", grid, tile),
         )
 
     start = jnp.zeros(query.shape, query.dtype), jnp.zeros(query.shape[:-1])
@@ -153,7 +157,6 @@ def _backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array, Extras]:
     query, key, value, extras, out, log_sums = residuals
     ranges = blocks_lib.key_ranges(extras, grid)
-    repeats = query.shape[2]
     keep_rate = 1.0 - grid.settings.dropout_rate
     # Each row's weights sum to one: the gradient of the row's normalizer.
     d_sums = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
@@ -161,30 +164,32 @@ def _backward(
 
     def row(carry, tile: Tile):
         d_query, *others = carry
-        queries, d_outs = (cut(x, "bgrtd", grid, tile) for x in (query, d_out))
+        queries, d_outs = (_join_rows(cut(x, "bgrtd", grid, tile), grid) for x in (query, d_out))
+        b, g, _, d = queries.shape
         log_sum, d_sum = (
-            cut(x, "bgrt", grid, tile)[:, :, None] for x in (log_sums, d_sums)
-        )  # --> [b, g, 1, r, t]
+            cut(x, "bgrt", grid, tile).reshape(b, g, 1, -1) for x in (log_sums, d_sums)
+        )  # --> [b, g, 1, q]
 
         def block(carry, tile: Tile):
             d_queries, d_key, d_value, d_bias = carry
             keys, values = (cut(x, "bgsd", grid, tile) for x in (key, value))
             weights = _weights_again(queries, keys, log_sum, extras, grid, tile)
-            d_weights = _matmul("bgsd,bgrtd->bgsrt", values, d_outs)
-            kept = blocks_lib.kept(extras, grid, tile, repeats)
+            d_weights = _matmul("bgsd,bgqd->bgsq", values, d_outs)
+            kept = blocks_lib.kept(extras, grid, tile)
             dropped = weights
             if kept is not None:
-                kept = jnp.moveaxis(kept, 4, 2)
+                kept = _join_rows(kept, grid).swapaxes(2, 3)
                 dropped = jnp.where(kept, weights / keep_rate, 0.0)
                 d_weights = jnp.where(kept, d_weights / keep_rate, 0.0)
             d_scores = weights * (d_weights - d_sum)
             if d_bias is not None:
-                d_bias = add_to(d_bias, jnp.moveaxis(d_scores, 2, 4), "bgrts", grid, tile)
+                d_block = d_scores.swapaxes(2, 3).reshape(b, g, grid.repeats, -1, keys.shape[2])
+                d_bias = add_to(d_bias, d_block, "bgrts", grid, tile)
             d_scores = d_scores.astype(query.dtype)
             columns = cut(key_columns, "bgds", grid, tile)
-            d_queries = d_queries + _matmul("bgds,bgsrt->bgdrt", columns, d_scores)
-            d_keys = _matmul("bgsrt,bgrtd->bgsd", d_scores, queries)
-            d_values = _matmul("bgsrt,bgrtd->bgsd", dropped.astype(query.dtype), d_outs)
+            d_queries = d_queries + _matmul("bgds,bgsq->bgdq", columns, d_scores)
+            d_keys = _matmul("bgsq,bgqd->bgsd", d_scores, queries)
+            d_values = _matmul("bgsq,bgqd->bgsd", dropped.astype(query.dtype), d_outs)
             return (
                 d_queries,
                 add_to(d_key, d_keys, "bgsd", grid, tile),
@@ -192,10 +197,9 @@ def _backward(
                 d_bias,
             )
 
-        b, g, r, t, d = queries.shape
-        start = jnp.zeros((b, g, d, r, t)), *others
+        start = jnp.zeros((b, g, d, queries.shape[2])), *others
         d_queries, *others = _over_keys(ranges, grid, tile, block, start)
-        d_queries = jnp.moveaxis(d_queries, 2, 4)  # --> [b, g, r, t, d]
+        d_queries = d_queries.swapaxes(2, 3).reshape(b, g, grid.repeats, -1, d)
         return put(d_query, d_queries, "bgrtd", grid, tile), *others
 
     d_bias = None if extras.bias is None else jnp.zeros(extras.bias.shape)
@@ -214,12 +218,20 @@ def _weights_again(
     grid: Grid,
     tile: Tile,
 ) -> jax.Array:
-    """Attention weights of a block before dropout, `bgsrt`, from the rows' log-sum-exp."""
-    scores = _matmul("bgsd,bgrtd->bgsrt", keys, queries)
+    """Attention weights of a block before dropout, `bgsq`, from the rows' log-sum-exp."""
+    scores = _matmul("bgsd,bgqd->bgsq", keys, queries)
     added = blocks_lib.added(extras, grid, tile)
     if added is not None:
-        scores = scores + jnp.moveaxis(added, 4, 2)
+        scores = scores + _join_rows(added, grid).swapaxes(2, 3)
     return jnp.exp(scores - log_sum)
+
+
+def _join_rows(x: jax.Array, grid: Grid) -> jax.Array:
+    """A block `bgrt…` as `bgq…`. Size 1 of r and t together broadcasts afterwards too."""
+    b, g, r, t, *rest = x.shape
+    if r * t > 1:
+        x = jnp.broadcast_to(x, (b, g, grid.repeats, grid.blocks.t, *rest))
+    return x.reshape(b, g, -1, *rest)
 
 
 _attend.defvjp(_forward, _backward)
