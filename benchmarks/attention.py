@@ -13,7 +13,6 @@ import importlib.util
 import itertools
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from processes import Worker
 from timing import write_json
 
 from transformer_jax.ops.attention import IMPLEMENTATIONS
+from transformer_jax.runs import machine
 
 _JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")
 _PLOT = flags.DEFINE_string("plot", None, "Draw the times to this picture.")
@@ -155,8 +155,7 @@ def main(argv: list[str]) -> None:
     rates = {engine: worker.call("matmul_rate", dtype) for engine, worker in workers.items()}
     result = {
         "about": about,
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
+        "machine": machine.host(),
         "GLIBC_TUNABLES": os.environ["GLIBC_TUNABLES"],
         "matmul_flops_per_second": rates,
         "turns": _TURNS.value,

@@ -15,8 +15,6 @@ which is measured first. Engines take turns, and times are medians over the turn
 import importlib.util
 import io
 import json
-import os
-import platform
 import statistics
 import tempfile
 from pathlib import Path
@@ -40,6 +38,7 @@ from transformer_jax.interop.ctranslate2 import writing as ctranslate2_writing
 from transformer_jax.interop.huggingface import writing
 from transformer_jax.interop.pretrained import Pretrained
 from transformer_jax.model.transformer import init_params
+from transformer_jax.runs import machine
 
 PEERS: dict[str, type[decode_workers.CTranslate2 | decode_workers.Transformers]] = {
     "ctranslate2": decode_workers.CTranslate2,
@@ -256,9 +255,7 @@ def main(argv: list[str]) -> None:
     if missing:
         raise app.UsageError(f"not installed: {', '.join(missing)} (--peers)")
     result: dict[str, Any] = {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
+        "machine": machine.host(),
         "size": options.size,
         "num_tokens": options.num_tokens,
     }

@@ -88,7 +88,7 @@ def main(argv: list[str]) -> None:
         for start in ("cold", "warm"):
             rows.append(train(Path(name), start))
             print(json.dumps(rows[-1]), flush=True)
-    devices = {"recipe": FLAGS.recipe, "cpu": machine.cpu_name(), "rows": rows}
+    devices = {"recipe": FLAGS.recipe, "machine": machine.host(), "rows": rows}
     write_json(FLAGS.json, devices)
 
 

@@ -26,7 +26,6 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import os
-import platform
 import random
 import statistics
 import sys
@@ -46,7 +45,7 @@ from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.plans.batch_shapes import BatchShape
 from transformer_jax.diagnostics.accelerators import ACCELERATORS
 from transformer_jax.diagnostics.dry_run import model_flops
-from transformer_jax.runs.machine import cpu_name
+from transformer_jax.runs import machine
 
 FLAGS = flags.FLAGS
 PEERS = ("transformers", "flax")
@@ -264,10 +263,7 @@ def main(argv: list[str]) -> None:
         raise app.UsageError("--peers=flax needs --flax_example: a copy of Flax's examples/wmt.")
     result: dict[str, Any] = {
         "command": " ".join(["python", *sys.argv]),
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpu": cpu_name(),
-        "cpus": os.cpu_count(),
+        "machine": machine.host(),
         "versions": {
             name: importlib.metadata.version(name)
             for name in ("jax", "flax", "torch", "transformers")

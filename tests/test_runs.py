@@ -326,6 +326,27 @@ def test_history_has_the_command_as_typed(monkeypatch, arguments, typed):
     assert history.command_line() == typed
 
 
+@pytest.mark.parametrize(
+    ("text", "features"),
+    [
+        (
+            "model name : EPYC 9\nflags\t: sse avx2 fma avx512_bf16\n",
+            ["avx2", "avx512_bf16", "fma"],
+        ),
+        ("processor : 0\nFeatures\t: fp asimd crc32 sve2\n", ["asimd", "sve2"]),
+        (None, []),
+    ],
+    ids=["x86", "arm", "not Linux"],
+)
+def test_machine_has_the_instructions_that_decide_its_speed(text, features, tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "CPU_INFO", tmp_path / "cpuinfo")
+    if text:
+        (tmp_path / "cpuinfo").write_text(text + text.replace("avx2", "avx3"))
+    about = machine.host()
+    assert about["cpu_features"] == features
+    assert (about["cpu"] == "EPYC 9") is bool(text and "EPYC" in text)
+
+
 def test_machine_is_one_line():
     about = {"cpu": "EPYC 7", "cores": 2, "platform": "cpu", "device": "cpu", "num_devices": 1}
     assert machine.sentence(about | {"num_processes": 1}) == "EPYC 7, 2 cores"

@@ -38,7 +38,7 @@ class KeyValue:
     at D places.
     """
 
-    key: jax.Array  # self [B, H, D, T·K]; cross [B, H, D, S]; with K = 1 the last two exchanged
+    key: jax.Array  # self [B, H, D, T·K]; cross [B, H, D, S]; with K = 1 as the values
     value: jax.Array  # self [B, H, T·K, D]; cross [B, H, S, D]
 
 
@@ -251,7 +251,7 @@ def _split_heads(config: ModelConfig, x: jax.Array, rows: int, count: int) -> li
 
 
 def _key_layout(key: jax.Array, num_queries: int) -> jax.Array:
-    """Keys `[B, H, S, D]` as `KeyValue` has them where so many queries of a row read them."""
+    """Keys `[B, H, S, D]` as `KeyValue` has them where `num_queries` read them."""
     return key if num_queries == 1 else key.swapaxes(2, 3)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 CONTROL_GROUP = Path("/sys/fs/cgroup")
+CPU_INFO = Path("/proc/cpuinfo")
 
 if TYPE_CHECKING:  # lists of runs are shown without it
     import jax
@@ -15,10 +16,21 @@ if TYPE_CHECKING:  # lists of runs are shown without it
 
 def cpu_name() -> str:
     """The model of the processor; its architecture where the system does not tell more."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return next(iter(names), "") or platform.processor() or platform.machine()
+    return _cpu_field("model name") or platform.processor() or platform.machine()
+
+
+def cpu_features() -> list[str]:
+    """Instructions of the processor that decide the speed of products, as Linux names them."""
+    names = _cpu_field("flags") or _cpu_field("Features")  # of x86, of Arm
+    kinds = ("avx", "amx", "fma", "asimd", "sve", "sme", "bf16", "i8mm")
+    return sorted(name for name in names.split() if name.startswith(kinds))
+
+
+def _cpu_field(name: str) -> str:
+    """A field of the first processor as Linux describes it, or nothing."""
+    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
+    fields = (line.partition(":") for line in lines)
+    return next((value.strip() for field, _, value in fields if field.strip() == name), "")
 
 
 def num_cores() -> int:
@@ -45,6 +57,17 @@ def _of_container(name: str) -> str:
     return path.read_text().strip() if path.exists() else ""
 
 
+def host() -> dict[str, Any]:
+    """Processor, system and Python as JSON."""
+    return {
+        "cpu": cpu_name(),
+        "cpu_features": cpu_features(),
+        "cores": num_cores(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
 def describe(devices: Sequence["jax.Device"], num_processes: int = 1) -> dict[str, Any]:
     """Machine and versions as JSON.
 
@@ -57,10 +80,7 @@ def describe(devices: Sequence["jax.Device"], num_processes: int = 1) -> dict[st
         "device": devices[0].device_kind,
         "num_devices": len(devices),
         "num_processes": num_processes,
-        "cpu": cpu_name(),
-        "cores": num_cores(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
+        **host(),
         "jax": metadata.version("jax"),
     }
 

@@ -3,8 +3,8 @@
 After Dao, "FlashAttention-2" (2023): the forward pass keeps the output and each row's log-sum-exp.
 The backward pass recomputes the weights of a block from them. It is plain JAX and runs everywhere.
 
-Queries are `bgrtd`, keys and values `bgsd` (letters as in `blocks`). Within a block the axes r and t
-are one, q: XLA's CPU compiler fuses products with softmax for arrays of at most four axes. No
+Queries are `bgrtd`, keys and values `bgsd` (letters as in `blocks`). Within a block the axes r and
+t are one, q: XLA's CPU compiler fuses products with softmax for arrays of at most four axes. No
 product needs a transposed copy of its large operand; for that, scores are `bgsq` in the backward
 pass.
 """
@@ -114,7 +114,7 @@ def _forward(
             if added is not None:
                 added = _join_rows(added, grid)
             weights, total = exponentials(scores, added, may_be_empty=single)
-            # The compiler removes what nobody needs: without a gradient, the only block's maximum.
+            # Without a gradient, a single block does not need it, and the compiler removes it.
             top = jnp.max(scores if added is None else scores + added, axis=-1, keepdims=True)
             kept = blocks_lib.kept(extras, grid, tile)
             if kept is not None:
