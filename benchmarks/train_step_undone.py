@@ -23,13 +23,14 @@ def _dense() -> None:
     """Products as JAX differentiates them."""
     import jax.numpy as jnp
 
-    from transformer_jax.model import layers
+    from transformer_jax.model import layers, primitives
 
-    def plain(x, kernel, bias):
-        num_inner = kernel.ndim - bias.ndim
-        return jnp.tensordot(x, kernel.astype(x.dtype), num_inner) + bias.astype(x.dtype)
+    def plain(x, kernel, bias, num_inner=1):
+        out = jnp.tensordot(x, kernel.astype(x.dtype), num_inner)
+        return out if bias is None else out + bias.astype(x.dtype)
 
-    setattr(layers, "dense", plain)  # noqa: B010  # another type than what it replaces
+    for module in (layers, primitives):
+        setattr(module, "dense", plain)  # noqa: B010  # another type than what it replaces
 
 
 def _optimizer() -> None:
@@ -63,13 +64,15 @@ def _loss() -> None:
     from transformer_jax.ops import losses
     from transformer_jax.ops.dense import projected_logits
 
-    def projected(hidden, table, targets, weights, label_smoothing=0.0, chunk_size=512, bias=None):
+    def projected(
+        hidden, table, targets, weights, label_smoothing=0.0, chunk_size=512, bias=None, softcap=0.0
+    ):
         size = min(chunk_size, len(targets))
 
         @jax.checkpoint
         def chunk(args):
             h, t, w = args
-            logits = projected_logits(h, table.astype(h.dtype), bias)
+            logits = projected_logits(h, table.astype(h.dtype), bias, softcap)
             return losses.cross_entropy(logits, t, w, label_smoothing)
 
         def divide(x):

@@ -75,6 +75,8 @@ def make_problem(
     if "infinite_bias" in kinds:
         masking["bias"] = np.where(rng.random((length, size)) < 0.5, -np.inf, 0.0)
         masking["bias"][0] = -np.inf
+    if "softcap" in kinds:
+        masking["softcap"] = 0.7
     if "scale" in kinds:
         masking["scale"] = 0.5
     return Problem(query, key, value, d_out, masking)
@@ -94,7 +96,11 @@ def attend(
     key, value = (np.repeat(x, repeats, axis=2) for x in (problem.key, problem.value))
     scale = problem.masking.get("scale", query.shape[-1] ** -0.5)
     scores = np.einsum("bthd,bshd->bhts", query, key) * scale
-    bias = problem.masking.get("bias")
+    bias, softcap = problem.masking.get("bias"), problem.masking.get("softcap")
+    slope = np.ones_like(scores)
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+        slope = 1 - (scores / softcap) ** 2
     if bias is not None:
         scores = scores + bias
     scores = np.where(problem.mask(), scores, -np.inf)
@@ -108,14 +114,15 @@ def attend(
     if absolute:
         query, key, value, d_out, d_weights = map(np.abs, (query, key, value, d_out, d_weights))
         d_scores = weights * (d_weights + (d_weights * weights).sum(axis=-1, keepdims=True))
+    d_products = d_scores * slope
 
     def by_group(x: np.ndarray) -> np.ndarray:
         return x.reshape(*x.shape[:2], -1, repeats, x.shape[3]).sum(axis=3)
 
     results = {
         "out": np.einsum("bhts,bshd->bthd", weights * factor, value),
-        "query": np.einsum("bhts,bshd->bthd", d_scores, key) * scale,
-        "key": by_group(np.einsum("bhts,bthd->bshd", d_scores, query) * scale),
+        "query": np.einsum("bhts,bshd->bthd", d_products, key) * scale,
+        "key": by_group(np.einsum("bhts,bthd->bshd", d_products, query) * scale),
         "value": by_group(np.einsum("bhts,bthd->bshd", weights * factor, d_out)),
     }
     if bias is not None:

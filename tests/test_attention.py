@@ -59,7 +59,8 @@ def run(implementation, problem, dtype="float32", dropout_rate=0.0, rng=None):
     masking = dict(problem.masking)
     bias = masking.pop("bias", None)
     scale = masking.pop("scale", problem.query.shape[-1] ** -0.5)
-    call = Settings(masking.pop("causal", False), scale, dropout_rate, problem.query.shape[2])
+    causal, softcap = masking.pop("causal", False), masking.pop("softcap", 0.0)
+    call = Settings(causal, scale, dropout_rate, problem.query.shape[2], softcap)
     seeds = None if rng is None else seed_words(rng)
     extras = Extras(seeds=seeds, **{k: jnp.asarray(v) for k, v in masking.items()})
 
@@ -105,6 +106,7 @@ KINDS = [
     ("row_bias", "causal"),
     ("infinite_bias",),
     ("mask", "bias", "lengths", "scale"),
+    ("softcap", "bias", "causal"),
 ]
 name = "+".join
 
@@ -120,6 +122,8 @@ def test_attention_values_and_gradients_equal_the_formula(implementation, kinds,
 
 @pytest.mark.parametrize("kinds", KINDS, ids=name)
 def test_cudnn_arguments_equal_the_formula(kinds, stand_in_for_cudnn):
+    if "softcap" in kinds:
+        pytest.skip("cuDNN refuses it")
     if "infinite_bias" in kinds:
         pytest.skip("the stand-in has no infinite bias, unlike the kernel")
     check("cudnn", make_problem(kinds))
@@ -131,7 +135,7 @@ def test_cudnn_arguments_equal_the_formula(kinds, stand_in_for_cudnn):
         ("causal", "segments", "lengths"),
         pytest.param((), marks=pytest.mark.slow),
         pytest.param(("causal",), marks=pytest.mark.slow),
-        pytest.param(("lengths", "scale"), marks=pytest.mark.slow),
+        pytest.param(("lengths", "scale", "softcap"), marks=pytest.mark.slow),
         pytest.param(("segments",), marks=pytest.mark.slow),
     ],
     ids=name,

@@ -1,5 +1,6 @@
 """Which implementation serves a call, and calls over several devices."""
 
+import dataclasses
 import logging
 from types import SimpleNamespace
 
@@ -92,6 +93,8 @@ def test_attention_cudnn_takes_larger_heads_on_hopper(monkeypatch, capability, l
         query_and_key = shaped(dtype=jnp.bfloat16, dim=dim)
         refusal = cudnn.refuses(*query_and_key, Extras(), call(), "gpu")
         assert (refusal is None) == (dim <= largest)
+    capped = dataclasses.replace(call(), softcap=5.0)
+    assert "softcap=5" in cudnn.refuses(*shaped(dtype=jnp.bfloat16, dim=8), Extras(), capped, "gpu")
 
 
 def test_auto_uses_the_first_implementation_in_the_table_that_can_compute_the_call(monkeypatch):

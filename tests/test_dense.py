@@ -11,12 +11,13 @@ CASES = {  # shapes of x, kernel and bias
     "feed-forward": ((2, 3, 5), (5, 7), (7,)),
     "to heads": ((2, 3, 5), (5, 4, 3, 2), (4, 3, 2)),
     "from heads": ((2, 3, 4, 2), (4, 2, 5), (5,)),
+    "from heads, no bias": ((2, 3, 4, 2), (4, 2, 5), None),
 }
 
 
 def numpys(x, kernel, bias, d_out):
     """The layer's output, and the gradients of its arguments."""
-    inner = kernel.ndim - bias.ndim
+    inner = kernel.ndim - bias.ndim  # a bias of zeros has the same gradients of x and kernel
     rows = tuple(range(x.ndim - inner))
     outer = tuple(range(len(rows), d_out.ndim))
     return np.tensordot(x, kernel, inner) + bias, (
@@ -29,12 +30,19 @@ def numpys(x, kernel, bias, d_out):
 @pytest.mark.parametrize("case", CASES)
 def test_dense_output_and_gradients_equal_numpy(case):
     rng = np.random.default_rng(0)
-    arguments = [rng.normal(size=shape) for shape in CASES[case]]
     x_shape, kernel_shape, bias_shape = CASES[case]
-    num_inner = len(kernel_shape) - len(bias_shape)
-    d_out = rng.normal(size=(*x_shape[:-num_inner], *bias_shape))
-    want, gradients = numpys(*arguments, d_out)
-    got, pull = jax.vjp(dense, *(jnp.asarray(a, jnp.float32) for a in arguments))
+    num_inner = 2 if case.startswith("from") else 1
+    outer = kernel_shape[num_inner:]
+    x, kernel = rng.normal(size=x_shape), rng.normal(size=kernel_shape)
+    bias = np.zeros(outer) if bias_shape is None else rng.normal(size=bias_shape)
+    d_out = rng.normal(size=(*x_shape[:-num_inner], *outer))
+    want, gradients = numpys(x, kernel, bias, d_out)
+    arguments = (x, kernel) if bias_shape is None else (x, kernel, bias)
+    got, pull = jax.vjp(
+        lambda x, kernel, bias=None: dense(x, kernel, bias, num_inner),
+        *(jnp.asarray(a, jnp.float32) for a in arguments),
+    )
+    gradients = gradients[: len(arguments)]
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     for gradient, expected in zip(pull(jnp.asarray(d_out, jnp.float32)), gradients, strict=True):
         np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)

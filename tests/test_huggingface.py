@@ -29,8 +29,7 @@ from transformer_jax.interop import (
     pretrained,
     sample_text,
 )
-from transformer_jax.interop.huggingface import reading, writing
-from transformer_jax.interop.huggingface import tokenizers as hf_tokenizers
+from transformer_jax.interop.huggingface import reading, tokenizer_writing, writing
 from transformer_jax.interop.sample_text import SampleText
 from transformer_jax.model.transformer import init_params
 from transformer_jax.training import setup
@@ -139,7 +138,7 @@ DAMAGE = {
     "vocabulary too large": (edit("vocab.json", **{"▁ten": 295}), ["vocab.json has 296 tokens"]),
     "one id twice": (edit("vocab.json", **{"▁one": 5}), ["to a different id"]),
     "another padding id": (edit("config.json", pad_token_id=7), ["pad_token_id=7", "is 0"]),
-    "unknown class": (edit("config.json", model_type="t5"), ["'t5'", "marian, m2m_100, pegasus"]),
+    "unknown class": (edit("config.json", model_type="led"), ["'led'", "marian, m2m_100, pegasus"]),
     "unknown activation": (edit("config.json", activation_function="tanh"), ["'tanh'", "swish"]),
     "pre-norm Marian": (edit("config.json", normalize_before=True), ["normalize_before=True"]),
     "normalised embeddings": (
@@ -176,7 +175,7 @@ DAMAGE = {
     "no heads": (edit("config.json", encoder_attention_heads=0), ["num_heads=0"]),
     "lengths of text": (edit("generation_config.json", max_length="x"), ["TypeError"]),
     "ids of text": (edit("generation_config.json", bad_words_ids=[5]), ["TypeError"]),
-    "a list of activations": (edit("config.json", activation_function=[]), ["TypeError"]),
+    "a list of activations": (edit("config.json", activation_function=[]), ["[]", "swish"]),
     "two vocabularies named": (
         edit("tokenizer_config.json", separate_vocabs=True),
         ["separate_vocabs=True"],
@@ -335,9 +334,9 @@ def test_vocabulary_tokenizer_uses_the_ids_of_its_vocabulary(tokenizers, tmp_pat
 
 
 def test_export_to_marian_writes_language_tags_as_marians(tokenizers):
-    vocabulary = hf_tokenizers._marian_vocabulary(tokenizers.source, tokenizers.tags)
+    vocabulary = tokenizer_writing._marian_vocabulary(tokenizers.source, tokenizers.tags)
     assert vocabulary == {p: i for i, p in enumerate(tokenizers.source.tokens(range(295)))}
-    renamed = hf_tokenizers._marian_vocabulary(tokenizers.source, LanguageTags("▁{}e"))
+    renamed = tokenizer_writing._marian_vocabulary(tokenizers.source, LanguageTags("▁{}e"))
     assert ">>on<<" in renamed
 
 

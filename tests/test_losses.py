@@ -54,28 +54,30 @@ def test_label_smoothing_equals_optax():
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
-@pytest.mark.parametrize("chunk_size", [4, 100])
-def test_loss_fused_gradients_equal_those_of_the_plain_form(chunk_size):
+@pytest.mark.parametrize(("chunk_size", "softcap"), [(4, 0.0), (100, 0.0), (4, 1.5)])
+def test_loss_fused_gradients_equal_those_of_the_plain_form(chunk_size, softcap):
     hidden, table, targets, weights = example()
     bias = np.linspace(-2.0, 1.0, 9, dtype=np.float32)
 
+    def logits(h, t, b, tanh=jnp.tanh):
+        uncapped = h @ t.T + b
+        return softcap * tanh(uncapped / softcap) if softcap else uncapped
+
     def plain(h, t, b):
-        return losses.cross_entropy(h @ t.T + b, targets, weights, 0.1).loss * 3.0
+        return losses.cross_entropy(logits(h, t, b), targets, weights, 0.1).loss * 3.0
 
     def fused(h, t, b):
-        sums = losses.projected_cross_entropy(h, t, targets, weights, 0.1, chunk_size, b)
-        return sums.loss * 3.0
-
-    np.testing.assert_allclose(fused(hidden, table, bias), plain(hidden, table, bias), rtol=1e-5)
+        return sums(h, t, b)[0] * 3.0
 
     def sums(h, t, b):
-        result = losses.projected_cross_entropy(h, t, targets, weights, 0.1, chunk_size, b)
+        result = losses.projected_cross_entropy(h, t, targets, weights, 0.1, chunk_size, b, softcap)
         return result.loss, result
 
+    np.testing.assert_allclose(fused(hidden, table, bias), plain(hidden, table, bias), rtol=1e-5)
     # With a gradient, another function computes the sums.
     aux, _ = jax.grad(sums, has_aux=True)(hidden, table, bias)[::-1]
     np.testing.assert_allclose(
-        aux, oracle(hidden @ table.T + bias, targets, weights, 0.1), rtol=1e-5
+        aux, oracle(logits(hidden, table, bias, np.tanh), targets, weights, 0.1), rtol=1e-5
     )
     want = jax.grad(plain, argnums=(0, 1, 2))(hidden, table, bias)
     got = jax.grad(fused, argnums=(0, 1, 2))(hidden, table, bias)

@@ -52,6 +52,44 @@ VARIANTS = {
         "positional": "halves",
         "position_offset": 3,
     },
+    "t5": {
+        "norm_position": "pre",
+        "norm": "rms",
+        "use_bias": False,
+        "feed_forward": "gated",
+        "positional": "relative",
+        "relative_buckets": 6,
+        "relative_max_distance": 5,
+        "attention_scale": 1.0,
+        "logit_scale": 0.4,
+        "scale_embeddings": False,
+        "tie_embeddings": "inputs",
+    },
+    "relative_per_layer": {
+        "positional": "relative",
+        "relative_per_layer": True,
+        "relative_buckets": 4,
+        "num_decoder_layers": 2,
+        "num_decoder_heads": 4,
+    },
+    "alibi": {"positional": "alibi", "num_heads": 3, "head_dim": 2},
+    "grouped": {
+        "num_heads": 6,
+        "num_kv_heads": 2,
+        "head_dim": 4,
+        "qk_norm": True,
+        "attention_softcap": 1.5,
+        "positional": "rotary",
+    },
+    "bart": {"embedding_norm": True, "positional": "learned", "logit_softcap": 2.0},
+}
+# Name -> beams, and whether they are independent; others have one.
+BEAMS = {
+    "paper": (3, False),
+    "rotary": (3, True),
+    "t5": (3, False),
+    "alibi": (2, True),
+    "grouped": (2, False),
 }
 
 
@@ -81,9 +119,33 @@ class Oracle:
         self.c, self.p = config, jax.tree.map(lambda x: np.asarray(x, np.float64), params)
 
     def norm(self, x, p):
+        if self.c.norm == "rms":
+            return self.rms(x, p["norm"]["scale"])
         mean = x.mean(-1, keepdims=True)
         deviation = np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + self.c.norm_epsilon)
         return (x - mean) / deviation * p["norm"]["scale"] + p["norm"]["bias"]
+
+    def rms(self, x, scale):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + self.c.norm_epsilon) * scale
+
+    def dense(self, x, p):
+        kernel = p["kernel"].reshape(x.shape[-1], -1)
+        return x @ kernel + p.get("bias", np.zeros(kernel.shape[1])).reshape(-1)
+
+    def position_bias(self, distance, heads, table, causal):
+        """Of one query and one key, [H]; positions are few, so buckets are counted by hand."""
+        if self.c.positional == "alibi":  # of three heads: two of a power of two, one of the next
+            return -abs(distance) * np.array([2.0**-4, 2.0**-8, 2.0**-2])
+        if self.c.positional != "relative":
+            return np.zeros(heads)
+        buckets, first = self.c.relative_buckets, 0
+        if not causal:
+            buckets, first = buckets // 2, buckets // 2 if distance > 0 else 0
+        exact, size = buckets // 2, abs(distance)
+        if size >= exact:
+            octaves = np.log(size / exact) / np.log(self.c.relative_max_distance / exact)
+            size = min(exact + int(octaves * (buckets - exact)), buckets - 1)
+        return table[first + size]
 
     def activation(self, x):
         erf = np.vectorize(math.erf)
@@ -102,32 +164,53 @@ class Oracle:
         turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angles)[:, None]
         return np.concatenate([turned.real, turned.imag], -1)
 
-    def attention(self, x, memory, p, causal):
+    def attention(self, x, memory, p, stack, causal):
         query, key, value = (
-            np.einsum("tm,mhd->thd", source, p[name]["kernel"]) + p[name]["bias"]
+            self.dense(source, p[name]).reshape(len(source), *p[name]["kernel"].shape[1:])
             for name, source in (("query", x), ("key", memory), ("value", memory))
         )
+        if self.c.qk_norm:
+            query, key = (
+                self.rms(y, p[f"{name}_norm"]["scale"])
+                for name, y in (("query", query), ("key", key))
+            )
         if self.c.positional == "rotary" and x is memory:
             query, key = self.rotate(query), self.rotate(key)
+        heads, dim = query.shape[1:]
+        positions = p.get("position_bias", self.p.get(f"{stack}_position_bias", {}))
+        scale = self.c.attention_scale or dim**-0.5
         out = np.zeros_like(query)
-        for h in range(query.shape[1]):
+        for h in range(heads):
+            group = h * key.shape[1] // heads
             for t in range(len(query)):
                 seen = t + 1 if causal else len(key)
-                scores = key[:seen, h] @ query[t, h] / np.sqrt(query.shape[-1])
+                scores = key[:seen, group] @ query[t, h] * scale
+                if self.c.attention_softcap:
+                    scores = self.c.attention_softcap * np.tanh(scores / self.c.attention_softcap)
+                if x is memory:
+                    for s in range(seen):
+                        bias = self.position_bias(s - t, heads, positions.get("table"), causal)
+                        scores[s] += bias[h]
                 weights = np.exp(scores - scores.max())
-                out[t, h] = weights / weights.sum() @ value[:seen, h]
-        return np.einsum("thd,hdm->tm", out, p["out"]["kernel"]) + p["out"]["bias"]
+                out[t, h] = weights / weights.sum() @ value[:seen, group]
+        return self.dense(out.reshape(len(out), -1), p["out"])
 
     def feed_forward(self, x, p):
-        hidden = self.activation(x @ p["up"]["kernel"] + p["up"]["bias"])
-        return hidden @ p["down"]["kernel"] + p["down"]["bias"]
+        up = self.dense(x, p["up"])
+        if self.c.feed_forward == "gated":
+            return self.dense(self.activation(self.dense(x, p["gate"])) * up, p["down"])
+        return self.dense(self.activation(up), p["down"])
 
     def residual(self, x, norm, branch):
         if self.c.norm_position == "pre":
             return x + branch(self.norm(x, norm))
         return self.norm(x + branch(x), norm)
 
-    def embed(self, table, ids, learned):
+    def embed(self, table, ids, name):
+        x = self.positions(table, ids, name)
+        return self.norm(x, self.p[name]["norm"]) if self.c.embedding_norm else x
+
+    def positions(self, table, ids, learned):
         x = table[ids] * (np.sqrt(self.c.d_model) if self.c.scale_embeddings else 1.0)
         width = self.c.d_model
         if self.c.positional == "learned":
@@ -154,7 +237,7 @@ class Oracle:
             x = self.residual(
                 x,
                 q["self_attention_norm"],
-                lambda h: self.attention(h, h, q["self_attention"], False),
+                lambda h: self.attention(h, h, q["self_attention"], "encoder", False),
             )
             x = self.residual(
                 x, q["feed_forward_norm"], lambda h: self.feed_forward(h, q["feed_forward"])
@@ -166,18 +249,21 @@ class Oracle:
             x = self.residual(
                 x,
                 q["self_attention_norm"],
-                lambda h: self.attention(h, h, q["self_attention"], True),
+                lambda h: self.attention(h, h, q["self_attention"], "decoder", True),
             )
             x = self.residual(
                 x,
                 q["cross_attention_norm"],
-                lambda h: self.attention(h, memory, q["cross_attention"], False),
+                lambda h: self.attention(h, memory, q["cross_attention"], "decoder", False),
             )
             x = self.residual(
                 x, q["feed_forward_norm"], lambda h: self.feed_forward(h, q["feed_forward"])
             )
         x = self.norm(x, p["decoder_norm"]) if self.c.norm_position == "pre" else x
-        return x @ p.get("output_embedding", target_table).T + p.get("output_bias", 0.0)
+        x = x * self.c.logit_scale
+        logits = x @ p.get("output_embedding", target_table).T + p.get("output_bias", 0.0)
+        cap = self.c.logit_softcap
+        return cap * np.tanh(logits / cap) if cap else logits
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -199,7 +285,7 @@ TESTED_ELSEWHERE = {"gelu", "gelu_tanh", "silu", "halves", "tensor2tensor", "no_
 )
 def test_model_and_incremental_decoder_logits_equal_numpy(name):
     config = variant(name)
-    beams, independent = {"paper": (3, False), "rotary": (3, True)}.get(name, (1, True))
+    beams, independent = BEAMS.get(name, (1, True))
     model, params = Transformer(config), random_params(config)
     source, target = tokens(config)
     oracle = Oracle(config, params)
@@ -256,6 +342,7 @@ def batch_of(source, target, source_segments, target_segments, source_positions,
     [
         "paper",
         "pre",
+        "t5",
         pytest.param("learned", marks=pytest.mark.slow),
         pytest.param("rotary", marks=pytest.mark.slow),
     ],
@@ -373,7 +460,9 @@ def test_remat_recomputes_layers_without_changing_gradients(scan_layers):
     assert products[0] < products[1] < products[2]  # attention is recomputed
 
 
-@pytest.mark.parametrize("name", ["paper", "pre", "rotary", "unequal_stacks"])
+@pytest.mark.parametrize(
+    "name", ["paper", "pre", "rotary", "unequal_stacks", "t5", "relative_per_layer"]
+)
 def test_scanned_layers_compute_what_they_do_one_after_another(name):
     config = variant(name)
     params = random_params(config)

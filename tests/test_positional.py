@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from transformer_jax.config import ModelConfig
 from transformer_jax.ops import positional
 
 TABLE = [
@@ -61,3 +62,28 @@ def test_rotary_rotates_pairs_and_depends_only_on_distance():
     np.testing.assert_allclose(at(x, 5), np.concatenate([want.real, want.imag]), atol=1e-5)
     np.testing.assert_allclose(at(x, 7) @ at(y, 4), at(x, 13) @ at(y, 10), atol=1e-5)
     assert abs(at(x, 7) @ at(y, 4) - at(x, 7) @ at(y, 5)) > 1e-3
+
+
+def test_relative_buckets_are_those_of_the_paper():
+    """32 buckets up to distance 128: by hand, the ends of the ranges of T5's formula."""
+    ends = [*range(9), 12, 16, 23, 32, 46, 64, 91]  # first distances of the buckets 0 .. 15
+    distances = np.arange(-200, 201)
+    want = [sum(abs(d) >= end for end in ends) - 1 + 16 * (d > 0) for d in distances]
+    got = positional.relative_buckets(distances, True, 32, 128)
+    np.testing.assert_array_equal(got, want)
+    # Causal: later keys are in bucket 0, and 16 buckets are exact.
+    got = positional.relative_buckets(
+        np.array([5, 0, -1, -15, -16, -18, -19, -1000]), False, 32, 128
+    )
+    assert got.tolist() == [0, 0, 1, 15, 16, 16, 17, 31]
+
+
+def test_alibi_slopes_are_a_geometric_sequence():
+    np.testing.assert_allclose(positional.alibi_slopes(8), 0.5 ** np.arange(1, 9))
+    twelve = positional.alibi_slopes(12)  # those of 8, then every second one of 16
+    np.testing.assert_allclose(twelve[:8], 0.5 ** np.arange(1, 9))
+    np.testing.assert_allclose(twelve[8:], 0.5 ** np.arange(0.5, 4))
+    bias = positional.position_bias(
+        ModelConfig(positional="alibi", num_heads=2), None, np.array([-3, 0, 2]), causal=False
+    )
+    np.testing.assert_allclose(bias, -np.outer([2.0**-4, 2.0**-8], [3, 0, 2]))

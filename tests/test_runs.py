@@ -330,7 +330,7 @@ def test_history_has_the_command_as_typed(monkeypatch, arguments, typed):
     ("text", "features"),
     [
         (
-            "model name : EPYC 9\nflags\t: sse avx2 fma avx512_bf16\n",
+            "model name : EPYC 9\nflags\t: sse smep avx2 fma avx512_bf16\n",
             ["avx2", "avx512_bf16", "fma"],
         ),
         ("processor : 0\nFeatures\t: fp asimd crc32 sve2\n", ["asimd", "sve2"]),

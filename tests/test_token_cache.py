@@ -128,6 +128,12 @@ def test_language_tags_precede_the_text(tmp_path, tokenizers, monkeypatch):
     assert list(corpus.source[0]) == [7, *tokenizers.source.encode("one")]
     assert list(corpus.target[0]) == [8, *tokenizers.target.encode("eins")]
     assert len(corpus.source[1]) == 0
+    # A task of T5 follows the tags; its tokens are in another folder of the cache.
+    config = dataclasses.replace(config, source_prefix="two ")
+    corpus = token_cache.tokenize_corpora(sources.open_corpora(config, "train"), tokenizers, config)
+    two, one = map(tokenizers.source.encode, ("two ", "one"))
+    assert list(corpus.source[0]) == [7, *two, *one]
+    assert len(corpus.source[1]) == 0
 
 
 def test_token_cache_of_empty_sentences(tmp_path, tokenizers):

@@ -1,6 +1,7 @@
 """Flags of the commands that load a trained model, and loading it by them."""
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -88,7 +89,7 @@ def define_checkpoint() -> None:
 
 
 def define_languages() -> None:
-    """Defines `--target_lang` and `--source_lang`."""
+    """Defines `--target_lang`, `--source_lang` and `--source_prefix`."""
     command_line.define_text(
         "target_lang",
         "",
@@ -100,6 +101,12 @@ def define_languages() -> None:
         "",
         "LANG",
         "Language of the input, for models that read it; else the config's.",
+    )
+    command_line.define_text(
+        "source_prefix",
+        "",
+        "TEXT",
+        "Text before every source, such as a T5's task; else the config's.",
     )
 
 
@@ -162,9 +169,11 @@ def load_translator(needs_parameters: bool = True) -> "Translator":
                 f"--config.{setting.path}={value} cannot be changed after training, from {stored}; "
                 "remove it."
             )
-    return Translator.load(
-        FLAGS.workdir, FLAGS.checkpoint, FLAGS.config, FLAGS.allow_pickle, _ensemble()
-    )
+    config = FLAGS.config
+    if "source_prefix" in FLAGS and FLAGS.source_prefix:
+        data = dataclasses.replace(config.data, source_prefix=FLAGS.source_prefix)
+        config = dataclasses.replace(config, data=data)
+    return Translator.load(FLAGS.workdir, FLAGS.checkpoint, config, FLAGS.allow_pickle, _ensemble())
 
 
 def _ensemble() -> list[tuple[str, str]]:

@@ -86,6 +86,16 @@ def _model_conflicts(model: ModelConfig) -> Iterator[str]:
             yield (
                 f"config.model.head_dim={part.resolved_head_dim} must be even for rotary positions."
             )
+        if part.num_heads % part.resolved_kv_heads:
+            yield (
+                f"config.model.num_kv_heads={model.num_kv_heads} does not divide "
+                f"config.model.{name}={part.num_heads}."
+            )
+    if model.positional == "relative" and 2 * model.relative_max_distance <= model.relative_buckets:
+        yield (
+            f"config.model.relative_max_distance={model.relative_max_distance} must be above "
+            f"half of config.model.relative_buckets={model.relative_buckets}."
+        )
     if model.d_model % 2 and model.positional in SINUSOIDS:
         yield (
             f"config.model.d_model={model.d_model} must be even for "
@@ -128,9 +138,10 @@ def _batch_conflicts(config: Config) -> Iterator[str]:
             f"config.data.batch_tokens={data.batch_tokens} holds less than one row of {row_len} "
             f"target positions for each of {config.train.accumulate_steps} accumulated parts."
         )
-    if model.tie_embeddings == "all" and not data.shared_vocab:
+    if model.tie_embeddings in ("all", "inputs") and not data.shared_vocab:
         yield (
-            "config.model.tie_embeddings=all needs config.data.shared_vocab=True; "
+            f"config.model.tie_embeddings={model.tie_embeddings} needs "
+            "config.data.shared_vocab=True; "
             "use tie_embeddings=decoder with separate vocabularies."
         )
     if data.target_vocab_size and data.shared_vocab:

@@ -51,6 +51,10 @@ class DataConfig:
     target_language_tags: bool = setting(
         False, 'Put the target language, "<2xx>", before the source.'
     )
+    source_prefix: str = setting(
+        "",
+        'Text before every source, such as a task of T5: "translate English to German: ".',
+    )
     source_lang: str = setting("en", "Language of the source: suffix of its files.")
     target_lang: str = setting("de", "Language of the target: suffix of its files.")
     vocab_size: int = setting(8000, "Tokens of the tokenizer that is trained.", at_least=8)

@@ -14,9 +14,13 @@ from transformer_jax.config.data_fields import DataConfig
 from transformer_jax.config.setting import fraction, path_setting, section, setting
 
 NormPosition = Literal["pre", "post"]
+NormKind = Literal["layer", "rms"]
+FeedForwardKind = Literal["plain", "gated"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-Positional = Literal["interleaved", "halves", "tensor2tensor", "learned", "rotary", "none"]
-TieEmbeddings = Literal["all", "decoder", "none"]
+Positional = Literal[
+    "interleaved", "halves", "tensor2tensor", "learned", "rotary", "relative", "alibi", "none"
+]
+TieEmbeddings = Literal["all", "decoder", "inputs", "none"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Attention = Literal["auto", "reference", "xla", "blockwise", "cudnn", "pallas_tpu"]
 Stopping = Literal["first_k", "hf_default", "exact"]
@@ -34,6 +38,12 @@ class ModelConfig:
     head_dim: int | None = setting(
         None, "Width of a head's query, key and value; None: d_model / num_heads.", at_least=1
     )
+    num_kv_heads: int | None = setting(
+        None,
+        "Heads of keys and values, each shared by equally many heads of queries; None: one for "
+        "each.",
+        at_least=1,
+    )
     d_ff: int = setting(2048, "Hidden width of the feed-forward block.", at_least=1)
     num_decoder_heads: int | None = setting(None, "Of the decoder; None: num_heads.", at_least=1)
     decoder_d_ff: int | None = setting(None, "Of the decoder; None: d_ff.", at_least=1)
@@ -43,22 +53,55 @@ class ModelConfig:
     norm_position: NormPosition = setting(
         "post", "LayerNorm before each sub-layer (pre), or after its residual sum (the paper)."
     )
-    norm_epsilon: float = setting(1e-6, "Added to LayerNorm's variance.", above=0, below=1)
+    norm: NormKind = setting(
+        "layer", "LayerNorm, or rms: divide by the root of the mean square, without a bias."
+    )
+    norm_epsilon: float = setting(
+        1e-6, "Added to the variance, or mean square, of a norm.", above=0, below=1
+    )
+    embedding_norm: bool = setting(False, "Normalize the embeddings of each stack.")
+    qk_norm: bool = setting(False, "Normalize the queries and keys of each head (rms).")
+    use_bias: bool = setting(True, "Biases in the dense layers.")
+    feed_forward: FeedForwardKind = setting(
+        "plain",
+        "down(activation(up(x))), or gated: down(activation(gate(x)) * up(x)), which is GEGLU with "
+        "gelu and SwiGLU with silu.",
+    )
     activation: Activation = setting(
         "relu", "Of the feed-forward block. gelu is the exact (erf) form, gelu_tanh approximates."
     )
     positional: Positional = setting(
         "interleaved",
         "Position encodings. interleaved: the paper's sinusoids; halves: sines first, as in "
-        "Hugging Face's Marian; tensor2tensor: halves with that project's exponent.",
+        "Hugging Face's Marian; tensor2tensor: halves with that project's exponent; relative: "
+        "T5's learned bias by distance; alibi: a bias that falls with distance.",
     )
     positional_base: float = setting(10_000.0, "Base of sinusoids and rotary angles.", above=1)
     position_offset: int = setting(0, "Number of the first position, of sinusoids.", at_least=0)
+    relative_buckets: int = setting(32, "Biases of a head with relative positions.", at_least=4)
+    relative_max_distance: int = setting(
+        128, "Distance from which relative positions do not differ.", at_least=2
+    )
+    relative_per_layer: bool = setting(
+        False, "Relative positions of each layer; otherwise the layers of a stack share them."
+    )
+    attention_scale: float | None = setting(
+        None, "Factor of the product of query and key; None: 1 / sqrt(head_dim).", above=0
+    )
+    attention_softcap: float = setting(
+        0.0, "Bound c of attention scores x, as c·tanh(x / c); 0: none.", at_least=0
+    )
+    logit_scale: float = setting(
+        1.0, "Factor of the decoder's output before the projection to the vocabulary.", above=0
+    )
+    logit_softcap: float = setting(
+        0.0, "Bound c of logits x, as c·tanh(x / c); 0: none.", at_least=0
+    )
     scale_embeddings: bool = setting(True, "Multiply token embeddings by sqrt(d_model).")
     tie_embeddings: TieEmbeddings = setting(
         "all",
         "Which embeddings share one matrix. all: source, target and output; decoder: target and "
-        "output.",
+        "output; inputs: source and target.",
     )
     output_bias: bool = setting(False, "Add a learned bias for each token to the logits.")
     max_len: int = setting(
@@ -80,6 +123,16 @@ class ModelConfig:
     def resolved_head_dim(self) -> int:
         """`head_dim`, or its default."""
         return self.head_dim or self.d_model // self.num_heads
+
+    @property
+    def resolved_kv_heads(self) -> int:
+        """`num_kv_heads`, or its default."""
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def resolved_attention_scale(self) -> float:
+        """`attention_scale`, or its default."""
+        return self.attention_scale or self.resolved_head_dim**-0.5
 
     def for_decoder(self) -> "ModelConfig":
         """The same with the decoder's sizes as `num_heads` and `d_ff`."""

@@ -1,7 +1,8 @@
-"""Tokenizers of published models: Marian's and M2M-100's files, and `tokenizer.json` (NLLB)."""
+"""Tokenizers of published models: SentencePiece with other ids, `tokenizer.json`, and bytes."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from transformer_jax.data.tokenizer import Tokenizer, TokenizerState
 from transformer_jax.errors import UserError
@@ -107,8 +108,12 @@ class VocabularyTokenizer(Tokenizer):
                 # The model puts a space before a text.
                 yield from filter(None, (first.removeprefix("▁"), *others))
 
+    def encode_marker(self, token: str) -> list[int]:
+        return [self.token_id(part) for part in self._processor.encode(token, out_type=str)]
+
     def decode(self, ids: Iterable[int]) -> str:
-        tokens = self.tokens(i for i in ids if int(i) not in self._marker_ids)
+        is_text = lambda i: i in self._token_of and i not in self._marker_ids  # noqa: E731
+        tokens = self.tokens(filter(is_text, map(int, ids)))
         text = self._processor.decode_pieces(tokens).replace("▁", " ").strip()
         for spaced, joined in CLEAN_UP if self._clean_up else ():
             text = text.replace(spaced, joined)
@@ -121,27 +126,47 @@ class VocabularyTokenizer(Tokenizer):
         return self._vocabulary.get(token, self.unk_id)
 
 
-class JsonTokenizer(Tokenizer):
+def import_tokenizers() -> Any:
+    """Hugging Face's package `tokenizers`.
+
+    Raises:
+      UserError: it is not installed.
+    """
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UserError(
+            "The tokenizer of this model needs the package tokenizers: "
+            "pip install 'tokenizers>=0.22'."
+        ) from error
+    return tokenizers
+
+
+class _OneSegmentation(Tokenizer):
+    """A tokenizer without SentencePiece, which cannot sample."""
+
+    lowercase = False
+
+    def sample_batch(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
+        raise UserError(
+            "config.data.subword_sampling needs a tokenizer of SentencePiece's; that of this model "
+            "cannot sample."
+        )
+
+
+class JsonTokenizer(_OneSegmentation):
     """A `tokenizer.json`, read by Hugging Face's package `tokenizers` (which needs no torch).
 
     Unlike in Hugging Face's tokenizers, `</s>` or a language tag in a text is only text.
 
     Args:
       model: the file's bytes.
-      special: the tokens named `pad`, `bos`, `eos` and `unk`.
+      special: the tokens named `pad`, `eos` and `unk`, and `bos` if there is one.
       vocab_size: of the model.
     """
 
-    lowercase = False
-
     def __init__(self, model: bytes, special: Mapping[str, str], vocab_size: int):
-        try:
-            import tokenizers
-        except ImportError as error:
-            raise UserError(
-                "Reading a tokenizer.json needs the package tokenizers: "
-                "pip install 'tokenizers>=0.22'."
-            ) from error
+        tokenizers = import_tokenizers()
         self.model = model
         self._special = dict(special)
         self.vocab_size = vocab_size
@@ -157,8 +182,9 @@ class JsonTokenizer(Tokenizer):
             raise UserError(
                 f"tokenizer.json has a token of id {largest}, but config.json says {vocab_size}."
             )
-        self.pad_id, self.bos_id = self._special_id("pad"), self._special_id("bos")
-        self.eos_id, self.unk_id = self._special_id("eos"), self._special_id("unk")
+        self.pad_id, self.eos_id = self._special_id("pad"), self._special_id("eos")
+        self.unk_id = self._special_id("unk")
+        self.bos_id = self._special_id("bos") if self._special.get("bos") else -1
 
     @property
     def state(self) -> TokenizerState:
@@ -176,6 +202,11 @@ class JsonTokenizer(Tokenizer):
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def encode_marker(self, token: str) -> list[int]:
+        # As if a user wrote it: a special token is recognised in a text.
+        as_hugging_face = type(self._tokenizer).from_str(self.model.decode())
+        return list(as_hugging_face.encode(token, add_special_tokens=False).ids)
+
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
 
@@ -189,3 +220,51 @@ class JsonTokenizer(Tokenizer):
     def normalize(self, text: str) -> str:
         normalizer = self._tokenizer.normalizer
         return normalizer.normalize_str(text) if normalizer else text
+
+
+class ByteTokenizer(_OneSegmentation):
+    """UTF-8: the id of a byte is its value + 3 (ByT5: Xue et al. 2021).
+
+    Decoding drops bytes that are not UTF-8, and ids that are no bytes.
+
+    Args:
+      model: empty; other tokenizers have a file.
+      vocab_size: of the model, whose last rows are not text.
+    """
+
+    pad_id, eos_id, unk_id, bos_id = 0, 1, 2, -1
+    num_special = 3
+
+    def __init__(self, model: bytes, vocab_size: int):
+        self.model = model
+        self.vocab_size = vocab_size
+
+    @property
+    def state(self) -> TokenizerState:
+        return {"kind": "bytes", "vocab_size": self.vocab_size}
+
+    def encode_batch(self, texts: Sequence[str], num_threads: int = -1) -> list[list[int]]:
+        del num_threads
+        return [[byte + self.num_special for byte in text.encode()] for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        values = (int(i) - self.num_special for i in ids)
+        return bytes(value for value in values if 0 <= value < 256).decode(errors="ignore")
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        special = {self.pad_id: "<pad>", self.eos_id: "</s>", self.unk_id: "<unk>"}
+        return [special.get(int(i)) or self._byte(int(i) - self.num_special) for i in ids]
+
+    @staticmethod
+    def _byte(value: int) -> str:
+        """A printable ASCII character as it is, another byte in hexadecimal."""
+        if value >= 256:
+            return "<unused>"
+        return chr(value) if 32 < value < 127 else f"<0x{value:02X}>"
+
+    def token_id(self, token: str) -> int:
+        ids = self.encode(token)
+        return ids[0] if len(ids) == 1 else self.unk_id
+
+    def normalize(self, text: str) -> str:
+        return text

@@ -29,7 +29,7 @@ TOKENIZER = "tokenizer"
 PLANS = "plans"
 FORMAT = 1
 # The settings that tokens depend on; a run cannot have others.
-SETTINGS = ("target_language_tags", "context_sentences", "lowercase")
+SETTINGS = ("target_language_tags", "source_prefix", "context_sentences", "lowercase")
 FILTER_SETTINGS = ("filters", "filter_function")
 
 
@@ -172,10 +172,12 @@ class PreparedFolder:
                     f"{self.settings[name] or 'none'}; leave it empty, or prepare another folder."
                 )
         for name in SETTINGS:
-            if getattr(config, name) != self.settings[name]:
+            # A folder of an older version has no newer settings.
+            prepared = self.settings.get(name, getattr(DataConfig(), name))
+            if getattr(config, name) != prepared:
                 raise UserError(
                     f"config.data.{name}={getattr(config, name)}, but {self.path} was prepared "
-                    f"with {self.settings[name]}; set it to that, or prepare the folder again."
+                    f"with {prepared}; set it to that, or prepare the folder again."
                 )
 
 

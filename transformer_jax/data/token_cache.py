@@ -145,6 +145,8 @@ class _Inputs:
         if self.seed is not None:
             sampling = f"{self.config.subword_sampling} {self.config.max_len} {self.seed}"
             digest.update(f"{sampling} {self.number}".encode())
+        if self.config.source_prefix:
+            digest.update(f"prefix {self.config.source_prefix}".encode())
         if self.config.context_sentences:
             size = f"context {self.config.context_sentences} {self.config.max_len}"
             digest.update(size.encode())

@@ -118,6 +118,10 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 
+    def encode_marker(self, token: str) -> list[int]:
+        """Ids of a text that is one token of the vocabulary, such as a language tag."""
+        return self.encode(token)
+
     def decode(self, ids: Iterable[int]) -> str:
         """Text of token ids, without start, end and padding symbols."""
         dropped = (self.pad_id, self.bos_id, self.eos_id)

@@ -14,7 +14,11 @@ from etils import epath
 
 from transformer_jax import paths
 from transformer_jax.config import ModelConfig
-from transformer_jax.data.foreign_tokenizers import JsonTokenizer, VocabularyTokenizer
+from transformer_jax.data.foreign_tokenizers import (
+    ByteTokenizer,
+    JsonTokenizer,
+    VocabularyTokenizer,
+)
 from transformer_jax.data.tokenizer import CONTEXT_SEPARATOR, Tokenizer, TokenizerState
 from transformer_jax.errors import UserError
 
@@ -35,18 +39,27 @@ class LanguageTags:
     """The tokens that tell a multilingual model its languages; each precedes a text.
 
     Attributes:
-      template: of a token; `{}` is the language.
+      template: of a token; `{}` is the language. Without it, all languages have the same token.
       both_sides: True: each text follows the tag of its own language. False: the source follows the
         tag of the target language.
       pattern: regular expression of a language.
+      is_word: a tag is tokenized as a word of the text, which may give a space too (MADLAD-400).
     """
 
     template: str = "<2{}>"
     both_sides: bool = False
     pattern: str = ".+"
+    is_word: bool = False
 
     def token(self, language: str) -> str:
         return self.template.format(language)
+
+    def language(self, token: str) -> str:
+        """The language of a tag; "" for other tokens."""
+        before, _, after = self.template.partition("{}")
+        if "{}" not in self.template or not (token.startswith(before) and token.endswith(after)):
+            return ""
+        return token[len(before) : len(token) - len(after)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,23 +91,25 @@ class TokenizerPair:
           UserError: where the tokenizer has no tag for a language.
         """
         if self.tags.both_sides:
-            return [self._tag_id(self.source, source_lang)], [
-                self._tag_id(self.target, target_lang)
-            ]
-        return [self._tag_id(self.source, target_lang)], []
+            return self._tag_ids(self.source, source_lang), self._tag_ids(self.target, target_lang)
+        return self._tag_ids(self.source, target_lang), []
+
+    def with_prefix(
+        self, tags: tuple[list[int], list[int]], prefix: str
+    ) -> tuple[list[int], list[int]]:
+        """`tags` of `language_tags`, and the ids of a text before every source after them."""
+        return ([*tags[0], *self.source.encode(prefix)], tags[1]) if prefix else tags
 
     @property
     def has_language_tags(self) -> bool:
         """Whether the vocabulary has the tag of any language."""
-        return any(map(self._is_tag, self.source.tokens(range(self.source.vocab_size))))
+        return any(map(self.tags.language, self.source.tokens(range(self.source.vocab_size))))
 
     @functools.cached_property
     def languages(self) -> list[str]:
         """Codes of the languages that have a tag in the vocabulary, sorted."""
-        before, after = self.tags.template.split("{}")
-        tags = filter(self._is_tag, self.source.tokens(range(self.source.vocab_size)))
-        codes = (tag[len(before) : len(tag) - len(after)] for tag in tags)
-        return sorted(code for code in codes if re.fullmatch(self.tags.pattern, code))
+        codes = map(self.tags.language, self.source.tokens(range(self.source.vocab_size)))
+        return sorted(code for code in codes if code and re.fullmatch(self.tags.pattern, code))
 
     def context_separator(self) -> int:
         """Id of the token after each sentence before a source (`data.context`).
@@ -110,29 +125,25 @@ class TokenizerPair:
             )
         return separator
 
-    def _tag_id(self, tokenizer: Tokenizer, language: str) -> int:
+    def _tag_ids(self, tokenizer: Tokenizer, language: str) -> list[int]:
         tag = self.tags.token(language)
         tag_id = tokenizer.token_id(tag)
+        if "{}" not in self.tags.template:
+            return [tag_id]
         if tag_id == tokenizer.unk_id or not re.fullmatch(self.tags.pattern, language):
             raise UserError(
                 f"The tokenizer has no token {tag}: this model does not know {language!r}."
                 if language
                 else "This model serves several languages: name source_lang and target_lang."
             )
-        return tag_id
+        return tokenizer.encode_marker(tag) if self.tags.is_word else [tag_id]
 
     def begins_with_tag(self, ids: Sequence[int]) -> bool:
         """Whether source ids begin with a language tag that the text contained (`>>de<<`)."""
         if self.tags.both_sides or not ids:
             return False
         (token,) = self.source.tokens(ids[:1])
-        return self._is_tag(token)
-
-    def _is_tag(self, token: str) -> bool:
-        before, after = self.tags.template.split("{}")
-        return (
-            token.startswith(before) and token.endswith(after) and len(token) > len(before + after)
-        )
+        return bool(self.tags.language(token))
 
     @property
     def state(self) -> TokenizerState:
@@ -194,6 +205,7 @@ def _from_state(model: bytes, state: TokenizerState) -> Tokenizer:
         "sentencepiece": Tokenizer,
         "vocabulary": VocabularyTokenizer,
         "tokenizers": JsonTokenizer,
+        "bytes": ByteTokenizer,
     }
     return kinds[state.pop("kind")](model, **state)
 

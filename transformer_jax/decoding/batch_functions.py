@@ -120,8 +120,10 @@ class BatchFunctions:
         def score_chunk(chunk: tuple[list[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
             chunk_hiddens, chunk_targets = chunk
             by_model = [
-                jax.nn.log_softmax(projected_logits(hidden, table, bias))
-                for hidden, (table, bias) in zip(chunk_hiddens, projections, strict=True)
+                jax.nn.log_softmax(projected_logits(hidden, table, bias, model.logit_softcap))
+                for model, hidden, (table, bias) in zip(
+                    self.models, chunk_hiddens, projections, strict=True
+                )
             ]  # [chunk, V] each
             log_probs = by_model[0]
             if len(by_model) > 1:

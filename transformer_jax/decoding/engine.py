@@ -80,25 +80,26 @@ class Engine:
     def language_tags(
         self, target_lang: str = "", source_lang: str = ""
     ) -> tuple[list[int], list[int]]:
-        """Ids before source and target that name the languages to a multilingual model.
+        """Ids before every source and every target: language tags, and `data.source_prefix`.
 
         Raises:
           UserError: a language that the model does not know.
         """
         data = self.config.data
-        if not (data.target_language_tags or target_lang or source_lang):
-            return [], []
-        if not (data.target_language_tags or self.tokenizers.has_language_tags):
+        tags: tuple[list[int], list[int]] = ([], [])
+        is_given = bool(target_lang or source_lang)
+        if data.target_language_tags or (is_given and self.tokenizers.has_language_tags):
+            tags = self.tokenizers.language_tags(
+                source_lang or data.source_lang, target_lang or data.target_lang
+            )
+        else:
             for name, given in (("source_lang", source_lang), ("target_lang", target_lang)):
                 if given not in ("", getattr(data, name)):
                     raise UserError(
                         f"`{name}={given}`: this model translates from {data.source_lang} to "
                         f"{data.target_lang} only; omit `{name}`."
                     )
-            return [], []
-        return self.tokenizers.language_tags(
-            source_lang or data.source_lang, target_lang or data.target_lang
-        )
+        return self.tokenizers.with_prefix(tags, data.source_prefix)
 
     def encoder(self, target_lang: str = "", source_lang: str = "") -> RequestEncoder:
         """Encodes text for these languages."""

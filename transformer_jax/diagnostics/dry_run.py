@@ -247,15 +247,17 @@ def _forward_flops(config: Config, shape: BatchShape) -> _ForwardFlops:
     source, target = shape.rows * shape.source_len, shape.rows * shape.target_len
 
     def attention(heads: int, queries: int, keys: int, key_len: int) -> np.ndarray:
-        size = heads * inner
-        projections = 2 * width * size * (2 * queries + 2 * keys)
-        return np.array([projections, 2 * 2 * queries * key_len * size], float)
+        shared = 2 * (model.num_kv_heads or heads) * inner  # width of keys and values
+        projections = 2 * width * (2 * queries * heads * inner + keys * shared)
+        return np.array([projections, 2 * 2 * queries * key_len * heads * inner], float)
+
+    matrices = 3 if model.feed_forward == "gated" else 2
 
     encoder = attention(model.num_heads, source, source, shape.source_len)
-    encoder[0] += 2 * 2 * source * width * model.d_ff
+    encoder[0] += 2 * matrices * source * width * model.d_ff
     both = attention(decoder.num_heads, target, target, shape.target_len)
     both += attention(decoder.num_heads, target, source, shape.source_len)
-    both[0] += 2 * 2 * target * width * decoder.d_ff
+    both[0] += 2 * matrices * target * width * decoder.d_ff
     layers = model.num_encoder_layers * encoder + model.num_decoder_layers * both
     vocabulary = 2.0 * target * width * model.target_vocab_size
     return _ForwardFlops(float(layers[0]), float(layers[1]), vocabulary)

@@ -10,6 +10,7 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
 
 ANY = None  # every value
+T5 = "marian, as a T5"
 
 _SIZES = (
     "num_encoder_layers", "num_decoder_layers", "d_model", "num_heads", "head_dim", "d_ff",
@@ -25,20 +26,40 @@ _EVERYWHERE = dict.fromkeys(
 
 # Format -> field of ModelConfig -> values it can express. A field that a format does not name must
 # have its default value, so a new field is refused until its format names it.
-EXPRESSIBLE: dict[str, dict[str, tuple[str, ...] | None]] = {
+EXPRESSIBLE: dict[str, dict[str, tuple[object, ...] | None]] = {
     "marian": {
         **_EVERYWHERE,
         "norm_position": ("post", "pre"),
         "activation": ("relu", "gelu", "gelu_tanh", "silu"),
         "positional": ("interleaved", "halves", "tensor2tensor", "learned", "none"),
         "tie_embeddings": ("all", "decoder", "none"),
+        "embedding_norm": (False, True),
+    },
+    # What `format=marian` writes as a T5.
+    T5: {
+        **_EVERYWHERE,
+        "num_decoder_heads": (None,),
+        "decoder_d_ff": (None,),
+        "norm_position": ("pre",),
+        "norm": ("rms",),
+        "use_bias": (False,),
+        "feed_forward": ("plain", "gated"),
+        "activation": ("relu", "gelu_tanh", "silu"),
+        "positional": ("relative",),
+        "relative_buckets": ANY,
+        "relative_max_distance": ANY,
+        "attention_scale": (1.0,),
+        "logit_scale": ANY,
+        "scale_embeddings": (False,),
+        "output_bias": (False,),
+        "tie_embeddings": ("all", "inputs"),
     },
     "ctranslate2": {
         **_EVERYWHERE,
         "norm_position": ("post", "pre"),
         "activation": ("relu", "gelu", "gelu_tanh", "silu"),
         "positional": ("interleaved", "halves", "tensor2tensor", "learned", "rotary", "none"),
-        "tie_embeddings": ("all", "decoder", "none"),
+        "tie_embeddings": ("all", "decoder", "inputs", "none"),
     },
     # The export runs our own functions.
     "stablehlo": dict.fromkeys((field.name for field in dataclasses.fields(ModelConfig)), ANY),

@@ -190,7 +190,8 @@ def _references(model: Pretrained, format_name: str) -> list[Reference]:
     With equal epsilons, a mistake is not hidden by the difference that another epsilon makes.
     """
     epsilons = [model.config.model.norm_epsilon]
-    if format_name == "marian" and epsilons[0] != families.NORM_EPSILON:
+    is_written = model.config.model.norm == "rms"  # T5's config has the epsilon
+    if format_name == "marian" and not is_written and epsilons[0] != families.NORM_EPSILON:
         epsilons.insert(0, families.NORM_EPSILON)
     configs = [
         dataclasses.replace(

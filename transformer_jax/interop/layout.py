@@ -69,9 +69,9 @@ def interleaved_to_halves(d_model: int) -> np.ndarray:
 def position_tables(config: ModelConfig, params: Params) -> tuple[np.ndarray, np.ndarray] | None:
     """Vectors added at each position of source and target, each `[max_len, M]`.
 
-    None for rotary positions, which add nothing.
+    None for positions that attention applies: nothing is added.
     """
-    if config.positional == "rotary":
+    if config.positional in ("rotary", "relative", "alibi"):
         return None
     if config.positional == "learned":
         source, target = (params[f"embed_{side}"]["positions"] for side in ("source", "target"))

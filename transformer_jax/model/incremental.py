@@ -10,7 +10,7 @@ past of a beam, so reordering beams reorders only those few integers. Independen
 sampling and greedy search, are never reordered: no other hypothesis reads the cache row of one.
 
 Letters of shapes: B sentences, K beams (hypotheses of a sentence), N = B·K, T positions of the
-cache, S source positions, and H, D, M, F, V as in `layers`.
+cache, S source positions, G heads of keys and values, and H, D, M, F, V as in `layers`.
 """
 
 import dataclasses
@@ -20,26 +20,15 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.model import cached_attention
+from transformer_jax.model.cached_attention import KeyValue
 from transformer_jax.model.decoder_weights import DecoderWeights, LayerWeights
 from transformer_jax.ops import norms
 from transformer_jax.ops.activations import ACTIVATIONS
-from transformer_jax.ops.attention.softmax import additive_mask, exponentials
+from transformer_jax.ops.attention.softmax import additive_mask
+from transformer_jax.ops.dense import soft_cap
 from transformer_jax.ops.embedding import embed_tokens
 from transformer_jax.ops.platforms import compute_dtype
-from transformer_jax.ops.positional import apply_rotary
-
-
-@flax.struct.dataclass
-class KeyValue:
-    """Keys and values of one attention.
-
-    Several queries read keys fastest as `[B, H, D, S]`. Where only one does, its product takes as
-    long either way, and keys are laid out like values: a position is then written at one place, not
-    at D places.
-    """
-
-    key: jax.Array  # self [B, H, D, T·K]; cross [B, H, D, S]; with K = 1 as the values
-    value: jax.Array  # self [B, H, T·K, D]; cross [B, H, S, D]
 
 
 @flax.struct.dataclass
@@ -47,7 +36,7 @@ class DecoderCache:
     """What `decode_step` keeps between positions.
 
     Independent hypotheses have no `ancestors`. For them the self-attention's keys and values are
-    those of N sentences with one beam, both `[N, H, T, D]`.
+    those of N sentences with one beam, both `[N, G, T, D]`.
     """
 
     index: jax.Array  # [], number of positions written
@@ -81,18 +70,21 @@ def init_cache(
       independent: hypotheses are never reordered.
     """
     config = config.for_decoder()
-    heads, dim, dtype = config.num_heads, config.resolved_head_dim, compute_dtype(config)
+    heads, dim, dtype = config.resolved_kv_heads, config.resolved_head_dim, compute_dtype(config)
     batch, length = source_mask.shape
     cross_attention = []
     for layer in weights.layers:
         dense = layer.cross_key_value
-        both = jnp.einsum("bsm,nm->bsn", encoded.astype(dtype), dense.kernel) + dense.bias[:, 0]
+        both = jnp.einsum("bsm,nm->bsn", encoded.astype(dtype), dense.kernel)
+        both = both if dense.bias is None else both + dense.bias[:, 0]
         both = both.reshape(batch, length, 2, heads, dim)
-        key, value = both.transpose(2, 0, 3, 1, 4)  # --> [B, H, S, D] each
-        cross_attention.append(KeyValue(_key_layout(key, num_beams), value))
+        key, value = both.transpose(2, 0, 3, 1, 4)  # --> [B, G, S, D] each
+        if layer.cross_head_norms is not None:
+            key = cached_attention.head_norm(config, key, layer.cross_head_norms.key)
+        cross_attention.append(KeyValue(cached_attention.key_layout(key, num_beams), value))
     rows, slots = (batch * num_beams, 1) if independent else (batch, num_beams)
     zeros = jnp.zeros((rows, heads, size * slots, dim), dtype)
-    empty = KeyValue(_key_layout(zeros, slots), zeros)
+    empty = KeyValue(cached_attention.key_layout(zeros, slots), zeros)
     return DecoderCache(
         index=jnp.zeros((), jnp.int32),
         self_attention=[empty] * len(weights.layers),
@@ -152,47 +144,91 @@ def decode_step(
     config, index, ancestors = config.for_decoder(), cache.index, cache.ancestors
     if ancestors is not None:
         ancestors = ancestors.at[:, :, index].set(jnp.arange(ancestors.shape[1]))
-    self_bias = additive_mask(_is_past(cache, ancestors))
+    num_slots = 1 if ancestors is None else ancestors.shape[1]
+    is_past = _is_past(cache, ancestors)
     source_bias = additive_mask(cache.source_mask[:, None, None, :])
 
     x = embed_tokens(
         config, weights.table, weights.positions, tokens, index, weights.table.dtype
     )  # --> [N, M]
     x = jax.lax.optimization_barrier(x.T)  # --> [M, N]
+    if weights.embedding_norm is not None:
+        x = norms.norm(config, weights.embedding_norm, x, axis=0)
 
-    self_attention = []
-    for layer, self_cache, cross_cache in zip(
+    layer_caches = []
+    for layer, *caches in zip(
         weights.layers, cache.self_attention, cache.cross_attention, strict=True
     ):
-        h = norms.norm_before(config, layer.self_attention_norm, x, axis=0)
-        h, self_cache = _self_attention(config, layer, h, self_cache, self_bias, index)
-        x = norms.norm_after(config, layer.self_attention_norm, x + h, axis=0)
-        self_attention.append(self_cache)
-
-        h = norms.norm_before(config, layer.cross_attention_norm, x, axis=0)
-        h, source_weights = _cross_attention(config, layer, h, cross_cache, source_bias)
-        x = norms.norm_after(config, layer.cross_attention_norm, x + h, axis=0)
-
-        h = norms.norm_before(config, layer.feed_forward_norm, x, axis=0)
-        h = layer.down(ACTIVATIONS[config.activation](layer.up(h)))
-        x = norms.norm_after(config, layer.feed_forward_norm, x + h, axis=0)
+        self_bias = additive_mask(
+            is_past, cached_attention.position_bias(config, layer, num_slots, caches[0], index)
+        )
+        x, layer_cache, source_weights = _layer(
+            config, layer, x, (caches[0], caches[1]), (self_bias, source_bias), index
+        )
+        layer_caches.append(layer_cache)
     if weights.norm is not None:
         x = norms.norm(config, weights.norm, x, axis=0)
+    if config.logit_scale != 1.0:
+        x = x * config.logit_scale
 
     logits = jnp.matmul(weights.output_table, x, preferred_element_type=jnp.float32)  # --> [V, N]
     if weights.output_bias is not None:
         logits = logits + weights.output_bias
+    logits = soft_cap(logits, config.logit_softcap)
     coverage = cache.coverage
     if coverage is not None:
         coverage = coverage + jnp.mean(source_weights, axis=1)  # over heads
     new_cache = dataclasses.replace(
         cache,
         index=index + 1,
-        self_attention=self_attention,
+        self_attention=layer_caches,
         ancestors=ancestors,
         coverage=coverage,
     )
     return logits, new_cache
+
+
+def _layer(
+    config: ModelConfig,
+    layer: LayerWeights,
+    x: jax.Array,
+    caches: tuple[KeyValue, KeyValue],
+    biases: tuple[jax.Array | None, jax.Array | None],
+    index: jax.Array,
+) -> tuple[jax.Array, KeyValue, jax.Array]:
+    """One layer of the decoder.
+
+    Args:
+      config: of the stack.
+      layer: its weights.
+      x: `[M, N]`.
+      caches: of self-attention and cross-attention.
+      biases: of their scores, masks included.
+      index: of the position.
+
+    Returns:
+      `[M, N]`, the cache of self-attention with the position `index` written, and the weights of
+      cross-attention `[B, H, K, S]`.
+    """
+    h = norms.norm_before(config, layer.self_attention_norm, x, axis=0)
+    h, cache = cached_attention.self_attention(config, layer, h, caches[0], biases[0], index)
+    x = norms.norm_after(config, layer.self_attention_norm, x + h, axis=0)
+
+    h = norms.norm_before(config, layer.cross_attention_norm, x, axis=0)
+    h, source_weights = cached_attention.cross_attention(config, layer, h, caches[1], biases[1])
+    x = norms.norm_after(config, layer.cross_attention_norm, x + h, axis=0)
+
+    h = norms.norm_before(config, layer.feed_forward_norm, x, axis=0)
+    x = norms.norm_after(
+        config, layer.feed_forward_norm, x + _feed_forward(config, layer, h), axis=0
+    )
+    return x, cache, source_weights
+
+
+def _feed_forward(config: ModelConfig, layer: LayerWeights, x: jax.Array) -> jax.Array:
+    """The feed-forward block, `[M, N]` to `[M, N]`."""
+    activation, up = ACTIVATIONS[config.activation], layer.up(x)
+    return layer.down(activation(up) if layer.gate is None else activation(layer.gate(x)) * up)
 
 
 def _is_past(cache: DecoderCache, ancestors: jax.Array | None) -> jax.Array:
@@ -203,81 +239,3 @@ def _is_past(cache: DecoderCache, ancestors: jax.Array | None) -> jax.Array:
     is_written = (jnp.arange(size) <= cache.index)[:, None]  # [T, 1]
     is_ancestor = ancestors[..., None] == jnp.arange(beams)  # [B, K, T, K]
     return (is_written & is_ancestor).reshape(batch, 1, beams, size * beams)
-
-
-def _self_attention(
-    config: ModelConfig,
-    layer: LayerWeights,
-    x: jax.Array,
-    cache: KeyValue,
-    bias: jax.Array | None,
-    index: jax.Array,
-) -> tuple[jax.Array, KeyValue]:
-    """Self-attention `[M, N]` of `x` `[M, N]`, and the cache with the position `index` written."""
-    rows = cache.key.shape[0]
-    query, key, value = _split_heads(config, layer.self_query_key_value(x), rows, 3)
-    if config.positional == "rotary":
-        query = apply_rotary(query, index[None, None], config.positional_base)
-        key = apply_rotary(key, index[None, None], config.positional_base)
-    slots = query.shape[2]
-    start, key_axis = index * slots, 2 if slots == 1 else 3
-    key = _key_layout(key, slots)
-    cache = KeyValue(
-        jax.lax.dynamic_update_slice_in_dim(cache.key, key, start, axis=key_axis),
-        jax.lax.dynamic_update_slice_in_dim(cache.value, value, start, axis=2),
-    )
-    # Each query attends at least to its own position.
-    out, _ = _attend(query, cache, bias, may_be_empty=False)  # --> [H·D, N]
-    return layer.self_out(out), cache
-
-
-def _cross_attention(
-    config: ModelConfig,
-    layer: LayerWeights,
-    x: jax.Array,
-    cache: KeyValue,
-    bias: jax.Array | None,
-) -> tuple[jax.Array, jax.Array]:
-    """Attention to the source `[M, N]` of `x` `[M, N]`, and its weights `[B, H, K, S]`."""
-    (query,) = _split_heads(config, layer.cross_query(x), cache.key.shape[0], 1)
-    out, attention_weights = _attend(query, cache, bias, may_be_empty=True)
-    return layer.cross_out(out), attention_weights
-
-
-def _split_heads(config: ModelConfig, x: jax.Array, rows: int, count: int) -> list[jax.Array]:
-    """`x` `[count·H·D, N]` as `count` arrays `[rows, H, N/rows, D]`."""
-    x = x.reshape(count, config.num_heads, config.resolved_head_dim, rows, -1)
-    return list(x.transpose(0, 3, 1, 4, 2))
-
-
-def _key_layout(key: jax.Array, num_queries: int) -> jax.Array:
-    """Keys `[B, H, S, D]` as `KeyValue` has them where `num_queries` read them."""
-    return key if num_queries == 1 else key.swapaxes(2, 3)
-
-
-def _attend(
-    query: jax.Array, cache: KeyValue, bias: jax.Array | None, may_be_empty: bool
-) -> tuple[jax.Array, jax.Array]:
-    """Attention over a cache.
-
-    Args:
-      query: `[B, H, K, D]`.
-      cache: keys and values.
-      bias: added to the scores, broadcastable to `[B, H, K, S]`.
-      may_be_empty: some query may have every key hidden.
-
-    Returns:
-      The output `[H·D, N]` and the attention weights `[B, H, K, S]` float32.
-    """
-    query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-    product = "bhkd,bhsd->bhks" if query.shape[2] == 1 else "bhkd,bhds->bhks"
-    scores = jnp.einsum(product, query, cache.key, preferred_element_type=jnp.float32)
-    exps, total = exponentials(scores, bias, may_be_empty)
-    out = jnp.einsum(
-        "bhks,bhsd->bhkd",
-        exps.astype(cache.value.dtype),
-        cache.value,
-        preferred_element_type=jnp.float32,
-    )
-    out = (out / total).astype(cache.value.dtype).transpose(1, 3, 0, 2)  # --> [H, D, B, K]
-    return out.reshape(out.shape[0] * out.shape[1], -1), exps / total

@@ -35,7 +35,7 @@ def scan_layers(
     rng: jax.Array | None,
     remat: Remat,
     gather: Callable[[Params], Params],
-    **inputs: jax.Array,
+    **inputs: jax.Array | None,
 ) -> jax.Array:
     """Applies the layers as the body of one loop, which is compiled once.
 

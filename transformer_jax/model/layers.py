@@ -13,6 +13,7 @@ These arguments have one meaning in all layers:
   deterministic: True disables dropout. Positional, because `nn.remat` needs its number.
   encoded: `[B, S, M]`, output of the encoder.
   positions: `[B, L]` or `[1, L]` integers; only rotary positions read them here.
+  position_bias: `[1, H, L, L]`, added to the scores of self-attention; None: nothing.
   segment_ids: `[B, L]` integers, of the sequence `x`. A token attends only to tokens of its
     segment, so a row may pack several sentences. Segment 0 is padding: no token attends to it, and
     the context vector of padding is zero, whatever implements attention.
@@ -24,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.primitives import Dense, Dropout, Norm
+from transformer_jax.model.primitives import Dense, Dropout, HeadNorm, Norm, PositionBias
 from transformer_jax.ops.activations import ACTIVATIONS
 from transformer_jax.ops.attention import attention_weights, dot_product_attention
 from transformer_jax.ops.dense import dense
@@ -45,11 +46,23 @@ class EncoderLayer(nn.Module):
         self.dropout = Dropout(self.config.dropout_rate)
 
     def __call__(
-        self, x: jax.Array, deterministic: bool, *, positions: jax.Array, segment_ids: jax.Array
+        self,
+        x: jax.Array,
+        deterministic: bool,
+        *,
+        positions: jax.Array,
+        position_bias: jax.Array | None,
+        segment_ids: jax.Array,
     ) -> jax.Array:
         """Maps `x` `[B, S, M]` to `[B, S, M]`."""
         x, h = self.self_attention_norm.before(x)
-        h = self.self_attention(h, deterministic, positions=positions, segment_ids=segment_ids)
+        h = self.self_attention(
+            h,
+            deterministic,
+            positions=positions,
+            position_bias=position_bias,
+            segment_ids=segment_ids,
+        )
         x = self.self_attention_norm.after(x + self.dropout(h, deterministic))
 
         x, h = self.feed_forward_norm.before(x)
@@ -78,12 +91,19 @@ class DecoderLayer(nn.Module):
         *,
         encoded: jax.Array,
         positions: jax.Array,
+        position_bias: jax.Array | None,
         segment_ids: jax.Array,
         source_segment_ids: jax.Array,
     ) -> jax.Array:
         """Maps `x` `[B, T, M]` to `[B, T, M]`."""
         x, h = self.self_attention_norm.before(x)
-        h = self.self_attention(h, deterministic, positions=positions, segment_ids=segment_ids)
+        h = self.self_attention(
+            h,
+            deterministic,
+            positions=positions,
+            position_bias=position_bias,
+            segment_ids=segment_ids,
+        )
         x = self.self_attention_norm.after(x + self.dropout(h, deterministic))
 
         x, h = self.cross_attention_norm.before(x)
@@ -110,13 +130,23 @@ class MultiHeadAttention(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
+        config = self.config
         # Axes are pairs of a logical name and a size.
-        embed = (("embed", self.config.d_model),)
-        heads = (("heads", self.config.num_heads), ("kv", self.config.resolved_head_dim))
-        self.query = Dense(embed, heads)
-        self.key = Dense(embed, heads)
-        self.value = Dense(embed, heads)
-        self.out = Dense(heads, embed)
+        embed = (("embed", config.d_model),)
+        heads = (("heads", config.num_heads), ("kv", config.resolved_head_dim))
+        kv_heads = (("heads", config.resolved_kv_heads), ("kv", config.resolved_head_dim))
+        self.query = Dense(embed, heads, config.use_bias)
+        self.key = Dense(embed, kv_heads, config.use_bias)
+        self.value = Dense(embed, kv_heads, config.use_bias)
+        self.out = Dense(heads, embed, config.use_bias)
+        self.query_norm = HeadNorm(config) if config.qk_norm else None
+        self.key_norm = HeadNorm(config) if config.qk_norm else None
+
+    def normalize(self, query: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Queries `[B, T, H, D]` and keys `[B, S, G, D]` after `config.qk_norm`."""
+        if self.query_norm is None or self.key_norm is None:
+            return query, key
+        return self.query_norm(query), self.key_norm(key)
 
     def attend(
         self,
@@ -128,48 +158,69 @@ class MultiHeadAttention(nn.Module):
         query_segment_ids: jax.Array,
         key_segment_ids: jax.Array,
         causal: bool,
+        bias: jax.Array | None = None,
     ) -> jax.Array:
         """Attention of all heads, projected to `[B, T, M]`.
 
         Args:
           query: `[B, T, H, D]`.
-          key: `[B, S, H, D]`.
-          value: `[B, S, H, D]`.
+          key: `[B, S, G, D]`, G being H or `config.num_kv_heads`.
+          value: `[B, S, G, D]`.
           deterministic: True disables dropout.
           query_segment_ids: `[B, T]`.
           key_segment_ids: `[B, S]`.
           causal: position t attends to positions 0 .. t only.
+          bias: added to the scores, broadcastable to `[B, H, T, S]`.
         """
-        dropout_rate = 0.0 if deterministic else self.config.attention_dropout_rate
+        config = self.config
+        dropout_rate = 0.0 if deterministic else config.attention_dropout_rate
         context = dot_product_attention(
             query,
             key,
             value,
+            bias=bias,
             causal=causal,
             query_segment_ids=query_segment_ids,
             key_segment_ids=key_segment_ids,
             dropout_rate=dropout_rate,
             rng=self.make_rng("dropout") if dropout_rate else None,
-            implementation=self.config.attention,  # formula or fused kernel; "auto": the fastest
+            scale=config.resolved_attention_scale,
+            softcap=config.attention_softcap,
+            implementation=config.attention,  # formula or fused kernel; "auto": the fastest
         )  # --> [B, T, H, D]
         if self.is_mutable_collection("intermediates"):
             mask = make_segment_mask(query_segment_ids, key_segment_ids)
             if causal:
                 mask = mask & make_causal_mask(query.shape[1], key.shape[1])
-            self.capture(query, key, value, mask)
+            self.capture(query, key, value, mask, bias)
         return self.out(context)
 
-    def capture(self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> None:
+    def capture(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        mask: jax.Array,
+        bias: jax.Array | None,
+    ) -> None:
         """Stores what the heads compute in the collection `intermediates`, if it is mutable.
 
-        Names are `queries` `[B, T, H, D]`, `keys` and `values` `[B, S, H, D]`, all after rotary
+        Names are `queries` `[B, T, H, D]`, `keys` and `values` `[B, S, G, D]`, all after rotary
         positions, and `weights` `[B, H, T, S]`; each is a tuple of one array. The weights are
         computed by the formula, without dropout, because fused kernels do not return theirs.
         """
         self.sow("intermediates", "queries", query)
         self.sow("intermediates", "keys", key)
         self.sow("intermediates", "values", value)
-        self.sow("intermediates", "weights", attention_weights(query, key, mask=mask))
+        weights = attention_weights(
+            query,
+            key,
+            mask=mask,
+            bias=bias,
+            scale=self.config.resolved_attention_scale,
+            softcap=self.config.attention_softcap,
+        )
+        self.sow("intermediates", "weights", weights)
 
 
 class SelfAttention(MultiHeadAttention):
@@ -177,11 +228,30 @@ class SelfAttention(MultiHeadAttention):
 
     causal: bool
 
+    def setup(self) -> None:
+        super().setup()
+        config = self.config
+        has_bias = config.positional == "relative" and config.relative_per_layer
+        self.position_bias = PositionBias(config, self.causal) if has_bias else None
+
     def __call__(
-        self, x: jax.Array, deterministic: bool, *, positions: jax.Array, segment_ids: jax.Array
+        self,
+        x: jax.Array,
+        deterministic: bool,
+        *,
+        positions: jax.Array,
+        position_bias: jax.Array | None,
+        segment_ids: jax.Array,
     ) -> jax.Array:
         """Maps `x` `[B, L, M]` to `[B, L, M]`."""
-        query, key, value = project_heads(x, self.query, self.key, self.value)
+        if self.config.num_kv_heads is None:
+            query, key, value = project_heads(x, self.query, self.key, self.value)
+        else:
+            query = self.query(x)
+            key, value = project_heads(x, self.key, self.value)
+        query, key = self.normalize(query, key)
+        if self.position_bias is not None:
+            position_bias = self.position_bias(x.shape[1])
         if self.config.positional == "rotary":
             query = apply_rotary(query, positions, self.config.positional_base)
             key = apply_rotary(key, positions, self.config.positional_base)
@@ -193,6 +263,7 @@ class SelfAttention(MultiHeadAttention):
             query_segment_ids=segment_ids,
             key_segment_ids=segment_ids,
             causal=self.causal,
+            bias=position_bias,
         )
 
 
@@ -211,6 +282,7 @@ class CrossAttention(MultiHeadAttention):
         """Maps `x` `[B, T, M]` to `[B, T, M]`."""
         query = self.query(x)  # --> [B, T, H, D]
         key, value = project_heads(encoded, self.key, self.value)
+        query, key = self.normalize(query, key)
         return self.attend(
             query,
             key,
@@ -223,7 +295,7 @@ class CrossAttention(MultiHeadAttention):
 
 
 def project_heads(x: jax.Array, *projections: Dense) -> list[jax.Array]:
-    """Projects `x` `[B, L, M]` to one array `[B, L, H, D]` for each of n projections.
+    """Projects `x` `[B, L, M]` to one array `[B, L, H, D]` for each of n equal projections.
 
     One product with the stacked kernels is faster than n products. The kernels `[M, H, D]` and
     biases `[H, D]` are separate parameters, as in published checkpoints.
@@ -231,13 +303,14 @@ def project_heads(x: jax.Array, *projections: Dense) -> list[jax.Array]:
     # `dense` multiplies by `[M, H·n·D]`. H is the outermost of these axes, so that the heads of a
     # device are one contiguous block.
     kernel = jnp.stack([p.kernel for p in projections], axis=2)  # --> [M, H, n, D]
-    bias = jnp.stack([p.bias for p in projections], axis=1)  # --> [H, n, D]
+    biases = [p.bias for p in projections if p.bias is not None]
+    bias = jnp.stack(biases, axis=1) if biases else None  # --> [H, n, D]
     out = dense(x, kernel, bias)  # --> [B, L, H, n, D]
     return [out[..., i, :] for i in range(len(projections))]
 
 
 class FeedForward(nn.Module):
-    """Two dense layers with an activation between them (section 3.3)."""
+    """Two dense layers with an activation between them (section 3.3), or gated (Shazeer 2020)."""
 
     config: ModelConfig
 
@@ -246,9 +319,14 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
         """Applies the same function to each position of `x` `[B, L, M]`, to `[B, L, M]`."""
-        embed = (("embed", self.config.d_model),)
-        mlp = (("mlp", self.config.d_ff),)
-        h = Dense(embed, mlp, name="up")(x)  # --> [B, L, F]
-        h = ACTIVATIONS[self.config.activation](h)
-        h = Dropout(self.config.activation_dropout_rate)(h, deterministic)
-        return Dense(mlp, embed, name="down")(h)  # --> [B, L, M]
+        config = self.config
+        embed = (("embed", config.d_model),)
+        mlp = (("mlp", config.d_ff),)
+        h = Dense(embed, mlp, config.use_bias, name="up")(x)  # --> [B, L, F]
+        if config.feed_forward == "gated":
+            gate = Dense(embed, mlp, config.use_bias, name="gate")(x)  # --> [B, L, F]
+            h = ACTIVATIONS[config.activation](gate) * h
+        else:
+            h = ACTIVATIONS[config.activation](h)
+        h = Dropout(config.activation_dropout_rate)(h, deterministic)
+        return Dense(mlp, embed, config.use_bias, name="down")(h)  # --> [B, L, M]

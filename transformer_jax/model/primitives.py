@@ -7,12 +7,14 @@ random bits of `ops.dropout` cost almost nothing.
 
 import flax.linen as nn
 import jax
+import numpy as np
 from flax.typing import Initializer
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.ops import norms
 from transformer_jax.ops.dense import dense
 from transformer_jax.ops.dropout import dropout
+from transformer_jax.ops.positional import position_bias
 
 Axes = tuple[tuple[str, int], ...]  # logical name (see `with_axes`) and size of each axis
 
@@ -20,20 +22,19 @@ Axes = tuple[tuple[str, int], ...]  # logical name (see `with_axes`) and size of
 def with_axes(init: Initializer, *names: str) -> Initializer:
     """`init` with a logical name for each axis of the parameter.
 
-    Names are `embed` (M), `heads` (H), `kv` (D), `mlp` (F), `vocab` (V) and `positions`.
+    Names are `embed` (M), `heads` (H or G), `kv` (D), `mlp` (F), `vocab` (V), `positions` and
+    `buckets`.
     `training.partition.RULES` maps them to the axes of the mesh.
     """
     return nn.with_logical_partitioning(init, names)
 
 
 class Dense(nn.Module):
-    """A dense layer with `kernel` `[*inner, *outer]` and `bias` `[*outer]`.
-
-    Every layer has a bias, as in published translation models.
-    """
+    """A dense layer with `kernel` `[*inner, *outer]` and `bias` `[*outer]`."""
 
     inner: Axes  # of the input
     outer: Axes  # of the output
+    use_bias: bool
 
     def setup(self) -> None:
         names, sizes = zip(*self.inner, *self.outer, strict=True)
@@ -42,12 +43,14 @@ class Dense(nn.Module):
             in_axis=range(num_inner), out_axis=range(num_inner, len(names))
         )
         self.kernel = self.param("kernel", with_axes(init, *names), sizes)
-        zeros = with_axes(nn.initializers.zeros, *names[num_inner:])
-        self.bias = self.param("bias", zeros, sizes[num_inner:])
+        self.bias = None
+        if self.use_bias:
+            zeros = with_axes(nn.initializers.zeros, *names[num_inner:])
+            self.bias = self.param("bias", zeros, sizes[num_inner:])
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `[..., *inner]` to `[..., *outer]`."""
-        return dense(x, self.kernel, self.bias)
+        return dense(x, self.kernel, self.bias, len(self.inner))
 
 
 class Norm(nn.Module):
@@ -86,6 +89,43 @@ class Norm(nn.Module):
     def after(self, x: jax.Array) -> jax.Array:
         """What follows the residual sum `x` `[..., M]`: `x` in pre-norm, `norm(x)` in post-norm."""
         return norms.norm_after(self.config, self.weights, x)
+
+
+class HeadNorm(nn.Module):
+    """The norm of each head's query or key, with one scale `[D]` for all heads."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`x` `[B, L, H, D]` normalized over D, in its type."""
+        init = with_axes(nn.initializers.ones, "kv")
+        scale = self.param("scale", init, (self.config.resolved_head_dim,))
+        return norms.rms_norm(x, scale, self.config.norm_epsilon).astype(x.dtype)
+
+
+class PositionBias(nn.Module):
+    """What relative positions or ALiBi add to the scores of self-attention."""
+
+    config: ModelConfig
+    causal: bool
+
+    def setup(self) -> None:
+        config = self.config
+        self.table: jax.Array | None = None  # [buckets, H]
+        if config.positional == "relative":
+            init = with_axes(nn.initializers.normal(config.d_model**-0.5), "buckets", "heads")
+            shape = (config.relative_buckets, config.num_heads)
+            self.table = self.param("table", init, shape)
+
+    def __call__(self, length: int) -> jax.Array | None:
+        """`[1, H, L, L]` float32, of queries and keys; None where nothing is added.
+
+        Indices count, not positions: sentences that share a row do not attend to one another.
+        """
+        distances = np.arange(length)[None, :] - np.arange(length)[:, None]
+        bias = position_bias(self.config, self.table, distances, self.causal)  # --> [H, L, L]
+        return None if bias is None else bias[None]
 
 
 class Dropout(nn.Module):

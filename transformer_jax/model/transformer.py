@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.layer_stack import Remat, scan_layers, with_remat
 from transformer_jax.model.layers import DecoderLayer, EncoderLayer
-from transformer_jax.model.primitives import Dropout, Norm, with_axes
+from transformer_jax.model.primitives import Dropout, Norm, PositionBias, with_axes
 from transformer_jax.ops.dense import projected_logits
 from transformer_jax.ops.embedding import embed_tokens
 from transformer_jax.ops.platforms import compute_dtype
@@ -30,22 +30,24 @@ Params = dict[str, Any]  # nested by module name; the leaves are arrays
 
 
 class Embedding(nn.Module):
-    """`dropout(token_table[tokens] · sqrt(M) + position_table[positions])`.
+    """`dropout(norm(token_table[tokens] · sqrt(M) + position_table[positions]))`.
 
-    Sections 3.4, 3.5 and 5.4 of the paper. The factor is omitted without `scale_embeddings`.
+    Sections 3.4, 3.5 and 5.4 of the paper. The factor is omitted without `scale_embeddings`, the
+    norm without `embedding_norm`.
     """
 
     config: ModelConfig
 
     def setup(self) -> None:
         config = self.config
-        # `rotary` positions are applied in `SelfAttention`, and `none` adds nothing.
+        # `rotary`, `relative` and `alibi` are applied in attention, and `none` adds nothing.
         self.position_table: jax.Array | None = None
         if config.positional in SINUSOIDS:
             self.position_table = jnp.asarray(sinusoid_table(config))
         elif config.positional == "learned":
             init = with_axes(nn.initializers.normal(0.02), "positions", "embed")
             self.position_table = self.param("positions", init, (config.max_len, config.d_model))
+        self.norm = Norm(config) if config.embedding_norm else None
         self.dropout = Dropout(config.dropout_rate)
 
     def __call__(
@@ -61,6 +63,7 @@ class Embedding(nn.Module):
         """
         dtype = compute_dtype(self.config)
         x = embed_tokens(self.config, token_table, self.position_table, tokens, positions, dtype)
+        x = x if self.norm is None else self.norm(x)
         return self.dropout(x, deterministic)
 
 
@@ -74,7 +77,7 @@ class Transformer(nn.Module):
     restart with each sentence.
 
     `config.tie_embeddings` names the tables `[V, M]` that are one parameter: `all` (source, target
-    and output), `decoder` (target and output) or `none`.
+    and output), `decoder` (target and output), `inputs` (source and target) or `none`.
     """
 
     config: ModelConfig
@@ -99,6 +102,10 @@ class Transformer(nn.Module):
         self.decoder_layers = [
             decoder_layer_class(decoder_config) for _ in range(config.num_decoder_layers)
         ]
+        # Layers with relative positions of each have a bias of theirs instead.
+        shared = config.positional in ("relative", "alibi") and not config.relative_per_layer
+        self.encoder_position_bias = PositionBias(config, causal=False) if shared else None
+        self.decoder_position_bias = PositionBias(decoder_config, causal=True) if shared else None
         # Pre-norm layers do not normalize their output, so each stack ends with a norm.
         has_final_norm = config.norm_position == "pre"
         self.encoder_norm = Norm(config) if has_final_norm else None
@@ -109,11 +116,11 @@ class Transformer(nn.Module):
         source_shape = (config.source_vocab_size, config.d_model)
         target_shape = (config.target_vocab_size, config.d_model)
         self.target_table = self.param("target_embedding", init, target_shape)
-        if config.tie_embeddings == "all":
+        if config.tie_embeddings in ("all", "inputs"):
             self.source_table = self.target_table
         else:
             self.source_table = self.param("source_embedding", init, source_shape)
-        if config.tie_embeddings == "none":
+        if config.tie_embeddings in ("inputs", "none"):
             self.output_table = self.param("output_embedding", init, target_shape)
         else:
             self.output_table = self.target_table
@@ -143,8 +150,14 @@ class Transformer(nn.Module):
         if segment_ids is None:
             segment_ids = jnp.ones_like(inputs)
         x = self.embed_source(self.source_table, inputs, positions, deterministic)
+        bias = self.encoder_position_bias
         x = self._apply_layers(
-            "encoder_layers", x, deterministic, positions=positions, segment_ids=segment_ids
+            "encoder_layers",
+            x,
+            deterministic,
+            positions=positions,
+            position_bias=None if bias is None else bias(x.shape[1]),
+            segment_ids=segment_ids,
         )
         return x if self.encoder_norm is None else self.encoder_norm(x)
 
@@ -158,7 +171,7 @@ class Transformer(nn.Module):
         source_segment_ids: jax.Array | None = None,
         deterministic: bool = True,
     ) -> jax.Array:
-        """Decoder output `[B, T, M]`, before the projection to the vocabulary.
+        """Decoder output `[B, T, M]`, as the projection to the vocabulary reads it.
 
         Args:
           encoded: `[B, S, M]` from `encode`.
@@ -175,19 +188,22 @@ class Transformer(nn.Module):
         if source_segment_ids is None:
             source_segment_ids = jnp.ones(encoded.shape[:2], jnp.int32)
         x = self.embed_target(self.target_table, decoder_inputs, positions, deterministic)
+        bias = self.decoder_position_bias
         x = self._apply_layers(
             "decoder_layers",
             x,
             deterministic,
             encoded=encoded,
             positions=positions,
+            position_bias=None if bias is None else bias(x.shape[1]),
             segment_ids=segment_ids,
             source_segment_ids=source_segment_ids,
         )
-        return x if self.decoder_norm is None else self.decoder_norm(x)
+        x = x if self.decoder_norm is None else self.decoder_norm(x)
+        return x if self.config.logit_scale == 1.0 else x * self.config.logit_scale
 
     def _apply_layers(
-        self, stack: str, x: jax.Array, deterministic: bool, **inputs: jax.Array
+        self, stack: str, x: jax.Array, deterministic: bool, **inputs: jax.Array | None
     ) -> jax.Array:
         """Applies the layers of a stack to `x` `[B, L, M]`."""
         layers = getattr(self, stack)
@@ -236,7 +252,8 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Logits `[B, T, V]` in float32 of the decoder's output `[B, T, M]`."""
-        return projected_logits(hidden, self.output_table, self.output_bias)
+        softcap = self.config.logit_softcap
+        return projected_logits(hidden, self.output_table, self.output_bias, softcap)
 
     def __call__(self, batch: dict[str, jax.Array], deterministic: bool = True) -> jax.Array:
         """Logits `[B, T, V]` of a training batch, whose keys are those of `hidden`."""

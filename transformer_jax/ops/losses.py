@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.ops.attention.softmax import HIDDEN
-from transformer_jax.ops.dense import projected_logits
+from transformer_jax.ops.dense import projected_logits, soft_cap, soft_cap_slope
 
 
 class LossSums(NamedTuple):
@@ -80,6 +80,7 @@ def projected_cross_entropy(
     label_smoothing: float = 0.0,
     chunk_size: int = 512,
     bias: jax.Array | None = None,
+    softcap: float = 0.0,
 ) -> LossSums:
     """`cross_entropy(hidden @ table.T + bias, …)` with `[chunk_size, V]` logits in memory.
 
@@ -93,6 +94,7 @@ def projected_cross_entropy(
       label_smoothing: ε.
       chunk_size: positions whose logits are in memory at once.
       bias: `[V]`, added to every position's logits.
+      softcap: bound of the logits, as of `projected_logits`.
     """
     size = hidden.shape[0]
     chunk_size = min(chunk_size, size)
@@ -105,35 +107,46 @@ def projected_cross_entropy(
     weights = weights.astype(jnp.float32)
     return LossSums(
         *_chunked_sums(
-            chunked(hidden), table, bias, chunked(targets), chunked(weights), label_smoothing
+            chunked(hidden),
+            table,
+            bias,
+            chunked(targets),
+            chunked(weights),
+            label_smoothing,
+            softcap,
         )
     )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _chunked_sums(hidden, table, bias, targets, weights, label_smoothing):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _chunked_sums(hidden, table, bias, targets, weights, label_smoothing, softcap):
     table = table.astype(hidden.dtype)
 
     def add(sums, chunk):
         h, t, w = chunk
-        new = cross_entropy(projected_logits(h, table, bias), t, w, label_smoothing)
+        new = cross_entropy(projected_logits(h, table, bias, softcap), t, w, label_smoothing)
         return jax.tree.map(jnp.add, sums, tuple(new)), None
 
     zero = (jnp.zeros((), jnp.float32),) * 4
     return jax.lax.scan(add, zero, (hidden, targets, weights))[0]
 
 
-def _forward(hidden, table, bias, targets, weights, label_smoothing):
+def _forward(hidden, table, bias, targets, weights, label_smoothing, softcap):
     cast = table.astype(hidden.dtype)
     classes = jnp.arange(table.shape[0], dtype=targets.dtype)
-    # The mean of a position's logits is the logit of the mean row.
+    # Without a bound, the mean of a position's logits is the logit of the mean row.
     mean_row = jnp.mean(cast.astype(jnp.float32), axis=0)
     mean_bias = 0.0 if bias is None else jnp.mean(bias)
+
+    def mean(h, logits):
+        if softcap:
+            return jnp.mean(logits, axis=-1)
+        return jnp.matmul(h.astype(jnp.float32), mean_row, precision="highest") + mean_bias
 
     def add(carry, chunk):
         sums, table_grad, bias_grad = carry
         h, t, w = chunk
-        logits = projected_logits(h, cast, bias)
+        logits = projected_logits(h, cast, bias, softcap)
         largest = jnp.max(logits, axis=-1)
         powers = jnp.exp(logits - largest[:, None])
         total = jnp.sum(powers, axis=-1)
@@ -142,7 +155,7 @@ def _forward(hidden, table, bias, targets, weights, label_smoothing):
             normalizer=largest + jnp.log(total),
             at_target=_select(logits, is_target),
             largest=largest,
-            mean=jnp.matmul(h.astype(jnp.float32), mean_row, precision="highest") + mean_bias,
+            mean=mean(h, logits),
             weights=w,
             label_smoothing=label_smoothing,
         )
@@ -150,6 +163,7 @@ def _forward(hidden, table, bias, targets, weights, label_smoothing):
         smoothed = label_smoothing / len(classes)
         smoothed = smoothed + jnp.where(is_target, 1.0 - label_smoothing, 0.0)
         grad = powers * (w / total)[:, None] - smoothed * w[:, None]
+        grad = grad * soft_cap_slope(logits, softcap)
         bias_grad = jax.tree.map(lambda total: total + jnp.sum(grad, axis=0), bias_grad)
         grad = grad.astype(h.dtype)
         hidden_grad = jnp.einsum("nv,vm->nm", grad, cast)
@@ -165,8 +179,8 @@ def _forward(hidden, table, bias, targets, weights, label_smoothing):
     return sums, (hidden_grad, table_grad.T.astype(table.dtype), bias_grad)
 
 
-def _backward(label_smoothing, residuals, cotangents):
-    del label_smoothing
+def _backward(label_smoothing, softcap, residuals, cotangents):
+    del label_smoothing, softcap
     scale = cotangents[0]
     grads = jax.tree.map(lambda grad: grad * scale.astype(grad.dtype), residuals)
     return *grads, None, None
@@ -176,7 +190,12 @@ _chunked_sums.defvjp(_forward, _backward)
 
 
 def alignment_loss(
-    query: jax.Array, key: jax.Array, alignment: jax.Array, mask: jax.Array
+    query: jax.Array,
+    key: jax.Array,
+    alignment: jax.Array,
+    mask: jax.Array,
+    scale: float,
+    softcap: float = 0.0,
 ) -> jax.Array:
     """Sum of cross-entropies between a head's attention and given links (Garg et al., 2019).
 
@@ -187,9 +206,11 @@ def alignment_loss(
       key: `[B, S, D]`.
       alignment: `[B, T, N]` linked source positions of each target position, -1 for none.
       mask: `[B, T, S]` boolean, True = may attend.
+      scale: factor of the scores.
+      softcap: their bound; 0: none.
     """
     query, key = query.astype(jnp.float32), key.astype(jnp.float32)
-    scores = jnp.einsum("btd,bsd->bts", query * query.shape[-1] ** -0.5, key)
+    scores = soft_cap(jnp.einsum("btd,bsd->bts", query * scale, key), softcap)
     log_weights = jax.nn.log_softmax(jnp.where(mask, scores, HIDDEN), axis=-1)
     is_linked = alignment[..., None] == jnp.arange(key.shape[1])  # --> [B, T, N, S]
     at_links = jnp.sum(jnp.where(is_linked, log_weights[:, :, None], 0.0), axis=(2, 3))  # [B, T]

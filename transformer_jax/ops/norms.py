@@ -12,8 +12,9 @@ NormParams = dict[str, jax.Array]  # name (see `init_norm`) -> [M], or [M, 1] wi
 
 
 def init_norm(config: ModelConfig) -> NormParams:
-    """Initial parameters of a norm, each `[M]` float32."""
-    return {"scale": jnp.ones(config.d_model), "bias": jnp.zeros(config.d_model)}
+    """Initial parameters of a norm, each `[M]` float32: `scale`, and `bias` of layer norms."""
+    scale = {"scale": jnp.ones(config.d_model)}
+    return scale if config.norm == "rms" else {**scale, "bias": jnp.zeros(config.d_model)}
 
 
 def norm(config: ModelConfig, params: NormParams, x: jax.Array, axis: int = -1) -> jax.Array:
@@ -21,11 +22,14 @@ def norm(config: ModelConfig, params: NormParams, x: jax.Array, axis: int = -1) 
 
     Args:
       config: of the model.
-      params: `scale` and `bias`, which broadcast against `x`.
+      params: of `init_norm`, which broadcast against `x`.
       x: `[..., M]`, or any array with its features along `axis`.
       axis: of the features.
     """
-    y = layer_norm(x, params["scale"], params["bias"], config.norm_epsilon, axis)
+    if config.norm == "rms":
+        y = rms_norm(x, params["scale"], config.norm_epsilon, axis)
+    else:
+        y = layer_norm(x, params["scale"], params["bias"], config.norm_epsilon, axis)
     return y.astype(x.dtype)
 
 
@@ -47,3 +51,9 @@ def layer_norm(
     mean = jnp.mean(x32, axis, keepdims=True)
     variance = jnp.mean(jnp.square(x32 - mean), axis, keepdims=True)
     return (x - mean) * (jax.lax.rsqrt(variance + epsilon) * scale) + bias
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float, axis: int = -1) -> jax.Array:
+    """`x / sqrt(mean(x²) + ε) · scale` over `axis`, float32 (Zhang and Sennrich 2019)."""
+    x = x.astype(jnp.float32)
+    return x * (jax.lax.rsqrt(jnp.mean(jnp.square(x), axis, keepdims=True) + epsilon) * scale)

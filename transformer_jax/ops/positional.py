@@ -1,10 +1,17 @@
-"""Position encodings of "Attention Is All You Need" (section 3.5), their variants, and rotary."""
+"""Position encodings of "Attention Is All You Need" (section 3.5), and their successors.
+
+Sinusoids are added to embeddings. `apply_rotary` turns queries and keys. `relative_buckets` and
+`alibi_slopes` are for biases that are added to scores.
+"""
+
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.ops.embedding import embed
 
 SINUSOIDS = ("interleaved", "halves", "tensor2tensor")
 
@@ -62,3 +69,70 @@ def apply_rotary(x: jax.Array, positions: jax.Array, base: float = 10_000.0) -> 
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return rotated.astype(x.dtype)
+
+
+def relative_buckets(
+    distances: np.ndarray, bidirectional: bool, num_buckets: int, max_distance: int
+) -> np.ndarray:
+    """Bucket of each distance between a query and a key (T5: Raffel et al. 2020, section 2.1).
+
+    The first half of the buckets has one distance each, the others logarithmically more, up to
+    max_distance.
+
+    Args:
+      distances: position of the key minus that of the query, integers of any shape.
+      bidirectional: keys after the query have half of the buckets; otherwise they are in bucket 0.
+      num_buckets: in all.
+      max_distance: from there on, all distances are in the last bucket.
+
+    Returns:
+      int32, of the shape of `distances`.
+    """
+    first = np.zeros(distances.shape, np.int32)
+    if bidirectional:
+        num_buckets //= 2
+        first[distances > 0] = num_buckets
+        distances = np.abs(distances)
+    else:
+        distances = np.maximum(-distances, 0)
+    num_exact = num_buckets // 2
+    # In float32, as the published models computed it: a boundary may depend on rounding.
+    ratios = np.maximum(distances, 1).astype(np.float32) / np.float32(num_exact)
+    octaves = np.log(ratios) / np.float32(math.log(max_distance / num_exact))
+    wide = num_exact + (octaves * np.float32(num_buckets - num_exact)).astype(np.int32)
+    wide = np.minimum(wide, num_buckets - 1)
+    return (first + np.where(distances < num_exact, distances, wide)).astype(np.int32)
+
+
+def alibi_slopes(num_heads: int) -> np.ndarray:
+    """What each head subtracts for each position of distance, `[H]` float32 (ALiBi: Press 2022).
+
+    A geometric sequence from 2^(-8/n) for the n heads of a power of two. Other numbers take the
+    slopes of the power of two below, then every second one of twice that.
+    """
+    power = 2 ** int(math.log2(num_heads))
+    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    slopes += [2.0 ** (-8.0 * (2 * i + 1) / (2 * power)) for i in range(num_heads - power)]
+    return np.asarray(slopes, np.float32)
+
+
+def position_bias(
+    config: ModelConfig, table: jax.Array | None, distances: np.ndarray, causal: bool
+) -> jax.Array | None:
+    """What relative positions or ALiBi add to scores, `[H, ...]` float32; None: nothing.
+
+    Args:
+      config: of the model, `num_heads` being the stack's.
+      table: `[buckets, H]` of relative positions.
+      distances: position of the key minus that of the query, integers of any shape.
+      causal: queries see no later keys.
+    """
+    if config.positional == "alibi":
+        slopes = alibi_slopes(config.num_heads).reshape(-1, *[1] * distances.ndim)
+        return jnp.asarray(-slopes * np.abs(distances))
+    if table is None:
+        return None
+    buckets = relative_buckets(
+        distances, not causal, config.relative_buckets, config.relative_max_distance
+    )
+    return jnp.moveaxis(embed(table, jnp.asarray(buckets), jnp.float32), -1, 0)

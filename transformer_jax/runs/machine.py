@@ -22,7 +22,7 @@ def cpu_name() -> str:
 def cpu_features() -> list[str]:
     """Instructions of the processor that decide the speed of products, as Linux names them."""
     names = _cpu_field("flags") or _cpu_field("Features")  # of x86, of Arm
-    kinds = ("avx", "amx", "fma", "asimd", "sve", "sme", "bf16", "i8mm")
+    kinds = ("avx", "amx", "fma", "asimd", "sve", "bf16", "i8mm")
     return sorted(name for name in names.split() if name.startswith(kinds))
 
 

@@ -123,6 +123,7 @@ class TrainStep:
             batch["loss_mask"].reshape(-1),  # --> [B * T]
             self.config.train.label_smoothing,
             bias=bias,
+            softcap=self.config.model.logit_softcap,
         )
         return sums._replace(loss=sums.loss + weight * alignment_loss)
 
@@ -133,14 +134,18 @@ class TrainStep:
         it at the step that writes the token, where it is not known yet, and read it in a further
         pass over the entire target.
         """
-        layer, head = alignment_head(self.config.model.num_decoder_layers)
+        config = self.config.model.for_decoder()
+        layer, head = alignment_head(config.num_decoder_layers)
+        key_head = head * config.resolved_kv_heads // config.num_heads
         attention = intermediates[f"decoder_layers_{layer}"]["cross_attention"]
         (queries,), (keys,) = attention["queries"], attention["keys"]
         return losses.alignment_loss(
             queries[:, :, head],
-            keys[:, :, head],
+            keys[:, :, key_head],
             batch["alignment"],
             make_segment_mask(batch["targets_segment_ids"], batch["inputs_segment_ids"])[:, 0],
+            config.resolved_attention_scale,
+            config.attention_softcap,
         )
 
     def _loss(

@@ -98,6 +98,7 @@ class ShardWriter:
         tags: tuple[list[int], list[int]] = ([], [])
         if self.config.target_language_tags:
             tags = self.tokenizers.language_tags(*self.languages)
+        tags = self.tokenizers.with_prefix(tags, self.config.source_prefix)
         first_chunk = self.number * CHUNKS_OF_CORPUS + block.number * (SHARD_PAIRS // CHUNK)
         with_context = self._context_adder(block)
         both = []

@@ -40,7 +40,8 @@ class HuggingFacePeer:
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         epsilon = reference.config.model.norm_epsilon
-        self.tolerance = 1e-3 if epsilon == families.NORM_EPSILON else 0.01
+        is_same = epsilon == families.NORM_EPSILON or reference.config.model.norm == "rms"
+        self.tolerance = 1e-3 if is_same else 0.01
         self.name = f"transformers {transformers.__version__} (epsilon {epsilon:g} here)"
         self._examples, self._eos = examples, reference.engine.ids.target_eos
         self._check_tokenizer(transformers, folder, reference)
@@ -50,13 +51,13 @@ class HuggingFacePeer:
         self, transformers: ModuleType, folder: epath.Path, reference: Reference
     ) -> None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
-        prefix, _ = reference.engine.language_tags()
-        tag, pair = "", reference.engine.tokenizers
-        if prefix and not pair.tags.both_sides:
+        tag, pair, config = "", reference.engine.tokenizers, reference.config.data
+        if config.target_language_tags and not pair.tags.both_sides:
             # Hugging Face reads a tag that only the source has as a part of the text.
-            tag = f">>{reference.config.data.target_lang}<< "
+            template = pair.tags.template if pair.tags.is_word else ">>{}<<"
+            tag = "" if config.target_lang == "" else f"{template.format(config.target_lang)} "
         for text, ours in zip(self._examples.sentences, self._examples.source_ids, strict=True):
-            theirs = tokenizer(tag + text).input_ids
+            theirs = tokenizer(tag + config.source_prefix + text).input_ids
             if ours != theirs:
                 raise UserError(
                     f"{folder}: their tokenizer gives other ids than ours for {text!r}: {theirs} "

@@ -12,6 +12,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.interop import layout
 from transformer_jax.interop.huggingface import settings as settings_lib
 from transformer_jax.interop.huggingface import weights
+from transformer_jax.interop.huggingface.model_settings import model_config
 from transformer_jax.interop.huggingface.settings import Settings
 from transformer_jax.interop.huggingface.tensor_files import open_tensors
 from transformer_jax.interop.huggingface.tokenizers import Tokenization, read_tokenizers
@@ -64,7 +65,7 @@ def _report_malformed_files(path: epath.PathLike) -> Iterator[None]:
 
 
 def _config(settings: Settings, tokenization: Tokenization) -> Config:
-    model = settings_lib.model_config(settings, settings.family.positional, "none")
+    model = model_config(settings, settings.family.positional, "none")
     pair, ours = tokenization.pair, settings.raw.get(settings_lib.OWN_KEY) or {}
     source_lang = tokenization.source_lang or "source"
     target_lang = _forced_language(settings, pair) or tokenization.target_lang
@@ -75,7 +76,11 @@ def _config(settings: Settings, tokenization: Tokenization) -> Config:
         source_lang=source_lang,
         target_lang=target_lang,
         shared_vocab=settings.shared,
-        target_language_tags=pair.tags.both_sides or bool(ours.get("target_language_tags")),
+        target_language_tags=(
+            pair.tags.both_sides
+            or (settings.family.is_t5 and pair.has_language_tags)
+            or bool(ours.get("target_language_tags"))
+        ),
         max_len=min(model.max_len, MAX_TRAINING_LEN),
     )
     return validate(Config(model=model, data=data, decode=settings_lib.decode_config(settings)))
@@ -87,10 +92,11 @@ def _forced_language(settings: Settings, pair: TokenizerPair) -> str:
     if forced is None:
         return ""
     (token,) = pair.target.tokens([forced])
-    before, after = pair.tags.template.split("{}")
-    fits = token.startswith(before) and token.endswith(after) and len(token) > len(before + after)
-    if not (pair.tags.both_sides and fits and token != pair.target.tokens([pair.target.unk_id])[0]):
+    if token == pair.tags.template:
+        return ""  # the same for all languages
+    language = pair.tags.language(token) if pair.tags.both_sides else ""
+    if not language or token == pair.target.tokens([pair.target.unk_id])[0]:
         raise UserError(
             f"{settings.folder}: forced_bos_token_id={forced} ({token}) is not a language tag."
         )
-    return token[len(before) : len(token) - len(after)]
+    return language

@@ -1,4 +1,4 @@
-"""Hugging Face's config.json and generation_config.json as our config.
+"""Hugging Face's config.json, and generation_config.json as our search settings.
 
 Each setting is supported or refused by name.
 """
@@ -8,16 +8,13 @@ from typing import Any
 
 from etils import epath
 
-from transformer_jax.config import DecodeConfig, ModelConfig
-from transformer_jax.config.fields import AtLimit, Positional, TieEmbeddings
+from transformer_jax.config import DecodeConfig
+from transformer_jax.config.fields import AtLimit
 from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import families
 from transformer_jax.interop.huggingface.families import Family
 
 OWN_KEY = "transformer_jax"  # key of config.json for what our export stores for our import
-
-# Refused unless false or missing: Hugging Face stores these settings but never reads them.
-UNREAD = ("normalize_before", "normalize_embedding", "add_final_layer_norm", "is_decoder")
 
 # Generation settings -> values without effect, besides None. Other values are refused.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -83,7 +80,8 @@ class Settings:
         self.forced_eos_by_class = not path.exists()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A setting of config.json."""
+        """A setting of config.json, by the name that BART's config has for it."""
+        name = self.family.keys.get(name, name)
         value = self.raw.get(name)
         return self.family.defaults.get(name, default) if value is None else value
 
@@ -94,6 +92,7 @@ class Settings:
           UserError: it is missing or of another type.
         """
         value = self.get(name)
+        name = self.family.keys.get(name, name)
         if type(value) is not int:
             raise UserError(f"{self.folder}/config.json: {name}={value!r} must be an integer.")
         return value
@@ -101,7 +100,7 @@ class Settings:
     def token_id(self, name: str) -> int:
         """A special id; generation_config.json may override all but the padding id."""
         value = None if name == "pad_token_id" else self.generation.get(name)
-        value = self.raw.get(name) if value is None else value
+        value = self.get(name) if value is None else value
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
         if type(value) is not int:
@@ -124,71 +123,6 @@ class Settings:
     def tied_output(self) -> bool:
         """Whether the projection to the vocabulary is the target embedding."""
         return bool(self.get("tie_word_embeddings", True))
-
-
-def model_config(
-    settings: Settings, positional: Positional, tie_embeddings: TieEmbeddings
-) -> ModelConfig:
-    """The shape of the model.
-
-    Args:
-      settings: of the directory.
-      positional: our name for its positions.
-      tie_embeddings: `all`, `decoder` or `none`.
-
-    Raises:
-      UserError: naming a setting that is not supported.
-    """
-    family, raw = settings.family, settings.raw
-    for name in UNREAD:
-        if raw.get(name):
-            raise UserError(
-                f"{settings.folder}/config.json: {name}={raw[name]!r} is not supported; Hugging "
-                "Face itself stores this setting but does not read it."
-            )
-    activation = settings.get("activation_function")
-    if activation not in families.ACTIVATIONS:
-        raise UserError(
-            f"{settings.folder}/config.json: activation_function={activation!r} is not "
-            f"supported; {', '.join(families.ACTIVATIONS)} are."
-        )
-    ours = raw.get(OWN_KEY) or {}
-    start = settings.token_id("decoder_start_token_id")
-    if family.counts_from_pad and start == settings.token_id("pad_token_id"):
-        raise UserError(
-            f"{settings.folder}: decoder_start_token_id={start} is the padding id, to which "
-            f"{family.architecture} gives no position; this is not supported."
-        )
-    offset = settings.token_id("pad_token_id") + 1 if family.counts_from_pad else 0
-    return ModelConfig(
-        num_encoder_layers=settings.need("encoder_layers"),
-        num_decoder_layers=settings.need("decoder_layers"),
-        d_model=settings.need("d_model"),
-        num_heads=settings.need("encoder_attention_heads"),
-        d_ff=settings.need("encoder_ffn_dim"),
-        num_decoder_heads=_unless_same(
-            settings, "decoder_attention_heads", "encoder_attention_heads"
-        ),
-        decoder_d_ff=_unless_same(settings, "decoder_ffn_dim", "encoder_ffn_dim"),
-        dropout_rate=float(settings.get("dropout", 0.1)),
-        attention_dropout_rate=float(settings.get("attention_dropout", 0.0)),
-        activation_dropout_rate=float(settings.get("activation_dropout", 0.0)),
-        norm_position=family.norm_position,
-        norm_epsilon=float(ours.get("norm_epsilon", families.NORM_EPSILON)),
-        activation=families.ACTIVATIONS[activation],
-        positional=positional,
-        position_offset=offset if positional in ("halves", "tensor2tensor") else 0,
-        scale_embeddings=bool(settings.get("scale_embedding")),
-        tie_embeddings=tie_embeddings,
-        max_len=settings.need("max_position_embeddings"),
-        source_vocab_size=settings.need("vocab_size"),
-        target_vocab_size=settings.decoder_vocab_size,
-        decoder_start_id=start,
-    )
-
-
-def _unless_same(settings: Settings, decoder: str, encoder: str) -> int | None:
-    return None if settings.need(decoder) == settings.need(encoder) else settings.need(decoder)
 
 
 def decode_config(settings: Settings) -> DecodeConfig:

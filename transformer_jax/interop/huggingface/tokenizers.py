@@ -1,16 +1,21 @@
-"""Reads and writes the tokenizer files of a Hugging Face directory."""
+"""Reads the tokenizer files of a Hugging Face directory."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
+import sentencepiece
 from etils import epath
 
-from transformer_jax.config import Config
-from transformer_jax.data.foreign_tokenizers import JsonTokenizer, VocabularyTokenizer
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.foreign_tokenizers import (
+    ByteTokenizer,
+    JsonTokenizer,
+    VocabularyTokenizer,
+    import_tokenizers,
+)
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
 from transformer_jax.errors import UserError
-from transformer_jax.interop.huggingface.settings import Settings, read_json, write_json
+from transformer_jax.interop.huggingface.settings import Settings, read_json
 
 MARIAN_TAGS = LanguageTags(">>{}<<")
 # M2M-100's lists of languages: its directories only name the list.
@@ -21,6 +26,14 @@ LANGUAGE_CODES = {
     "tr uk ur uz vi wo xh yi yo zh zu",
     "wmt21": "en ha is ja cs ru zh de",
 }
+# mBART-50's, in the order of their ids.
+MBART_50_CODES = (
+    "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT "
+    "lv_LV my_MM ne_NP nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN af_ZA az_AZ bn_IN fa_IR he_IL "
+    "hr_HR id_ID ka_GE km_KH mk_MK ml_IN mn_MN mr_IN pl_PL ps_AF pt_XX sv_SE sw_KE ta_IN te_IN "
+    "th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI"
+)
+MBART_50_LANGUAGE = r"[a-z]{2}_[A-Z]{2}"  # such as de_DE
 MADE_UP_WORDS = 8  # rows without a token that follow M2M-100's language tags
 NLLB_LANGUAGE = r"[a-z]{3}_[A-Z][a-z]{3}"  # such as deu_Latn; other tokens are not languages
 SPECIAL = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}
@@ -36,7 +49,7 @@ class Tokenization:
 
 
 def read_tokenizers(settings: Settings) -> Tokenization:
-    """The tokenizers of a directory: Marian's, M2M-100's, or NLLB's `tokenizer.json`.
+    """The tokenizers of a directory.
 
     Raises:
       UserError: naming a file that is missing, damaged or of another model.
@@ -45,17 +58,10 @@ def read_tokenizers(settings: Settings) -> Tokenization:
     path = folder / "tokenizer_config.json"
     options = read_json(path) if path.exists() else {}
     name = str(options.get("tokenizer_class") or "").removesuffix("Fast")
-    if not name:
-        known = {
-            "source.spm": "MarianTokenizer",
-            "tokenizer.json": "NllbTokenizer",
-            "sentencepiece.bpe.model": "M2M100Tokenizer",
-        }
-        name = next((known[f] for f in known if (folder / f).exists()), "MarianTokenizer")
-    readers = {"MarianTokenizer": _marian, "M2M100Tokenizer": _m2m_100, "NllbTokenizer": _nllb}
-    if name not in readers:
-        raise UserError(f"{folder} has the tokenizer {name}; {', '.join(readers)} can be read.")
-    result = readers[name](settings, options)
+    name = name or _usual_class(settings)
+    if name not in _READERS:
+        raise UserError(f"{folder} has the tokenizer {name}; {', '.join(_READERS)} can be read.")
+    result = _READERS[name](settings, options)
     for tokenizer, special in ((result.pair.source, "pad"), (result.pair.target, "eos")):
         config_id = settings.token_id(f"{special}_token_id")
         vocabulary_id = tokenizer.pad_id if special == "pad" else tokenizer.eos_id
@@ -65,6 +71,18 @@ def read_tokenizers(settings: Settings) -> Tokenization:
                 f"{vocabulary_id}."
             )
     return result
+
+
+def _usual_class(settings: Settings) -> str:
+    """The tokenizer of a directory that does not name its class."""
+    if settings.family.tokenizer:
+        return settings.family.tokenizer
+    known = {
+        "source.spm": "MarianTokenizer",
+        "tokenizer.json": "NllbTokenizer",
+        "sentencepiece.bpe.model": "M2M100Tokenizer",
+    }
+    return next((known[f] for f in known if (settings.folder / f).exists()), "MarianTokenizer")
 
 
 def _special(options: dict[str, Any]) -> dict[str, str]:
@@ -174,86 +192,120 @@ def _nllb(settings: Settings, options: dict[str, Any]) -> Tokenization:
     )
 
 
-def write_tokenizers(folder: epath.Path, config: Config, tokenizers: TokenizerPair) -> None:
-    """Writes the tokenizer files, as `read_tokenizers` and transformers read them."""
-    if isinstance(tokenizers.source, JsonTokenizer):
-        options = _write_nllb(folder, config, tokenizers.source)
-    elif tokenizers.tags.both_sides:
-        options = _write_m2m_100(folder, config, tokenizers.source)
+def _t5(settings: Settings, options: dict[str, Any]) -> Tokenization:
+    """T5's, mT5's or MADLAD-400's, which has language tags."""
+    folder, vocab_size = settings.folder, settings.need("vocab_size")
+    special = {**_special(options), "bos": ""}
+    tokenizer: JsonTokenizer | VocabularyTokenizer
+    if (folder / "tokenizer.json").exists():
+        model = (folder / "tokenizer.json").read_bytes()
+        tokenizer = JsonTokenizer(model, special, vocab_size)
     else:
-        options = _write_marian(folder, config, tokenizers)
-    write_json(folder / "tokenizer_config.json", options)
+        tokenizer = _t5_sentencepiece(folder, options, special, vocab_size)
+    return Tokenization(
+        TokenizerPair(tokenizer, tokenizer, LanguageTags("<2{}>", is_word=True)), "", ""
+    )
 
 
-def _write_nllb(folder: epath.Path, config: Config, tokenizer: JsonTokenizer) -> dict[str, Any]:
-    """Writes the tokenizer, and returns the content of tokenizer_config.json."""
-    (folder / "tokenizer.json").write_bytes(tokenizer.model)
-    return {
-        "tokenizer_class": "NllbTokenizer",
-        "src_lang": config.data.source_lang,
-        "tgt_lang": config.data.target_lang or None,
-        "model_max_length": config.model.max_len,
-        **_special_tokens(tokenizer.state["special"]),
-    }
+def _t5_sentencepiece(
+    folder: epath.Path, options: dict[str, Any], special: dict[str, str], vocab_size: int
+) -> VocabularyTokenizer:
+    """`spiece.model`, then the marks of T5's first training, the last one with the lowest id."""
+    model = _read_bytes(folder / "spiece.model")
+    tokens = _tokens(folder / "spiece.model", model)
+    extra = options.get("extra_ids", 100)
+    marks = [f"<extra_id_{i}>" for i in reversed(range(extra))]
+    vocabulary = {token: i for i, token in enumerate([*tokens, *marks])}
+    if len(vocabulary) > vocab_size:
+        raise UserError(
+            f"{folder}/spiece.model has {len(tokens)} tokens, and {extra} marks follow, but "
+            f"config.json says {vocab_size}."
+        )
+    return VocabularyTokenizer(
+        model, vocabulary, special, vocab_size, language_codes=False, dropped=marks
+    )
 
 
-def _write_m2m_100(folder: epath.Path, config: Config, tokenizer: Tokenizer) -> dict[str, Any]:
-    state = tokenizer.state
-    vocabulary, tags = state["vocabulary"], state["dropped"]
-    codes = [name for name, codes in LANGUAGE_CODES.items() if len(codes.split()) == len(tags)]
-    (folder / "sentencepiece.bpe.model").write_bytes(tokenizer.model)
-    write_json(folder / "vocab.json", {p: i for p, i in vocabulary.items() if p not in tags})
-    return {
-        "tokenizer_class": "M2M100Tokenizer",
-        "src_lang": config.data.source_lang,
-        "tgt_lang": config.data.target_lang or None,
-        "model_max_length": config.model.max_len,
-        "language_codes": codes[0],
-        "clean_up_tokenization_spaces": state["clean_up"],
-        "num_madeup_words": tokenizer.vocab_size - len(vocabulary),
-        **_special_tokens(state["special"]),
-    }
+def _tokens(path: epath.Path, model: bytes) -> list[str]:
+    """The tokens of a SentencePiece model."""
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(model)
+    except RuntimeError as error:
+        raise UserError(f"{path} is damaged ({error}); copy it again.") from error
+    return [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
 
 
-def _write_marian(folder: epath.Path, config: Config, tokenizers: TokenizerPair) -> dict[str, Any]:
-    source, target = tokenizers.source, tokenizers.target
-    separate = config.model.norm_position == "post" and config.model.tie_embeddings != "all"
-    (folder / "source.spm").write_bytes(source.model)
-    (folder / "target.spm").write_bytes(target.model)
-    write_json(folder / "vocab.json", _marian_vocabulary(source, tokenizers.tags))
-    if separate:
-        write_json(folder / "target_vocab.json", _marian_vocabulary(target, tokenizers.tags))
-    unk, pad, eos = source.tokens([source.unk_id, source.pad_id, source.eos_id])
-    return {
-        "tokenizer_class": "MarianTokenizer",
-        "source_lang": config.data.source_lang,
-        "target_lang": config.data.target_lang,
-        "separate_vocabs": separate,
-        "unk_token": unk,
-        "pad_token": pad,
-        "eos_token": eos,
-        "model_max_length": config.model.max_len,
-        "clean_up_tokenization_spaces": bool(source.state.get("clean_up")),
-    }
+def _byt5(settings: Settings, options: dict[str, Any]) -> Tokenization:
+    del options  # its marks are not text
+    tokenizer = ByteTokenizer(b"", settings.need("vocab_size"))
+    return Tokenization(TokenizerPair(tokenizer, tokenizer), "", "")
 
 
-def _special_tokens(special: dict[str, str]) -> dict[str, str]:
-    return {f"{name}_token": special.get(name) or SPECIAL[name] for name in SPECIAL}
-
-
-def _marian_vocabulary(tokenizer: Tokenizer, tags: LanguageTags) -> dict[str, int]:
-    """Token -> id, with our language tags written as Marian's."""
-    if isinstance(tokenizer, VocabularyTokenizer):
-        return tokenizer.state["vocabulary"]
-    tokens = tokenizer.tokens(range(tokenizer.vocab_size))
-    before, after = tags.template.split("{}")  # of a language
-    vocabulary: dict[str, int] = {}
-    for i, token in enumerate(tokens):
-        if token.startswith(before) and token.endswith(after) and len(token) > len(before + after):
-            token = MARIAN_TAGS.token(token[len(before) : len(token) - len(after)])
-        if token in vocabulary:
+def _mbart_50(settings: Settings, options: dict[str, Any]) -> Tokenization:
+    folder, vocab_size = settings.folder, settings.need("vocab_size")
+    special = _special(options)
+    tokenizer: JsonTokenizer | VocabularyTokenizer
+    if (folder / "tokenizer.json").exists():
+        model = (folder / "tokenizer.json").read_bytes()
+        tokenizer = JsonTokenizer(model, special, vocab_size)
+    else:
+        model = _read_bytes(folder / "sentencepiece.bpe.model")
+        # fairseq's ids: its special tokens, SentencePiece's tokens from the fourth on, languages.
+        first = [special[name] for name in ("bos", "pad", "eos", "unk")]
+        tokens = _tokens(folder / "sentencepiece.bpe.model", model)[3:]
+        codes = [*MBART_50_CODES.split(), "<mask>"]
+        vocabulary = {token: i for i, token in enumerate([*first, *tokens, *codes])}
+        if len(vocabulary) != vocab_size:
             raise UserError(
-                f"The tokenizer has two tokens {token!r} (ids {vocabulary[token]}, {i})."
+                f"{folder}/sentencepiece.bpe.model and {len(codes)} further tokens are "
+                f"{len(vocabulary)} tokens, but config.json says {vocab_size}."
             )
-        vocabulary[token] = i
-    return vocabulary
+        tokenizer = VocabularyTokenizer(
+            model, vocabulary, special, vocab_size, language_codes=False, dropped=codes
+        )
+    return Tokenization(
+        TokenizerPair(tokenizer, tokenizer, LanguageTags("{}", True, MBART_50_LANGUAGE)),
+        options.get("src_lang") or "en_XX",
+        options.get("tgt_lang") or "",
+    )
+
+
+def _bart(settings: Settings, options: dict[str, Any]) -> Tokenization:
+    """Byte-level BPE; every text follows `<s>`."""
+    folder, special = settings.folder, _special(options)
+    path = folder / "tokenizer.json"
+    model = path.read_bytes() if path.exists() else _byte_level_bpe(folder, special)
+    tokenizer = JsonTokenizer(model, special, settings.need("vocab_size"))
+    tags = LanguageTags(special["bos"], both_sides=True)
+    return Tokenization(TokenizerPair(tokenizer, tokenizer, tags), "", "")
+
+
+def _byte_level_bpe(folder: epath.Path, special: dict[str, str]) -> bytes:
+    """A `tokenizer.json` of `vocab.json` and `merges.txt`, as older versions saved them."""
+    tokenizers = import_tokenizers()
+    vocabulary = _read_vocabulary(folder / "vocab.json")
+    lines = _read_bytes(folder / "merges.txt").decode().splitlines()
+    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    try:
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges))
+    except Exception as error:  # the package raises plain Exceptions
+        raise UserError(f"{folder}/merges.txt does not fit vocab.json ({error}).") from error
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    names = dict.fromkeys([*special.values(), "<mask>"])
+    tokenizer.add_special_tokens([name for name in names if name in vocabulary])
+    return tokenizer.to_str().encode()
+
+
+_READERS: dict[str, Callable[[Settings, dict[str, Any]], Tokenization]] = {
+    "MarianTokenizer": _marian,
+    "M2M100Tokenizer": _m2m_100,
+    "NllbTokenizer": _nllb,
+    "MBart50Tokenizer": _mbart_50,
+    "BartTokenizer": _bart,
+    "RobertaTokenizer": _bart,
+    "T5Tokenizer": _t5,
+    "MT5Tokenizer": _t5,
+    "ByT5Tokenizer": _byt5,
+}

@@ -11,7 +11,8 @@ from transformer_jax.config.fields import Positional, TieEmbeddings
 from transformer_jax.errors import UserError
 from transformer_jax.interop import layout
 from transformer_jax.interop.huggingface import names
-from transformer_jax.interop.huggingface.settings import OWN_KEY, Settings, model_config
+from transformer_jax.interop.huggingface.model_settings import model_config, tensor_names
+from transformer_jax.interop.huggingface.settings import OWN_KEY, Settings
 from transformer_jax.interop.huggingface.tensor_files import Tensors
 from transformer_jax.ops.positional import sinusoids
 
@@ -37,13 +38,13 @@ def read_model(settings: Settings, tensors: Tensors) -> tuple[ModelConfig, layou
     config = model_config(settings, positional, _tying(tables))
     config = dataclasses.replace(config, **changes)
     leaves: dict[layout.Path, np.ndarray] = {
-        (f"{side}_embedding",): tables[side] for side in names.EMBEDDINGS[config.tie_embeddings]
+        (f"{side}_embedding",): tables[side] for side in names.TABLES[config.tie_embeddings]
     }
     if positional == "learned":
         leaves |= {(f"embed_{s}", "positions"): positions[s] for s in ("source", "target")}
     if config.output_bias:
         leaves[("output_bias",)] = bias
-    for path, name, shape in names.layer_tensors(config):
+    for path, name, shape in names.layer_tensors(tensor_names(settings), config):
         value = _take(settings, tensors, used, name, names.torch_shape(path, shape))
         leaves[path] = names.from_torch(path, value, shape)
     extra = sorted(set(tensors) - used)
@@ -84,25 +85,27 @@ def _embeddings(settings: Settings, tensors: Tensors, used: set[str]) -> dict[st
         "target": settings.decoder_vocab_size,
         "output": settings.decoder_vocab_size,
     }
-    side_names = names.EMBEDDINGS["none"]
+    their_names = tensor_names(settings)
     # Tables of a group are tied. If several of them are stored, they must be equal.
     groups = [["source"], ["target"], ["output"]]
-    if settings.tied_output:
+    if _output_is_tied(settings, tensors):
         groups = [["source"], ["target", "output"]]
         if settings.shared:
             groups = [["source", "target", "output"]]
+    elif settings.family.is_t5:
+        groups = [["source", "target"], ["output"]]
     tables: dict[str, np.ndarray] = {}
     for group in groups:
-        candidates = [side_names[side] for side in group]
+        candidates = [their_names.tables[side] for side in group]
         if settings.shared and group != ["output"]:
-            candidates.append(names.SHARED)
+            candidates.append(their_names.shared)
         stored = [name for name in candidates if name in tensors] or candidates[:1]
         shape = (sizes[group[0]], d_model)
         table = _take(settings, tensors, used, stored[0], shape)
         # If nothing is tied, Hugging Face reads the table of each side and ignores `shared`.
         for name in stored[1:]:
             other = _take(settings, tensors, used, name, shape)
-            if settings.tied_output and not np.array_equal(table, other):
+            if len(group) > 1 and not np.array_equal(table, other):
                 raise UserError(
                     f"{settings.folder}: config.json ties {stored[0]} and {name}, but their "
                     "values differ."
@@ -111,9 +114,21 @@ def _embeddings(settings: Settings, tensors: Tensors, used: set[str]) -> dict[st
     return tables
 
 
+def _output_is_tied(settings: Settings, tensors: Tensors) -> bool:
+    """Whether the projection to the vocabulary is the target's table.
+
+    Of a T5, the weights decide, as in transformers: its configs have another use for the key.
+    """
+    if not settings.family.is_t5:
+        return settings.tied_output
+    their_names = tensor_names(settings)
+    output = their_names.tables["output"]
+    return output not in tensors or np.array_equal(tensors[output], tensors[their_names.shared])
+
+
 def _tying(tables: dict[str, np.ndarray]) -> TieEmbeddings:
     if tables["target"] is not tables["output"]:
-        return "none"
+        return "inputs" if tables["source"] is tables["target"] else "none"
     return "all" if tables["source"] is tables["target"] else "decoder"
 
 
@@ -133,16 +148,19 @@ def _positions(
     class would compute are left out.
     """
     family, ours = settings.family, settings.raw.get(OWN_KEY) or {}
-    stored = [name for name in names.POSITIONS if name in tensors]
+    their_names = tensor_names(settings).positions
+    stored = [name for name in their_names if name in tensors]
     if not family.stores_positions:
         # M2M-100's files may contain tables that the class does not read.
-        used.update(f"{name}s" for name in names.POSITIONS)
+        used.update(f"{name}s" for name in their_names)
         return family.positional, {}, False
     length, d_model = settings.need("max_position_embeddings"), settings.need("d_model")
     permuted = bool(ours.get("permuted"))
-    if not stored:
+    if not stored and family.positional != "learned":
         return ("interleaved" if permuted else family.positional), {}, permuted
-    both = [_take(settings, tensors, used, name, (length, d_model)) for name in names.POSITIONS]
+    unused = family.unused_positions
+    shape = (length + unused, d_model)
+    both = [_take(settings, tensors, used, name, shape)[unused:] for name in their_names]
 
     def equals(table: np.ndarray) -> bool:
         return all(np.max(np.abs(stored - table)) <= ROUNDING for stored in both)

@@ -16,7 +16,7 @@ from transformer_jax.interop import capabilities, layout
 from transformer_jax.interop.huggingface import families, names
 from transformer_jax.interop.huggingface.families import Family
 from transformer_jax.interop.huggingface.settings import OWN_KEY, write_json
-from transformer_jax.interop.huggingface.tokenizers import write_tokenizers
+from transformer_jax.interop.huggingface.tokenizer_writing import write_tokenizers
 
 TYPICAL_LENGTH = 20  # tokens at which a GNMT length penalty equals the power written for it
 
@@ -38,19 +38,44 @@ def plan_export(config: Config, tokenizers: TokenizerPair, params: layout.Params
       UserError: naming what none of Hugging Face's classes can express.
     """
     model = config.model
-    capabilities.check("marian", model)
-    for reason in _refusals(model, tokenizers, params):
+    is_t5 = model.positional == "relative"
+    capabilities.check(capabilities.T5 if is_t5 else "marian", model)
+    refusals = _t5_refusals(model, tokenizers) if is_t5 else _refusals(model, tokenizers, params)
+    for reason in refusals:
         raise UserError(f"`format=marian` cannot express {reason}.")
-    family = families.MARIAN
-    if model.norm_position == "pre":
-        family = families.M2M_100 if _is_m2m_100(model, tokenizers) else families.PEGASUS
+    if is_t5:
+        notes = (f"written as {families.T5.architecture}",)
+        return Plan(families.T5, permuted=False, stores_positions=False, notes=notes)
+    family = _bart_family(model, tokenizers)
     usual_sinusoids = model.positional_base == 10_000.0 and model.position_offset == 0
-    permuted = model.positional == "interleaved" and usual_sinusoids
+    permuted = (
+        model.positional == "interleaved" and usual_sinusoids and family.positional != "learned"
+    )
     computed = family is families.M2M_100 or (
         model.positional == family.positional and usual_sinusoids
     )
-    stored = family is families.PEGASUS or not (computed or permuted)
+    stored = family in (families.PEGASUS, families.BART, families.MBART)
+    stored = stored or not (computed or permuted)
     return Plan(family, permuted, stored, tuple(_notes(config, family, permuted, computed)))
+
+
+def _bart_family(model: ModelConfig, tokenizers: TokenizerPair) -> Family:
+    """The class of BART's kind that expresses a model."""
+    if model.embedding_norm:
+        return families.MBART if model.norm_position == "pre" else families.BART
+    if model.norm_position == "post":
+        return families.MARIAN
+    return families.M2M_100 if _is_m2m_100(model, tokenizers) else families.PEGASUS
+
+
+def _t5_refusals(model: ModelConfig, tokenizers: TokenizerPair) -> Iterator[str]:
+    """Yields what T5's class cannot express; `capabilities` has the limits of single settings."""
+    if model.logit_scale not in (1.0, model.d_model**-0.5):
+        yield f"config.model.logit_scale={model.logit_scale:g}, only 1 or d_model^-0.5 of a T5"
+    if model.position_offset:
+        yield f"config.model.position_offset={model.position_offset} of a T5"
+    if type(tokenizers.source) is Tokenizer:
+        yield "a T5 with a tokenizer that was trained here; those that were imported are written"
 
 
 def _notes(config: Config, family: Family, permuted: bool, computed: bool) -> Iterator[str]:
@@ -88,6 +113,11 @@ def _refusals(
         yield (
             f"pre-norm with separate source and target tables (config.model.tie_embeddings="
             f"{model.tie_embeddings}); its pre-norm classes share one table"
+        )
+    if model.embedding_norm and (model.tie_embeddings != "all" or is_ours):
+        yield (
+            "config.model.embedding_norm=True without the tokenizer and the one table of an "
+            "imported BART or mBART"
         )
     if model.norm_position == "pre" and is_ours and source.model != target.model:
         yield "pre-norm with two vocabularies; its pre-norm classes share one"
@@ -133,7 +163,7 @@ def write_directory(
     settings[OWN_KEY]["target_language_tags"] = config.data.target_language_tags
     write_json(folder / "config.json", settings)
     write_json(folder / "generation_config.json", _generation_settings(config, tokenizers))
-    write_tokenizers(folder, config, tokenizers)
+    write_tokenizers(folder, config, tokenizers, plan.family)
 
 
 def make_tensors(model: ModelConfig, params: layout.Params, plan: Plan) -> dict[str, np.ndarray]:
@@ -144,14 +174,15 @@ def make_tensors(model: ModelConfig, params: layout.Params, plan: Plan) -> dict[
         tables = None
     leaves = layout.flatten(params)
     tensors = {}
-    for path, name, _ in names.layer_tensors(model):
-        bias = leaves.get((*path[:-1], "bias"))
-        outputs = 1 if bias is None else bias.size
-        tensors[name] = names.to_torch(path, leaves[path], outputs)
-    for side, name in names.EMBEDDINGS[model.tie_embeddings].items():
+    their_names = _names(model, plan)
+    for path, name, _ in names.layer_tensors(their_names, model):
+        tensors[name] = names.to_torch(path, leaves[path])
+    for side in names.TABLES[model.tie_embeddings]:
+        is_shared = side == "target" and model.tie_embeddings in ("all", "inputs")
+        name = their_names.shared if is_shared else their_names.tables[side]
         tensors[name] = np.asarray(leaves[(f"{side}_embedding",)], np.float32)
-    if plan.family.one_vocabulary and names.SHARED not in tensors:
-        tensors[names.SHARED] = tensors[names.TARGET]
+    if plan.family.one_vocabulary and their_names.shared not in tensors:
+        tensors[their_names.shared] = tensors[their_names.tables["target"]]
     if plan.family.has_output_bias:
         bias = leaves.get(("output_bias",), np.zeros(model.target_vocab_size, np.float32))
         tensors[names.OUTPUT_BIAS] = np.asarray(bias, np.float32)[None]
@@ -159,15 +190,56 @@ def make_tensors(model: ModelConfig, params: layout.Params, plan: Plan) -> dict[
         if tables is None:
             halves = dataclasses.replace(model, positional="halves")
             tables = layout.position_tables(halves, params)
-        tensors |= dict(zip(names.POSITIONS, tables or (), strict=True))
+        unused = ((plan.family.unused_positions, 0), (0, 0))
+        padded = [np.pad(table, unused) for table in tables or ()]
+        tensors |= dict(zip(their_names.positions, padded, strict=True))
     return tensors
 
 
+def _names(model: ModelConfig, plan: Plan) -> names.Names:
+    """The names of the tensors of a class."""
+    if not plan.family.is_t5:
+        return names.BART
+    return names.T5_GATED if model.feed_forward == "gated" else names.T5_PLAIN
+
+
+def _activation(model: ModelConfig) -> str:
+    """Hugging Face's name of the activation."""
+    return next(theirs for theirs, ours in families.ACTIVATIONS.items() if ours == model.activation)
+
+
+def _t5_settings(model: ModelConfig, tokenizers: TokenizerPair) -> dict[str, Any]:
+    is_gated = model.feed_forward == "gated"
+    # What its class calls tied embeddings: the factor of the decoder's output.
+    is_scaled = model.logit_scale != 1.0
+    activation = {"gelu_new": "gelu"}.get(_activation(model), _activation(model))
+    return {
+        "model_type": families.T5.model_type,
+        "architectures": [families.T5.architecture],
+        "is_encoder_decoder": True,
+        "dtype": "float32",
+        "vocab_size": model.source_vocab_size,
+        "d_model": model.d_model,
+        "d_kv": model.resolved_head_dim,
+        "d_ff": model.d_ff,
+        "num_layers": model.num_encoder_layers,
+        "num_decoder_layers": model.num_decoder_layers,
+        "num_heads": model.num_heads,
+        "relative_attention_num_buckets": model.relative_buckets,
+        "relative_attention_max_distance": model.relative_max_distance,
+        "dropout_rate": model.dropout_rate,
+        "layer_norm_epsilon": model.norm_epsilon,
+        "feed_forward_proj": f"gated-{activation}" if is_gated else _activation(model),
+        "max_position_embeddings": model.max_len,
+        "tie_word_embeddings": is_scaled,
+        **_special_ids(model, tokenizers),
+    }
+
+
 def _model_settings(model: ModelConfig, tokenizers: TokenizerPair, plan: Plan) -> dict[str, Any]:
+    if plan.family.is_t5:
+        return {**_t5_settings(model, tokenizers), OWN_KEY: {}}
     decoder = model.for_decoder()
-    activation = next(
-        theirs for theirs, ours in families.ACTIVATIONS.items() if ours == model.activation
-    )
     settings: dict[str, Any] = {
         "model_type": plan.family.model_type,
         "architectures": [plan.family.architecture],
@@ -183,7 +255,7 @@ def _model_settings(model: ModelConfig, tokenizers: TokenizerPair, plan: Plan) -
         "decoder_ffn_dim": decoder.d_ff,
         "encoder_layerdrop": 0.0,
         "decoder_layerdrop": 0.0,
-        "activation_function": activation,
+        "activation_function": _activation(model),
         "dropout": model.dropout_rate,
         "attention_dropout": model.attention_dropout_rate,
         "activation_dropout": model.activation_dropout_rate,

@@ -20,6 +20,7 @@ from transformer_jax.ops.attention import blocks as blocks_lib
 from transformer_jax.ops.attention.blocks import Blocks, Grid, Tile, add_to, cut, pad, put
 from transformer_jax.ops.attention.call import Extras, Settings, expand
 from transformer_jax.ops.attention.softmax import HIDDEN, exponentials
+from transformer_jax.ops.dense import soft_cap, soft_cap_slope
 
 _matmul = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 Carry = TypeVar("Carry")
@@ -110,6 +111,7 @@ def _forward(
         def block(tile: Tile):
             keys, values = (cut(x, "bgsd", grid, tile) for x in (key, value))
             scores = _matmul("bgqd,bgsd->bgqs", queries, keys)
+            scores = soft_cap(scores, grid.settings.softcap)
             added = blocks_lib.added(extras, grid, tile)
             if added is not None:
                 added = _join_rows(added, grid)
@@ -173,7 +175,7 @@ def _backward(
         def block(carry, tile: Tile):
             d_queries, d_key, d_value, d_bias = carry
             keys, values = (cut(x, "bgsd", grid, tile) for x in (key, value))
-            weights = _weights_again(queries, keys, log_sum, extras, grid, tile)
+            weights, scores = _weights_again(queries, keys, log_sum, extras, grid, tile)
             d_weights = _matmul("bgsd,bgqd->bgsq", values, d_outs)
             kept = blocks_lib.kept(extras, grid, tile)
             dropped = weights
@@ -185,6 +187,7 @@ def _backward(
             if d_bias is not None:
                 d_block = d_scores.swapaxes(2, 3).reshape(b, g, grid.repeats, -1, keys.shape[2])
                 d_bias = add_to(d_bias, d_block, "bgrts", grid, tile)
+            d_scores = d_scores * soft_cap_slope(scores, grid.settings.softcap)
             d_scores = d_scores.astype(query.dtype)
             columns = cut(key_columns, "bgds", grid, tile)
             d_queries = d_queries + _matmul("bgds,bgsq->bgdq", columns, d_scores)
@@ -217,13 +220,17 @@ def _weights_again(
     extras: Extras,
     grid: Grid,
     tile: Tile,
-) -> jax.Array:
-    """Attention weights of a block before dropout, `bgsq`, from the rows' log-sum-exp."""
+) -> tuple[jax.Array, jax.Array]:
+    """Attention weights of a block before dropout, from the rows' log-sum-exp, and the scores.
+
+    Both are `bgsq`. Bias and masks are not in the scores.
+    """
     scores = _matmul("bgsd,bgqd->bgsq", keys, queries)
+    scores = biased = soft_cap(scores, grid.settings.softcap)
     added = blocks_lib.added(extras, grid, tile)
     if added is not None:
-        scores = scores + _join_rows(added, grid).swapaxes(2, 3)
-    return jnp.exp(scores - log_sum)
+        biased = scores + _join_rows(added, grid).swapaxes(2, 3)
+    return jnp.exp(biased - log_sum), scores
 
 
 def _join_rows(x: jax.Array, grid: Grid) -> jax.Array:

@@ -30,6 +30,7 @@ class Settings:
     scale: float
     dropout_rate: float
     num_heads: int  # of all shards together
+    softcap: float = 0.0  # bound of the scaled scores (`ops.dense.soft_cap`); 0: none
 
 
 def combined_mask(

@@ -22,6 +22,8 @@ def refuses(
     largest = 256 if capability is not None and float(capability) >= 9.0 else 128
     if query.dtype not in (jnp.float16, jnp.bfloat16):
         return f"it computes in float16 or bfloat16, and the query is {query.dtype}"
+    if settings.softcap:
+        return f"it has no bound of scores (softcap={settings.softcap:g})"
     if extras.seeds is not None:
         return "it has no dropout with the bits of the other implementations"
     if dim > largest or dim % 8:

@@ -45,6 +45,7 @@ def dot_product_attention(
     dropout_rate: float = 0.0,
     rng: jax.Array | None = None,
     scale: float | None = None,
+    softcap: float = 0.0,
     implementation: str = "auto",
 ) -> jax.Array:
     """softmax(q·k / sqrt(D)) v ("Attention Is All You Need", section 3.2.1).
@@ -66,6 +67,7 @@ def dot_product_attention(
       dropout_rate: on the weights, with `rng`; its bits are the same in all implementations.
       rng: PRNG key; None means no dropout.
       scale: defaults to 1 / sqrt(D).
+      softcap: bound c of the scaled scores x before the bias, as c·tanh(x / c); 0: none.
       implementation: `reference` (all in float32), `xla` (the complete score matrix), `blockwise`
         (memory linear in length), `cudnn` (NVIDIA GPUs, 16 bits), `pallas_tpu` (TPUs), or `auto`
         (the fastest by `table`).
@@ -84,7 +86,7 @@ def dot_product_attention(
     seeds = None if rng is None or dropout_rate == 0.0 else seed_words(rng)
     extras = Extras(mask, bias, query_segment_ids, key_segment_ids, key_lengths, seeds)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    settings = Settings(causal, scale, dropout_rate, query.shape[2])
+    settings = Settings(causal, scale, dropout_rate, query.shape[2], softcap)
     name = _resolve(implementation, query, key, extras, settings)
     return over_mesh(_ATTEND[name])(query, key, value, extras, settings)
 

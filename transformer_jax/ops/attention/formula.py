@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from transformer_jax.ops.attention.call import Extras, Settings, combined_mask, dropout_index
 from transformer_jax.ops.attention.softmax import additive_mask, exponentials
+from transformer_jax.ops.dense import soft_cap
 from transformer_jax.ops.dropout import keep
 
 
@@ -15,6 +16,7 @@ def attention_weights(
     mask: jax.Array | None = None,
     bias: jax.Array | None = None,
     scale: float | None = None,
+    softcap: float = 0.0,
 ) -> jax.Array:
     """softmax(q·k · scale + bias) over the keys that `mask` allows, in float32.
 
@@ -24,6 +26,7 @@ def attention_weights(
       mask: boolean, broadcastable to `[B, H, T, S]`.
       bias: added to the scores, broadcastable to `[B, H, T, S]`.
       scale: defaults to 1 / sqrt(D).
+      softcap: bound of the scaled scores before the bias; 0: none.
 
     Returns:
       `[B, H, T, S]` float32; a row that may attend to nothing is all zeros.
@@ -35,7 +38,8 @@ def attention_weights(
         raise ValueError(f"{key.shape[2]} key heads do not divide {query.shape[2]} query heads")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     query, key = query.astype(jnp.float32), key.astype(jnp.float32)
-    exps, total = exponentials(_scores(query, key, scale, "highest"), additive_mask(mask, bias))
+    scores = soft_cap(_scores(query, key, scale, "highest"), softcap)
+    exps, total = exponentials(scores, additive_mask(mask, bias))
     return exps / total
 
 
@@ -66,7 +70,7 @@ def _attend(
     batch, length, heads, dim = query.shape
     size, groups = key.shape[1:3]
     added = additive_mask(combined_mask(extras, settings, length, size), extras.bias)
-    scores = _scores(query, key, settings.scale, precision)
+    scores = soft_cap(_scores(query, key, settings.scale, precision), settings.softcap)
     # A causal mask without other masks leaves each row its first key.
     only_causal = all(x is None for x in extras._replace(seeds=None, origin=None))
     weights, total = exponentials(scores, added, may_be_empty=not only_causal)

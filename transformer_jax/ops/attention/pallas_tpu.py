@@ -68,6 +68,7 @@ def attend(
             block_q_dq=query_block,
             block_kv_dq=key_block,
         ),
+        attn_logits_soft_cap=settings.softcap or None,
         head_shards=1,
         q_seq_shards=1,
         interpret=interpret,
