@@ -80,26 +80,24 @@ def test_fine_tune_example_scores_the_model_before_and_after(
     assert Translator.load(tmp_path / "run").checkpoint_step == 2
 
 
-def test_rms_norm_example_trains_and_decodes_without_biases(run_example, tmp_path, monkeypatch):
+def test_scale_norm_example_trains_and_decodes_with_one_scale(run_example, tmp_path, monkeypatch):
     for name in ("init_norm", "norm"):  # restored after the test
         monkeypatch.setattr(norms, name, getattr(norms, name))
     config = tiny_config(tmp_path, num_steps=2, eval_every_steps=2)
     monkeypatch.setattr(quickstart, "get_config", lambda: config)
-    run_example("rms_norm", f"--workdir={tmp_path / 'run'}")
+    run_example("scale_norm", f"--workdir={tmp_path / 'run'}")
     params = Translator.load(tmp_path / "run").params
-    assert set(params["encoder_norm"]["norm"]) == {"scale"}
+    assert {name: x.shape for name, x in params["encoder_norm"]["norm"].items()} == {"scale": (1,)}
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((2, 3, 8), -1), ((8, 5), 0)])
-def test_rms_norm_example_matches_float64(shape, axis):
-    functions = runpy.run_path(str(EXAMPLES / "rms_norm.py"), run_name="example")
-    rng = np.random.default_rng(0)
-    x, scale = rng.normal(size=shape), rng.normal(size=8)
-    wanted = x / np.sqrt(np.mean(x**2, axis, keepdims=True) + 1e-6)
-    scale = scale if axis == -1 else scale[:, None]
-    params = {"scale": scale.astype(np.float32)}
-    out = functions["rms_norm"](ModelConfig(), params, x.astype(np.float32), axis)
-    np.testing.assert_allclose(out, wanted * scale, rtol=1e-5, atol=1e-6)
+def test_scale_norm_example_matches_float64(shape, axis):
+    functions = runpy.run_path(str(EXAMPLES / "scale_norm.py"), run_name="example")
+    x = np.random.default_rng(0).normal(size=shape)
+    wanted = 3.0 * x / np.sqrt(np.sum(x**2, axis, keepdims=True) + 1e-6)
+    params = {"scale": np.full(1, 3.0, np.float32)}
+    out = functions["scale_norm"](ModelConfig(), params, x.astype(np.float32), axis)
+    np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_decoding_rule_example_forbids_doubled_tokens(run_example, tiny_run, monkeypatch):

@@ -255,7 +255,7 @@ def mbart_directory(folder, kind, models):
 
 def byt5_directory(folder):
     tokenizer = transformers.ByT5Tokenizer()
-    model = make(folder, *CONFIGURATIONS["T5 1.1"], vocab_size=384, std=0.5, seed=2)
+    model = make(folder, *CONFIGURATIONS["T5 1.1"], vocab_size=384, std=0.5, seed=5)
     tokenizer.save_pretrained(folder)
     return model, tokenizer
 

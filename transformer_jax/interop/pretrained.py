@@ -65,8 +65,8 @@ def load(
     """Reads a model.
 
     Args:
-      path: a work directory, a bundle, a directory of Hugging Face's (Marian, M2M-100, NLLB or
-        Pegasus), or the name of such a model on the Hugging Face Hub. The local cache is searched
+      path: a work directory, a bundle, a directory of Hugging Face's (`docs/interop.md` lists the
+        classes), or the name of such a model on the Hugging Face Hub. The local cache is searched
         first.
       checkpoint: of a work directory: `best`, `latest`, a step, or `average:N`.
       config: replaces the model's config, for other data or search settings.

@@ -162,7 +162,6 @@ def _backward(
     keep_rate = 1.0 - grid.settings.dropout_rate
     # Each row's weights sum to one: the gradient of the row's normalizer.
     d_sums = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
-    key_columns = key.swapaxes(2, 3)  # --> [B, G, D, S]
 
     def row(carry, tile: Tile):
         d_query, *others = carry
@@ -189,8 +188,7 @@ def _backward(
                 d_bias = add_to(d_bias, d_block, "bgrts", grid, tile)
             d_scores = d_scores * soft_cap_slope(scores, grid.settings.softcap)
             d_scores = d_scores.astype(query.dtype)
-            columns = cut(key_columns, "bgds", grid, tile)
-            d_queries = d_queries + _matmul("bgds,bgsq->bgdq", columns, d_scores)
+            d_queries = d_queries + _matmul("bgsd,bgsq->bgdq", keys, d_scores)
             d_keys = _matmul("bgsq,bgqd->bgsd", d_scores, queries)
             d_values = _matmul("bgsq,bgqd->bgsd", dropped.astype(query.dtype), d_outs)
             return (
