@@ -240,8 +240,8 @@ class SelfAttention(MultiHeadAttention):
         deterministic: bool,
         *,
         positions: jax.Array,
-        position_bias: jax.Array | None,
         segment_ids: jax.Array,
+        position_bias: jax.Array | None = None,
     ) -> jax.Array:
         """Maps `x` `[B, L, M]` to `[B, L, M]`."""
         if self.config.num_kv_heads is None:

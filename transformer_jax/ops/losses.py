@@ -194,7 +194,7 @@ def alignment_loss(
     key: jax.Array,
     alignment: jax.Array,
     mask: jax.Array,
-    scale: float,
+    scale: float | None = None,
     softcap: float = 0.0,
 ) -> jax.Array:
     """Sum of cross-entropies between a head's attention and given links (Garg et al., 2019).
@@ -206,10 +206,11 @@ def alignment_loss(
       key: `[B, S, D]`.
       alignment: `[B, T, N]` linked source positions of each target position, -1 for none.
       mask: `[B, T, S]` boolean, True = may attend.
-      scale: factor of the scores.
+      scale: factor of the scores; None: 1 / sqrt(D).
       softcap: their bound; 0: none.
     """
     query, key = query.astype(jnp.float32), key.astype(jnp.float32)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = soft_cap(jnp.einsum("btd,bsd->bts", query * scale, key), softcap)
     log_weights = jax.nn.log_softmax(jnp.where(mask, scores, HIDDEN), axis=-1)
     is_linked = alignment[..., None] == jnp.arange(key.shape[1])  # --> [B, T, N, S]
