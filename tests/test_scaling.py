@@ -234,6 +234,8 @@ def test_hlo_communication_is_overlapped_where_products_run_until_its_end():
     }
     share = hlo.overlapped_share(hlo.collectives(SCHEDULED))
     assert share == pytest.approx((6 * 32 + 32) / (6 * 32 + 32 + 32 + 6 * 40))
+    adding = hlo.collectives(SCHEDULED.replace("dot(%x, %g.1)", "add(%x, %g.1)"))
+    assert {c.overlapped for c in adding if c.kind == "all-gather" and c.in_loop} == {False}
 
 
 def test_hlo_memory_traffic_matches_a_count_by_hand():
@@ -313,7 +315,10 @@ def test_dry_run_batch_follows_the_config(sentences, rows):
     assert dry_run.largest_shape(Config(data=data)) == want
 
 
-def test_model_flops_match_those_of_the_products_in_hlo(tmp_path):
+@pytest.mark.parametrize(
+    "fields", [{}, {"feed_forward": "gated", "num_kv_heads": 2}], ids=["paper", "gated, grouped"]
+)
+def test_model_flops_match_those_of_the_products_in_hlo(tmp_path, fields):
     """Against XLA's count of the forward products, on a model of uneven sizes, without padding."""
     config = tiny_config(tmp_path)
     model = dataclasses.replace(
@@ -330,6 +335,7 @@ def test_model_flops_match_those_of_the_products_in_hlo(tmp_path):
         decoder_start_id=1,
         max_len=64,
         attention="xla",
+        **fields,
     )
     config = dataclasses.replace(config, model=model)
     shape = BatchShape(rows=8, source_len=40, target_len=64)
