@@ -1,6 +1,7 @@
 """T5, mT5, BART and mBART read by us: the same numbers and the same text as transformers."""
 
 import copy
+import itertools
 import json
 import random
 
@@ -26,6 +27,7 @@ from tests.peers.test_import import (
 )
 from transformer_jax import Translator
 from transformer_jax.interop.huggingface import writing
+from transformer_jax.ops import positional
 
 T5 = {
     "d_model": 24,
@@ -128,6 +130,20 @@ def test_import_of_families_has_equal_logits(name, tmp_path):
     config, params = read(tmp_path / "m")
     assert config.tie_embeddings == ("inputs" if is_untied else "all")
     assert_equal(model, config, params)
+
+
+def test_relative_buckets_equal_those_of_transformers():
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    distances = np.arange(-3000, 3001)
+    for is_bidirectional, buckets, largest in itertools.product(
+        (True, False), (8, 12, 32, 64), (20, 128, 200, 1000)
+    ):
+        want = T5Attention._relative_position_bucket(
+            torch.tensor(distances), is_bidirectional, buckets, largest
+        )
+        got = positional.relative_buckets(distances, is_bidirectional, buckets, largest)
+        np.testing.assert_array_equal(got, want, err_msg=f"{buckets} up to {largest}")
 
 
 def leaf(change, *names):
