@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -25,7 +26,9 @@ from tests.peers.test_import import (
     swapped,
     theirs,
 )
+from tests.test_huggingface import edit, edit_tensors, remove, truncate
 from transformer_jax import Translator
+from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import writing
 from transformer_jax.ops import positional
 
@@ -331,3 +334,117 @@ def test_import_of_families_writes_what_generate_writes(name, spm_models, tmp_pa
     assert [other(text).input_ids for text in TEXTS] == [tokenizer(t).input_ids for t in TEXTS]
     same = Translator.load(tmp_path / "again").translate(texts, beam_size=4, **languages)
     assert [output.ids for output in same] == [output.ids for output in got]
+
+
+# --- Damaged and unsupported directories ---------------------------------------------------------
+
+T5_QUERY = "encoder.block.0.layer.0.SelfAttention.q.weight"
+T5_BIAS = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+BART_NORM = "model.encoder.layernorm_embedding.weight"
+BART_POSITIONS = "model.decoder.embed_positions.weight"
+
+
+def cut(name, width=-1):
+    return edit_tensors(lambda t: t.update({name: t[name][:width].copy()}))
+
+
+def without(name):
+    return edit_tensors(lambda t: t.pop(name))
+
+
+DAMAGE = {
+    "no layers": ("T5", edit("config.json", num_layers=None), ["num_layers=None", "an integer"]),
+    "no head size": ("T5", edit("config.json", d_kv=None), ["d_kv=None", "an integer"]),
+    "heads of text": ("T5", edit("config.json", num_heads="3"), ["num_heads='3'"]),
+    "unknown activation": (
+        "T5",
+        edit("config.json", feed_forward_proj="gated-tanh"),
+        ["feed_forward_proj='gated-tanh'", "silu"],
+    ),
+    "unknown gate": ("T5", edit("config.json", feed_forward_proj="geglu"), ["'geglu'", "silu"]),
+    "few distances": (
+        "T5",
+        edit("config.json", relative_attention_max_distance=3),
+        ["relative_max_distance=3", "relative_buckets=8"],
+    ),
+    "other buckets": (
+        "T5",
+        edit("config.json", relative_attention_num_buckets=12, relative_attention_max_distance=9),
+        ["relative_attention_bias", "[8, 3]", "[12, 3]"],
+    ),
+    "not gated": (
+        "T5",
+        edit("config.json", feed_forward_proj="relu"),
+        ["no tensor", "DenseReluDense.wi.weight"],
+    ),
+    "epsilon of text": ("T5", edit("config.json", layer_norm_epsilon="x"), ["ValueError"]),
+    "no biases of distance": ("T5", without(T5_BIAS), ["no tensor", T5_BIAS]),
+    "another query": ("T5", cut(T5_QUERY), [T5_QUERY, "[14, 24]", "[15, 24]"]),
+    "another output": ("T5", cut("lm_head.weight"), ["lm_head.weight", "config.json implies"]),
+    "a decoder alone": ("T5", edit("config.json", is_decoder=True), ["is_decoder=True"]),
+    "tokenizer cut": ("T5", truncate("spiece.model", 0.5), ["spiece.model is damaged"]),
+    "no tokenizer": ("T5", remove("spiece.model"), ["has no spiece.model"]),
+    "few rows": ("T5", edit("config.json", vocab_size=90), ["spiece.model has", "says 90"]),
+    "another padding": ("T5", edit("config.json", pad_token_id=3), ["pad_token_id=3", "is 0"]),
+    "no merges": ("BART", remove("merges.txt"), ["has no merges.txt"]),
+    "other merges": (
+        "BART",
+        lambda folder: (folder / "merges.txt").write_text("qq zz\n"),
+        ["merges.txt does not fit vocab.json"],
+    ),
+    "few positions": ("BART", cut(BART_POSITIONS), [BART_POSITIONS, "[61, 24]", "[62, 24]"]),
+    "no norm": ("BART", without(BART_NORM), ["no tensor", BART_NORM]),
+    "pre-norm BART": ("BART", edit("config.json", normalize_before=True), ["normalize_before"]),
+    "sinusoids": (
+        "BART",
+        edit("config.json", static_position_embeddings=True),
+        ["static_position_embeddings=True"],
+    ),
+    "another begin": (
+        "BART",
+        edit("generation_config.json", forced_bos_token_id=9),
+        ["forced_bos_token_id=9", "not a language tag"],
+    ),
+    "mBART of 25 languages": (
+        "mBART",
+        edit("tokenizer_config.json", tokenizer_class="MBartTokenizer"),
+        ["MBartTokenizer", "MBart50Tokenizer"],
+    ),
+    "no start": ("mBART", edit("config.json", decoder_start_token_id=None), ["must be one id"]),
+    "another size": ("mBART", edit("config.json", vocab_size=99), ["further tokens", "says 99"]),
+    "no positions": ("mBART", without(BART_POSITIONS), ["no tensor", BART_POSITIONS]),
+}
+
+
+@pytest.fixture(scope="module")
+def directories(spm_models, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("families")
+    t5_directory(folder / "T5", "spiece.model")
+    bart_directory(folder / "BART", "merges.txt")
+    mbart_directory(folder / "mBART", "spm", spm_models)
+    # Without the class, the usual tokenizer of the model is read.
+    (folder / "mBART/tokenizer_config.json").write_text("{}")
+    edit("generation_config.json", decoder_start_token_id=None)(folder / "mBART")
+    return folder
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_import_of_families_names_what_is_damaged(name, directories, tmp_path):
+    family, change, words = DAMAGE[name]
+    shutil.copytree(directories / family, tmp_path / "m")
+    change(tmp_path / "m")
+    with pytest.raises(UserError) as error:
+        Translator.load(tmp_path / "m")
+    for word in words:
+        assert word in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_import_of_families_accepts_settings_of_what_a_class_does_anyway(directories, tmp_path):
+    for family, settings in {
+        "BART": {"normalize_embedding": True, "normalize_before": False, "extra_pos_embeddings": 2},
+        "mBART": {"normalize_embedding": True, "normalize_before": True},
+    }.items():
+        shutil.copytree(directories / family, tmp_path / family)
+        edit("config.json", add_final_layer_norm=family == "mBART", **settings)(tmp_path / family)
+        assert Translator.load(tmp_path / family).config.model.embedding_norm

@@ -13,8 +13,8 @@ from transformer_jax.interop.huggingface import families, names
 from transformer_jax.interop.huggingface.names import Names
 from transformer_jax.interop.huggingface.settings import OWN_KEY, Settings
 
-# Refused unless false or missing: Hugging Face stores these settings but never reads them.
-UNREAD = ("normalize_before", "normalize_embedding", "add_final_layer_norm", "is_decoder")
+# Refused if true: Hugging Face stores these settings but never reads them.
+UNREAD = ("is_decoder", "static_position_embeddings")
 
 
 def model_config(
@@ -31,7 +31,14 @@ def model_config(
       UserError: naming a setting that is not supported.
     """
     family, raw = settings.family, settings.raw
-    for name in UNREAD:
+    is_pre = family.norm_position == "pre"
+    of_class = {
+        "normalize_before": is_pre,
+        "add_final_layer_norm": is_pre,
+        "normalize_embedding": family.embedding_norm,
+    }
+    # Those that say what the class does anyway have no effect.
+    for name in (*UNREAD, *(name for name, is_true in of_class.items() if not is_true)):
         if raw.get(name):
             raise UserError(
                 f"{settings.folder}/config.json: {name}={raw[name]!r} is not supported; Hugging "
