@@ -6,6 +6,7 @@ import importlib
 import math
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -326,6 +327,20 @@ def test_model_and_incremental_decoder_logits_equal_numpy(name):
         return jnp.stack(steps, axis=1)
 
     np.testing.assert_allclose(decode(params), want, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["t5", "relative_per_layer", "alibi"])
+def test_biases_of_distance_are_the_same_for_lengths_that_are_symbols(name):
+    """As in an export, whose lengths are not known when it is compiled."""
+    config = dataclasses.replace(variant(name), attention="xla")
+    model, params = Transformer(config), random_params(config)
+    source, target = tokens(config)
+    sizes = jax.export.symbolic_shape("b, s, t")
+    structs = [jax.ShapeDtypeStruct((sizes[0], size), jnp.int32) for size in sizes[1:]]
+    exported = jax.export.export(jax.jit(functools.partial(full_logits, model)))(params, *structs)
+    got = exported.call(params, source.astype(np.int32), target.astype(np.int32))
+    want = full_logits(model, params, source, target)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 def batch_of(source, target, source_segments, target_segments, source_positions, target_positions):

@@ -35,13 +35,15 @@ def position_bias(
 
     `[1, H, 1, T·K]` float32. Positions after `index` have any value: they are masked.
     """
-    size = cache.value.shape[2] // num_slots
+    # Of all distances there can be: the size of the cache may be a symbol (`interop.stablehlo`).
+    longest = config.max_len
     by_distance = positional.position_bias(
-        config, layer.self_position_bias, -np.arange(size), causal=True
+        config, layer.self_position_bias, -np.arange(longest), causal=True
     )
     if by_distance is None:
         return None
-    distances = jnp.maximum(index - jnp.arange(size), 0)
+    positions = jnp.arange(cache.value.shape[2] // num_slots)
+    distances = jnp.clip(index - positions, 0, longest - 1)
     return jnp.repeat(by_distance[:, distances], num_slots, axis=1)[None, :, None]
 
 

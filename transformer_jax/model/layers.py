@@ -51,8 +51,8 @@ class EncoderLayer(nn.Module):
         deterministic: bool,
         *,
         positions: jax.Array,
-        position_bias: jax.Array | None,
         segment_ids: jax.Array,
+        position_bias: jax.Array | None = None,
     ) -> jax.Array:
         """Maps `x` `[B, S, M]` to `[B, S, M]`."""
         x, h = self.self_attention_norm.before(x)
@@ -91,9 +91,9 @@ class DecoderLayer(nn.Module):
         *,
         encoded: jax.Array,
         positions: jax.Array,
-        position_bias: jax.Array | None,
         segment_ids: jax.Array,
         source_segment_ids: jax.Array,
+        position_bias: jax.Array | None = None,
     ) -> jax.Array:
         """Maps `x` `[B, T, M]` to `[B, T, M]`."""
         x, h = self.self_attention_norm.before(x)

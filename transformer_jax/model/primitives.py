@@ -7,6 +7,7 @@ random bits of `ops.dropout` cost almost nothing.
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax.typing import Initializer
 
@@ -123,9 +124,17 @@ class PositionBias(nn.Module):
 
         Indices count, not positions: sentences that share a row do not attend to one another.
         """
-        distances = np.arange(length)[None, :] - np.arange(length)[:, None]
-        bias = position_bias(self.config, self.table, distances, self.causal)  # --> [H, L, L]
-        return None if bias is None else bias[None]
+        if isinstance(length, int):
+            distances = np.arange(length)[None, :] - np.arange(length)[:, None]
+            bias = position_bias(self.config, self.table, distances, self.causal)  # --> [H, L, L]
+            return None if bias is None else bias[None]
+        # A symbol, in an export (`interop.stablehlo`): selected from those of all distances.
+        longest = self.config.max_len
+        every = position_bias(self.config, self.table, np.arange(1 - longest, longest), self.causal)
+        if every is None:
+            return None
+        positions = jnp.arange(length)
+        return every[None, :, positions[None, :] - positions[:, None] + longest - 1]
 
 
 class Dropout(nn.Module):
