@@ -31,19 +31,7 @@ def model_config(
       UserError: naming a setting that is not supported.
     """
     family, raw = settings.family, settings.raw
-    is_pre = family.norm_position == "pre"
-    of_class = {
-        "normalize_before": is_pre,
-        "add_final_layer_norm": is_pre,
-        "normalize_embedding": family.embedding_norm,
-    }
-    # Those that say what the class does anyway have no effect.
-    for name in (*UNREAD, *(name for name, is_true in of_class.items() if not is_true)):
-        if raw.get(name):
-            raise UserError(
-                f"{settings.folder}/config.json: {name}={raw[name]!r} is not supported; Hugging "
-                "Face itself stores this setting but does not read it."
-            )
+    _check_unread(settings)
     ours = raw.get(OWN_KEY) or {}
     start = settings.token_id("decoder_start_token_id")
     if family.counts_from_pad and start == settings.token_id("pad_token_id"):
@@ -82,6 +70,23 @@ def model_config(
     return dataclasses.replace(
         config, activation=_activation(settings, "activation_function", None)
     )
+
+
+def _check_unread(settings: Settings) -> None:
+    """Refuses what Hugging Face stores but does not read, unless the class does it anyway."""
+    family, raw = settings.family, settings.raw
+    is_pre = family.norm_position == "pre"
+    of_class = {
+        "normalize_before": is_pre,
+        "add_final_layer_norm": is_pre,
+        "normalize_embedding": family.embedding_norm,
+    }
+    for name in (*UNREAD, *(name for name, is_true in of_class.items() if not is_true)):
+        if raw.get(name):
+            raise UserError(
+                f"{settings.folder}/config.json: {name}={raw[name]!r} is not supported; Hugging "
+                "Face itself stores this setting but does not read it."
+            )
 
 
 def num_decoder_layers(settings: Settings) -> int:
