@@ -104,9 +104,7 @@ def parts(toy: bool, peers: list[str], platform: str) -> list[Part]:
         decode += ["--dtypes=bfloat16", "--batches=1,32,256", "--beams=1,4", "--turns=3"]
         first += ["--recipe=wmt14_en_de_big"]
         memory = ["--memory_lengths=4096,8192,16384"]
-    limit = 600.0
-    attention_results = ["--json={json}", "--table={folder}/table.json"]
-    attention_results += [f"--seconds={limit - 60:.0f}"]
+    limit, tables = 600.0, ["--json={json}", "--table={folder}/table.json"]
     measured = [
         Part("checks", [checks], limit),
         Part(
@@ -123,18 +121,7 @@ def parts(toy: bool, peers: list[str], platform: str) -> list[Part]:
             limit,
             at_least=("exact_match", 0.0 if toy else 99.0),
         ),
-        Part(
-            "attention",
-            [
-                [
-                    *attention,
-                    "--json={json}",
-                    f"--seconds={limit - 60}",
-                    "--table={folder}/table.json",
-                ]
-            ],
-            limit,
-        ),
+        Part("attention", [[*attention, f"--seconds={limit - 60}", *tables]], limit),
         *[
             Part(f"train_{size}", [[*train, f"--sizes={size}"]], limit)
             for size in (["tiny"] if toy else ["base", "big"])

@@ -304,6 +304,19 @@ def test_eval_loads_the_other_model_with_its_flags_and_checks_its_languages(
             eval_run._other_system(eval_set)
 
 
+def test_source_prefix_flag_is_text_before_every_source(tiny_run):
+    from transformer_jax.commands import command_help, config_flags, model_flags
+
+    argv = ["decode", f"--workdir={tiny_run[1]}", "--source_prefix=one two "]
+    with command_help.defined_flags("decode"):
+        config_flags.define_config(model_flags._read_config(str(tiny_run[1])), argv)
+        flags.FLAGS(argv)
+        translator = model_flags.load_translator()
+    (ids,) = translator.engine.encoder().source_ids(["three"])
+    encode = translator.tokenizers.source.encode
+    assert ids == [*encode("one two "), *encode("three")]
+
+
 @pytest.mark.parametrize(
     ("references", "exact_match", "is_explained"),
     [

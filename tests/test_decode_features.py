@@ -395,6 +395,7 @@ def test_decode_record_changes_with_all_that_could_change_the_output(translator,
         seen.add(described(params=params)["parameters"])
     assert len(seen) == 4
     assert differing(target_lang="fr") == {"data.target_lang"}
+    assert differing(source_prefix="task: ") == {"data.source_prefix"}
     assert differing(flags={"checkpoint": "latest"}) == {"checkpoint"}
     assert differing(flags={"seed": 7}) == {"decode.seed"}
 

@@ -184,17 +184,21 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("name", DAMAGE)
-def test_import_names_what_is_damaged_or_not_supported(name, marian, tmp_path):
-    change, words = DAMAGE[name]
-    shutil.copytree(marian, tmp_path / "m")
-    reading.read_directory(tmp_path / "m")
-    change(tmp_path / "m")
+def assert_names_damage(intact, change, words, folder):
+    """A copy of the directory is read, and not after the change: one sentence with the words."""
+    shutil.copytree(intact, folder)
+    reading.read_directory(folder)
+    change(folder)
     with pytest.raises(UserError) as error:
-        Translator.load(tmp_path / "m")
+        Translator.load(folder)
     for word in words:
         assert word in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_import_names_what_is_damaged_or_not_supported(name, marian, tmp_path):
+    assert_names_damage(marian, *DAMAGE[name], tmp_path / "m")
 
 
 def test_import_reads_weights_in_several_files(marian, tmp_path):

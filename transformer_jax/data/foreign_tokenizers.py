@@ -109,6 +109,13 @@ class VocabularyTokenizer(Tokenizer):
                 yield from filter(None, (first.removeprefix("▁"), *others))
 
     def encode_marker(self, token: str) -> list[int]:
+        from sentencepiece import sentencepiece_model_pb2
+
+        proto = sentencepiece_model_pb2.ModelProto.FromString(self.model)
+        defined = sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED
+        if token in (entry.piece for entry in proto.pieces if entry.type == defined):
+            # transformers takes it out of a text before it segments the rest: no space is added.
+            return [self.token_id(token)]
         return [self.token_id(part) for part in self._processor.encode(token, out_type=str)]
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -38,6 +38,12 @@ class Family:
         return 1e-6 if self.is_t5 else NORM_EPSILON
 
 
+_DEFAULTS = {
+    "activation_function": "gelu",
+    "scale_embedding": False,
+    "share_encoder_decoder_embeddings": True,
+    "max_position_embeddings": 1024,
+}
 MARIAN = Family(
     model_type="marian",
     architecture="MarianMTModel",
@@ -47,13 +53,7 @@ MARIAN = Family(
     stores_positions=True,
     has_output_bias=True,
     one_vocabulary=False,
-    defaults={
-        "activation_function": "gelu",
-        "scale_embedding": False,
-        "forced_eos_token_id": 0,
-        "share_encoder_decoder_embeddings": True,
-        "max_position_embeddings": 1024,
-    },
+    defaults={**_DEFAULTS, "forced_eos_token_id": 0},
 )
 M2M_100 = Family(
     model_type="m2m_100",
@@ -65,11 +65,10 @@ M2M_100 = Family(
     has_output_bias=False,
     one_vocabulary=True,
     defaults={
+        **_DEFAULTS,
         "activation_function": "relu",
         "scale_embedding": True,
         "forced_eos_token_id": None,
-        "share_encoder_decoder_embeddings": True,
-        "max_position_embeddings": 1024,
     },
 )
 PEGASUS = Family(
@@ -81,30 +80,15 @@ PEGASUS = Family(
     stores_positions=True,
     has_output_bias=True,
     one_vocabulary=True,
-    defaults={
-        "activation_function": "gelu",
-        "scale_embedding": False,
-        "forced_eos_token_id": 1,
-        "share_encoder_decoder_embeddings": True,
-        "max_position_embeddings": 1024,
-    },
+    defaults={**_DEFAULTS, "forced_eos_token_id": 1},
 )
-BART = Family(
+BART = dataclasses.replace(
+    MARIAN,
     model_type="bart",
     architecture="BartForConditionalGeneration",
-    norm_position="post",
     positional="learned",
-    counts_from_pad=False,
-    stores_positions=True,
-    has_output_bias=True,
     one_vocabulary=True,
-    defaults={
-        "activation_function": "gelu",
-        "scale_embedding": False,
-        "forced_eos_token_id": 2,
-        "share_encoder_decoder_embeddings": True,
-        "max_position_embeddings": 1024,
-    },
+    defaults={**_DEFAULTS, "forced_eos_token_id": 2},
     embedding_norm=True,
     unused_positions=2,
     tokenizer="BartTokenizer",

@@ -110,7 +110,7 @@ def _t5_fields(settings: Settings) -> dict[str, Any]:
     """What a T5 has otherwise than BART's classes."""
     d_model = settings.need("d_model")
     # T5's first version multiplied the decoder's output, which the source's table projects. Since
-    # version 5, transformers saves this by a name of its own.
+    # version 5, transformers saves this as another setting.
     is_scaled = settings.family is families.T5 and settings.raw.get(
         "scale_decoder_outputs", settings.raw.get("tie_word_embeddings") is not False
     )
