@@ -112,8 +112,9 @@ class VocabularyTokenizer(Tokenizer):
         from sentencepiece import sentencepiece_model_pb2
 
         proto = sentencepiece_model_pb2.ModelProto.FromString(self.model)
-        defined = sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED
-        if token in (entry.piece for entry in proto.pieces if entry.type == defined):
+        entries = proto.pieces  # of the SentencePiece model
+        kind = sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED
+        if token in [e.piece for e in entries if e.type == kind]:  # user-defined in SentencePiece
             # transformers takes it out of a text before it segments the rest: no space is added.
             return [self.token_id(token)]
         return [self.token_id(part) for part in self._processor.encode(token, out_type=str)]
