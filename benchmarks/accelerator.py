@@ -10,6 +10,7 @@ again runs the parts that are not done. Correctness comes first: a part that fin
 makes the command fail, after the others have run.
 """
 
+import concurrent.futures
 import dataclasses
 import importlib.metadata
 import importlib.util
@@ -27,6 +28,7 @@ from absl import app, flags
 
 FLAGS = flags.FLAGS
 ROOT = Path(__file__).parent.parent
+LIMIT = 600.0  # seconds of a part
 TAIL = 2000  # characters of a part's output that are kept
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "transformers", "ctranslate2")
 PEERS = ("torch", "transformers", "ctranslate2")
@@ -50,6 +52,7 @@ class Part:
       environment: variables besides those of this process.
       at_least: a number in the part's file that decides whether the result is right, and its least
         value.
+      timed: measures time, so that nothing else may run.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Part:
     seconds: float
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     at_least: tuple[str, float] | None = None
+    timed: bool = True
 
 
 # Flags of XLA to compare on GPUs, each with the defaults of the rest.
@@ -68,6 +72,37 @@ XLA_FLAGS = {
 }
 
 
+# Arguments of each benchmark with toy sizes, for a test of the programs on any machine.
+TOY = {
+    "checks": "--lengths=30",
+    "attention": "--lengths=32,64 --cases=full,step --turns=1 --heads=2",
+    "train": "--vocab_size=64 --batch_tokens=64 --length=8 --rounds=1 --steps=1",
+    "decode": "--size=tiny --vocab_size=64 --num_tokens=4 --batches=1,2 --beams=1 --turns=1"
+    " --length=6",
+    "first_step": "--recipe=tiny",
+    "memory": "--memory_lengths=256",
+}
+# The same for a measurement. Attention has every length and kind of call that the table of `auto`
+# distinguishes, without `auto` itself, and as many rows as a large batch of that length.
+FULL = {
+    "checks": "",
+    "attention": "--lengths=32,64,128,256,512,1024,2048,4096,8192 --cases=full,causal,packed,step"
+    " --batch=512 --tokens=16384 --implementations=xla,blockwise,cudnn --turns=5"
+    " --turn_seconds=0.05",
+    "train": "--vocab_size=32000 --length=64 --dtype=bfloat16 --rounds=5",
+    "decode": "--dtypes=bfloat16 --batches=1,32,256 --beams=1,4 --turns=3",
+    "first_step": "--recipe=wmt14_en_de_big",
+    "memory": "--memory_lengths=4096,8192,16384",
+}
+# Training by size and target tokens of a step. A GPU's memory holds one large step at a time.
+TRAININGS = {
+    "train_base_25k": "--sizes=base --batch_tokens=25000",
+    "train_base_100k": "--sizes=base --batch_tokens=100000 --one_at_a_time --noloading",
+    "train_big_25k": "--sizes=big --batch_tokens=25000 --one_at_a_time --noloading",
+    "train_big_100k": "--sizes=big --batch_tokens=100000 --one_at_a_time --noloading",
+}
+
+
 def parts(toy: bool, peers: list[str], platform: str) -> list[Part]:
     """All parts in their order: correctness, then speed.
 
@@ -76,68 +111,58 @@ def parts(toy: bool, peers: list[str], platform: str) -> list[Part]:
       peers: packages to compare with that are installed.
       platform: of the devices, as JAX names it.
     """
+    arguments = {name: text.split() for name, text in (TOY if toy else FULL).items()}
     torch = ["torch"] if "torch" in peers else []
     trained = ["transformers"] if {"torch", "transformers"} <= set(peers) else []
     decoders = [p for p in ("ctranslate2", "transformers") if p in peers]
-    quickstart = ["--config=quickstart", "--workdir={folder}/quickstart"]
-    steps = ["--config.train.num_steps=2", "--config.optimizer.warmup_steps=1"]
-    attention = ["benchmarks/attention.py", f"--peers={','.join(torch)}"]
-    train = ["benchmarks/train_step.py", f"--peers={','.join(trained)}", "--json={json}"]
+    attention = ["benchmarks/attention.py", f"--peers={','.join(torch)}", "--json={json}"]
+    table = ["--table={folder}/table.json", f"--seconds={LIMIT - 60}", "--compile_first"]
+    train = ["benchmarks/train_step.py", "--json={json}", *arguments["train"]]
+    trainings = {"train_tiny": "--sizes=tiny"} if toy else TRAININGS
     decode = ["benchmarks/decode.py", f"--peers={','.join(decoders)}", "--json={json}"]
-    first = ["benchmarks/first_step.py", "--json={json}"]
-    checks = ["benchmarks/accelerator_checks.py", "--json={json}"]
-    if toy:
-        attention += ["--lengths=32,64", "--cases=full,step", "--turns=1", "--heads=2"]
-        train += ["--vocab_size=64", "--batch_tokens=64", "--length=8"]
-        train += ["--rounds=1", "--steps=1"]
-        decode += ["--size=tiny", "--vocab_size=64", "--num_tokens=4", "--batches=1,2"]
-        decode += ["--beams=1", "--turns=1", "--length=6"]
-        first += ["--recipe=tiny"]
-        memory = ["--memory_lengths=256"]
-        checks += ["--lengths=30"]
-    else:
-        # Every length of the table, and the kinds of calls that it distinguishes.
-        attention += ["--lengths=32,64,128,256,512,1024,2048,4096,8192", "--turns=5"]
-        attention += ["--cases=full,causal,packed,step", "--tokens=16384", "--batch=16"]
-        train += ["--vocab_size=32000", "--batch_tokens=25000,100000", "--length=64"]
-        train += ["--dtype=bfloat16", "--rounds=5"]
-        decode += ["--dtypes=bfloat16", "--batches=1,32,256", "--beams=1,4", "--turns=3"]
-        first += ["--recipe=wmt14_en_de_big"]
-        memory = ["--memory_lengths=4096,8192,16384"]
-    limit, tables = 600.0, ["--json={json}", "--table={folder}/table.json"]
-    measured = [
-        Part("checks", [checks], limit),
-        Part(
-            "verify_resume",
-            [["train.py", "--verify_resume", "--config=tiny", "--workdir={folder}/resume"]],
-            limit,
-        ),
-        Part(
-            "quickstart",
-            [
-                ["train.py", *quickstart, *(steps if toy else [])],
-                ["eval.py", "--workdir={folder}/quickstart", "--json={json}"],
-            ],
-            limit,
-            at_least=("exact_match", 0.0 if toy else 99.0),
-        ),
-        Part("attention", [[*attention, f"--seconds={limit - 60}", *tables]], limit),
+    first = ["benchmarks/first_step.py", "--json={json}", *arguments["first_step"]]
+    timed = [
+        Part("attention", [[*attention, *arguments["attention"], *table]], LIMIT),
         *[
-            Part(f"train_{size}", [[*train, f"--sizes={size}"]], limit)
-            for size in (["tiny"] if toy else ["base", "big"])
+            Part(name, [[*train, f"--peers={','.join(trained)}", *sizes.split()]], LIMIT)
+            for name, sizes in trainings.items()
         ],
-        Part("decode", [decode], limit),
-        Part("first_step", [first], limit),
-        Part("memory", [[*attention, "--cases=", "--json={json}", *memory]], limit / 2),
+        Part("decode", [[*decode, *arguments["decode"]]], LIMIT),
+        Part("first_step", [first], LIMIT),
+        Part("memory", [[*attention, "--cases=", *arguments["memory"]]], LIMIT / 2),
     ]
     if platform == "gpu":
-        short = [arg for arg in train if not arg.startswith(("--peers", "--batch_tokens"))]
-        short += ["--peers=", "--batch_tokens=25000", "--sizes=base"]
-        measured += [
-            Part(f"flags_{name}", [short], limit / 4, {"XLA_FLAGS": value})
+        base = [*train, "--peers=", "--noloading", "--sizes=base", "--batch_tokens=25000"]
+        timed += [
+            Part(f"flags_{name}", [base], LIMIT / 4, {"XLA_FLAGS": value})
             for name, value in XLA_FLAGS.items()
         ]
-    return measured
+    return correctness(toy, arguments["checks"]) + timed
+
+
+def correctness(toy: bool, arguments: list[str]) -> list[Part]:
+    """The parts that time nothing, and so can run side by side.
+
+    Args:
+      toy: few steps.
+      arguments: of the checks.
+    """
+    steps = ["--config.train.num_steps=2", "--config.optimizer.warmup_steps=1"]
+    quickstart = ["train.py", "--config=quickstart", "--workdir={folder}/quickstart"]
+    resume = ["train.py", "--verify_resume", "--config=tiny", "--workdir={folder}/resume"]
+    evaluation = ["eval.py", "--workdir={folder}/quickstart", "--json={json}"]
+    checks = ["benchmarks/accelerator_checks.py", "--json={json}", *arguments]
+    return [
+        Part("checks", [checks], LIMIT, timed=False),
+        Part("verify_resume", [resume], LIMIT, timed=False),
+        Part(
+            "quickstart",
+            [[*quickstart, *(steps if toy else [])], evaluation],
+            LIMIT,
+            at_least=("exact_match", 0.0 if toy else 99.0),
+            timed=False,
+        ),
+    ]
 
 
 class Results:
@@ -209,7 +234,10 @@ def run_part(part: Part, folder: Path, seconds: float) -> dict[str, Any]:
     """
     path = folder / f"{part.name}.json"
     started, output, status = time.monotonic(), "", "done"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **part.environment}
+    # Parts that run at the same time share the memory of a GPU.
+    shared = {} if part.timed else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    packages = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": packages, **shared, **part.environment}
     commands = [
         [sys.executable, *[arg.format(folder=folder, json=path) for arg in command]]
         for command in part.commands
@@ -252,6 +280,40 @@ def run_part(part: Part, folder: Path, seconds: float) -> dict[str, Any]:
     }
 
 
+def groups(chosen: list[Part]) -> list[list[Part]]:
+    """Parts that run at the same time: first those that time nothing, then each other by itself."""
+    untimed = [part for part in chosen if not part.timed]
+    return [untimed] * bool(untimed) + [[part] for part in chosen if part.timed]
+
+
+def run_groups(chosen: list[Part], results: Results, folder: Path) -> list[str]:
+    """Runs parts in at most `--minutes`; how each ended.
+
+    Args:
+      chosen: parts to run.
+      results: where to add what they measured.
+      folder: of the results.
+    """
+    ends, statuses = time.monotonic() + 60 * FLAGS.minutes, []
+    for group in groups(chosen):
+        left = ends - time.monotonic()
+        if left <= 0:
+            for part in group:
+                print(f"{part.name}: no time left; the same command runs it", flush=True)
+            statuses += ["no time left"] * len(group)
+            continue
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            ended = [pool.submit(run_part, part, folder, min(left, part.seconds)) for part in group]
+            for part, future in zip(group, ended, strict=True):
+                result = future.result()
+                results.add(part.name, result)
+                statuses.append(result["status"])
+                print(f"{part.name}: {result['status']} after {result['seconds']} s", flush=True)
+                if result["status"] != "done":
+                    print(result["output"], flush=True)
+    return statuses
+
+
 def main(argv: list[str]) -> None:
     del argv
     peers = [
@@ -265,25 +327,15 @@ def main(argv: list[str]) -> None:
     folder = Path(FLAGS.folder).absolute()
     results = Results(folder, facts)
     print(json.dumps(facts, indent=1), flush=True)
-    ends = time.monotonic() + 60 * FLAGS.minutes
-    statuses = []
+    chosen = []
     for part in all_parts:
         if FLAGS.parts and part.name not in FLAGS.parts:
             continue
         if results.is_done(part.name) and not FLAGS.again:
             print(f"{part.name}: done before", flush=True)
             continue
-        left = ends - time.monotonic()
-        if left <= 0:
-            print(f"{part.name}: no time left; the same command runs it", flush=True)
-            statuses.append("no time left")
-            continue
-        result = run_part(part, folder, min(left, part.seconds))
-        results.add(part.name, result)
-        statuses.append(result["status"])
-        print(f"{part.name}: {result['status']} after {result['seconds']} s", flush=True)
-        if result["status"] != "done":
-            print(result["output"], flush=True)
+        chosen.append(part)
+    statuses = run_groups(chosen, results, folder)
     print(f"{folder}/accelerator.json")
     sys.exit(any(status != "done" for status in statuses))
 

@@ -55,6 +55,12 @@ _NAMES = flags.DEFINE_list(
 )
 _PEERS = flags.DEFINE_list("peers", ["torch"], "Peers; those that are not installed are skipped.")
 _TURNS = flags.DEFINE_integer("turns", 7, "Turns of each engine.")
+_TURN_SECONDS = flags.DEFINE_float(
+    "turn_seconds", 0.15, "Of a turn: long for the clock, short for changes of a shared machine."
+)
+_COMPILE_FIRST = flags.DEFINE_bool(
+    "compile_first", False, "Compile the programs of all shapes at once, on all cores."
+)
 _MEMORY = flags.DEFINE_list(
     "memory_lengths", [], "Lengths for which memory is measured, case `full`, batch size 1."
 )
@@ -62,8 +68,6 @@ _MEMORY = flags.DEFINE_list(
 PASSES = ("forward", "forward+backward")
 # Largest difference from the reference, relative to the largest value.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
-# Duration of a turn: long compared with the clock, short compared with changes of the machine.
-TURN_SECONDS = 0.15
 
 
 def problems(dtype: str) -> Iterator[Problem]:
@@ -100,7 +104,7 @@ def measure(problem: Problem, workers: dict[str, Worker], rates: dict[str, float
         )
     for row in rows:
         once = workers[row["engine"]].call("time", problem, row["implementation"], 1)
-        row["calls"] = max(1, min(500, round(TURN_SECONDS / once)))
+        row["calls"] = max(1, min(500, round(_TURN_SECONDS.value / once)))
     times: dict[str, list[float]] = {row["implementation"]: [] for row in rows}
     for _ in range(_TURNS.value):
         for row in rows:
@@ -108,7 +112,7 @@ def measure(problem: Problem, workers: dict[str, Worker], rates: dict[str, float
             seconds = worker.call("time", problem, row["implementation"], row["calls"])
             times[row["implementation"]].append(seconds)
     for worker in workers.values():
-        worker.call("clear")
+        worker.call("clear", problem)
     flops = attention_workers.flops(problem)
     for row in rows:
         seconds = statistics.median(times[row["implementation"]])
@@ -145,6 +149,7 @@ def main(argv: list[str]) -> None:
     del argv
     # For every engine.
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # engines share the GPU
     unknown = set(_CASES.value) - set(attention_workers.CASES)
     if unknown:
         raise app.UsageError(f"--cases must be of {list(attention_workers.CASES)}, got {unknown}")
@@ -164,9 +169,13 @@ def main(argv: list[str]) -> None:
         "memory": [],
     }
     print(json.dumps({k: v for k, v in result.items() if v != []}, indent=2))
-    ends = time.monotonic() + _SECONDS.value
-    for problem in problems(dtype):
-        if time.monotonic() > ends:
+    started = time.monotonic()
+    shapes = list(problems(dtype))
+    if _COMPILE_FIRST.value:
+        workers["jax"].call("compile", shapes)
+        print(f"compiled after {time.monotonic() - started:.0f} s", flush=True)
+    for problem in shapes:
+        if time.monotonic() - started > _SECONDS.value:
             result["left_out"].append(dataclasses.asdict(problem))
             continue
         rows = measure(problem, workers, rates)

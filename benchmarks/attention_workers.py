@@ -1,8 +1,10 @@
 """The engines that `benchmarks/attention.py` compares, each in a separate process."""
 
+import concurrent.futures
 import dataclasses
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +94,7 @@ class JaxEngine:
 
         self.jax = jax
         self.implementations = names
-        self.programs: dict[str, Callable[..., object]] = {}
+        self.programs: dict[tuple[Problem, str], dict] = {}
 
     def about(self) -> dict:
         device = self.jax.devices()[0]
@@ -147,20 +149,34 @@ class JaxEngine:
 
         return lambda count, *arrays: self.jax.lax.fori_loop(0, count, body, arrays)
 
-    def prepare(self, problem: Problem, name: str) -> dict:
-        inputs = self._inputs(problem)
+    def compile(self, problems: Sequence[Problem]) -> None:
+        """Compiles the programs of problems on all cores of this machine."""
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            keys = [(problem, name) for problem in problems for name in self.implementations]
+            programs = pool.map(lambda key: self._compile(*key), keys)
+            self.programs.update(zip(keys, programs, strict=True))
+
+    def _compile(self, problem: Problem, name: str) -> dict:
+        jit, inputs = self.jax.jit, self._inputs(problem)
         started = time.perf_counter()
         try:
-            compiled = self.jax.jit(self._call(problem, name)).lower(*inputs).compile()
+            call = jit(self._call(problem, name)).lower(*inputs).compile()
         except _UNSUPPORTED as error:
             return {"error": str(error).splitlines()[0]}
         seconds = time.perf_counter() - started
-        outputs = compiled(*inputs)
-        memory = compiled.memory_analysis()
-        self.programs[name] = self.jax.jit(self._repeated(problem, name))
+        loop = jit(self._repeated(problem, name)).lower(np.int32(1), *inputs).compile()
+        return {"call": call, "loop": loop, "compile_seconds": seconds}
+
+    def prepare(self, problem: Problem, name: str) -> dict:
+        program = self.programs.get((problem, name)) or self._compile(problem, name)
+        self.programs[problem, name] = program
+        if "error" in program:
+            return program
+        outputs = program["call"](*self._inputs(problem))
+        memory = program["call"].memory_analysis()
         return {
             "outputs": [np.asarray(x, np.float32) for x in outputs],
-            "compile_seconds": seconds,
+            "compile_seconds": program["compile_seconds"],
             "temporary_bytes": getattr(memory, "temp_size_in_bytes", None),
         }
 
@@ -169,10 +185,10 @@ class JaxEngine:
         return [np.asarray(x, np.float32) for x in outputs]
 
     def time(self, problem: Problem, name: str, count: int) -> float:
-        inputs, program = self._inputs(problem), self.programs[name]
-        self.jax.block_until_ready(program(1, *inputs))
+        inputs, loop = self._inputs(problem), self.programs[problem, name]["loop"]
+        self.jax.block_until_ready(loop(np.int32(1), *inputs))
         started = time.perf_counter()
-        self.jax.block_until_ready(program(count, *inputs))
+        self.jax.block_until_ready(loop(np.int32(count), *inputs))
         return (time.perf_counter() - started) / count
 
     def memory(self, problem: Problem, name: str) -> dict:
@@ -194,8 +210,9 @@ class JaxEngine:
         product = self.jax.jit(jnp.matmul)
         return best_rate(lambda: self.jax.block_until_ready(product(x, x)), 2 * size**3)
 
-    def clear(self) -> None:
-        self.programs.clear()
+    def clear(self, problem: Problem) -> None:
+        for name in self.implementations:
+            self.programs.pop((problem, name), None)
         self.jax.clear_caches()
 
 
@@ -314,7 +331,7 @@ class TorchEngine:
 
         return best_rate(product, 2 * size**3)
 
-    def clear(self) -> None:
+    def clear(self, problem: Problem) -> None:
         pass
 
 

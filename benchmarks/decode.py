@@ -15,6 +15,7 @@ which is measured first. Engines take turns, and times are medians over the turn
 import importlib.util
 import io
 import json
+import os
 import statistics
 import tempfile
 from pathlib import Path
@@ -250,6 +251,7 @@ def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
     options = flags.FLAGS
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # engines share the GPU
     jax.config.update("jax_platforms", "cpu")  # accelerators are reserved for the engines
     missing = [p for p in options.peers if not importlib.util.find_spec(p)]
     if missing:

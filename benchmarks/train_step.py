@@ -16,6 +16,8 @@ sentences are equally long, so nothing is padding. With `--corpus` batches have 
 come from the data pipeline, those of Flax's example are packed in advance as in its input pipeline.
 Then only tokens that are not padding count.
 
+A batch that does not fit in a GPU's memory is computed in 2, 4, 8 or 16 parts, by ours and torch.
+
 With `--undo` ours also runs with single optimisations replaced by plain code.
 
 Each engine allocates memory as it does for its users: ours as the commands do, peers with glibc's
@@ -79,29 +81,29 @@ def start(make: Callable[..., Any], *args: Any) -> Worker:
     return Worker(make, *args, keep_memory=ours or FLAGS.kept_memory)
 
 
-def start_engines(task: workers_lib.Task) -> dict[str, Worker]:
-    """A worker for each engine, after its first step."""
-    workers = {
-        "ours": start(workers_lib.Ours, task),
-        "ours, data loading included": start(
-            workers_lib.Ours, dataclasses.replace(task, loading=True)
-        ),
-    }
+def engines(task: workers_lib.Task) -> dict[str, tuple[Any, ...]]:
+    """The arguments of `start` for each engine."""
+    ours: dict[str, tuple[Any, ...]] = {"ours": (workers_lib.Ours, task)}
+    if FLAGS.loading:
+        loading = dataclasses.replace(task, loading=True)
+        ours["ours, data loading included"] = (workers_lib.Ours, loading)
     for change in FLAGS.undo:
-        workers[f"ours, without {change}"] = start(train_step_undone.Undone, task, change)
+        ours[f"ours, without {change}"] = (train_step_undone.Undone, task, change)
     if "transformers" in FLAGS.peers:
-        workers["torch"] = start(train_step_peers.Torch, task)
-        workers["torch.compile"] = start(train_step_peers.Torch, task, True)
+        ours["torch"] = (train_step_peers.Torch, task)
+        ours["torch.compile"] = (train_step_peers.Torch, task, True)
     if "flax" in FLAGS.peers:
-        workers["flax example"] = start(train_step_peers.FlaxExample, task, FLAGS.flax_example)
-    return workers
+        ours["flax example"] = (train_step_peers.FlaxExample, task, FLAGS.flax_example)
+    return ours
 
 
-def measure(workers: dict[str, Worker], tokens: float, flops: float, dtype: str) -> list[dict]:
+def measure(
+    arguments: dict[str, tuple[Any, ...]], tokens: float, flops: float, dtype: str
+) -> list[dict]:
     """Times the engines; returns one row per engine.
 
     Args:
-      workers: the engines.
+      arguments: of `start`, for each engine.
       tokens: target tokens per step that are not padding.
       flops: of the model, per step.
       dtype: of the matrix products whose rate is measured for comparison.
@@ -110,7 +112,15 @@ def measure(workers: dict[str, Worker], tokens: float, flops: float, dtype: str)
     if "transformers" in FLAGS.peers:
         meters.append(start(workers_lib.TorchProducts))
     rates = [[meter.call("rate", dtype) for meter in meters]]
-    times = take_turns(workers)
+    times: dict[str, list[float]] = {}
+    facts: dict[str, dict[str, Any]] = {}
+    names = list(arguments)
+    for group in [[name] for name in names] if FLAGS.one_at_a_time else [names]:
+        workers = {name: start(*arguments[name]) for name in group}
+        times |= take_turns(workers)
+        for name, worker in workers.items():
+            facts[name] = {"loss": worker.call("loss"), **worker.call("about")}
+            worker.close()
     rates.append([meter.call("rate", dtype) for meter in meters])
     rate = max(max(some) for some in rates)
     accelerator = ACCELERATORS.get(meters[0].call("device"))
@@ -118,7 +128,7 @@ def measure(workers: dict[str, Worker], tokens: float, flops: float, dtype: str)
     for meter in meters:
         meter.close()
     rows = []
-    for name, worker in workers.items():
+    for name in names:
         seconds = statistics.median(times[name])
         rows.append(
             {
@@ -128,8 +138,7 @@ def measure(workers: dict[str, Worker], tokens: float, flops: float, dtype: str)
                 "share_of_matmul_rate": flops / seconds / rate,
                 "mfu": flops / seconds / peak if peak else None,
                 "matmul_flops_per_second": rate,
-                "loss": worker.call("loss"),
-                **worker.call("about"),
+                **facts[name],
             }
         )
     return rows
@@ -156,7 +165,8 @@ def print_rows(rows: list[dict]) -> None:
             f"times as fast   {100 * row['share_of_matmul_rate']:3.0f}% of "
             f"{row['matmul_flops_per_second'] / 1e9:,.0f} GFLOP/s   "
             + (f"MFU {100 * row['mfu']:3.0f}%   " if row["mfu"] else "")
-            + f"{row['peak_bytes'] / 2**20:7,.0f} MiB   first step {row['compile_seconds']:.0f} s",
+            + f"{row['peak_bytes'] / 2**20:7,.0f} MiB   first step {row['compile_seconds']:.0f} s"
+            + (f"   in {row['parts']} parts" if row["parts"] > 1 else ""),
             flush=True,
         )
 
@@ -174,12 +184,9 @@ def compare_equal_lengths(size: str, vocab_size: int, rows: int) -> dict[str, An
         f"{size}, {vocab_size:,} tokens, {rows} x ({FLAGS.length} + {FLAGS.length}), {FLAGS.dtype}",
         flush=True,
     )
-    workers = start_engines(task)
     shape = BatchShape(rows, FLAGS.length, FLAGS.length)
     flops = model_flops(workers_lib.run_config(task), shape)
-    rows_of_engines = measure(workers, task.target_tokens, flops, FLAGS.dtype)
-    for worker in workers.values():
-        worker.close()
+    rows_of_engines = measure(engines(task), task.target_tokens, flops, FLAGS.dtype)
     print_rows(rows_of_engines)
     return {
         "size": size,
@@ -298,6 +305,10 @@ if __name__ == "__main__":
     flags.DEFINE_integer("length", 32, "Tokens of every source and target sentence.")
     flags.DEFINE_string("dtype", "float32", "Type of the computation: float32 or bfloat16.")
     flags.DEFINE_string("corpus", "", "Prefix of parallel text, for batches of real lengths.")
+    flags.DEFINE_bool("loading", True, "Ours also with data loading.")
+    flags.DEFINE_bool(
+        "one_at_a_time", False, "Time one engine after the other, where memory is short."
+    )
     flags.DEFINE_bool("kept_memory", False, "Peers allocate memory as ours does.")
     flags.DEFINE_integer("rounds", 7, "Turns of each engine.")
     flags.DEFINE_integer("steps", 4, "Steps per turn.")

@@ -6,7 +6,7 @@ import types
 from typing import Any
 
 import numpy as np
-from train_step_workers import JaxStep, Step, Task
+from train_step_workers import MOST_PARTS, JaxStep, Step, Task
 
 
 class Torch(Step):
@@ -48,29 +48,44 @@ class Torch(Step):
         )
         source, target = (torch.from_numpy(x).long().to(self._device) for x in task.arrays())
         # Without a mask, as nothing is padding: torch is fastest this way.
-        self._batch = {"input_ids": source, "decoder_input_ids": target.roll(1, 1)}
-        self._targets, self._smoothing = target.reshape(-1), task.label_smoothing
+        self._arrays, self._smoothing = (source, target.roll(1, 1), target), task.label_smoothing
         self._loss: Any = torch.compile(self._forward) if compiled else self._forward
         self.last: Any = None
-        self.first()
+        while not self._fits():
+            self.parts *= 2
+            torch.cuda.empty_cache()
         self.step()
         self.wait()
 
-    def _forward(self) -> Any:
+    def _fits(self) -> bool:
+        """Runs the first step; whether it had enough memory."""
+        try:
+            self.first()
+        except self._torch.cuda.OutOfMemoryError:
+            if self.parts == MOST_PARTS:
+                raise
+            self._optimizer.zero_grad(set_to_none=True)
+            return False
+        return True
+
+    def _forward(self, source: Any, inputs: Any, targets: Any) -> Any:
         with self._torch.autocast(
             self._device, self._dtype, enabled=self._dtype != self._torch.float32
         ):
-            logits = self._model(**self._batch).logits
+            logits = self._model(input_ids=source, decoder_input_ids=inputs).logits
         return self._torch.nn.functional.cross_entropy(
-            logits.float().reshape(len(self._targets), -1),
-            self._targets,
+            logits.float().flatten(0, 1),
+            targets.flatten(),
             label_smoothing=self._smoothing,
         )
 
     def step(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
-        self.last = self._loss()
-        self.last.backward()
+        self.last = 0.0
+        for arrays in zip(*(x.chunk(self.parts) for x in self._arrays), strict=True):
+            loss = self._loss(*arrays) / self.parts
+            loss.backward()
+            self.last = self.last + loss.detach()
         self._optimizer.step()
 
     def wait(self) -> None:
@@ -78,7 +93,7 @@ class Torch(Step):
             self._torch.cuda.synchronize()
 
     def loss(self) -> float:
-        return float(self.last.detach())
+        return float(self.last)
 
     def peak_bytes(self) -> int:
         if self._device == "cuda":

@@ -12,6 +12,7 @@ import numpy as np
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.config.fields import Dtype
 
+MOST_PARTS = 16
 RATE_SIZES = {"cpu": (2048, 2048, 2048), "gpu": (8192, 8192, 8192)}
 
 
@@ -46,6 +47,7 @@ class Step(abc.ABC):
     """
 
     compile_seconds: float = 0.0
+    parts: int = 1  # equal parts of a batch, one after the other, so that it fits in memory
 
     def run(self, num_steps: int) -> float:
         """Seconds per step of `num_steps` steps; none waits for the result of the previous one."""
@@ -74,7 +76,11 @@ class Step(abc.ABC):
         """Loss per target token of the last step."""
 
     def about(self) -> dict[str, Any]:
-        return {"compile_seconds": self.compile_seconds, "peak_bytes": self.peak_bytes()}
+        return {
+            "compile_seconds": self.compile_seconds,
+            "peak_bytes": self.peak_bytes(),
+            "parts": self.parts,
+        }
 
     def peak_bytes(self) -> int:
         """Peak memory of the process; on a GPU, of the device."""
@@ -104,10 +110,24 @@ class Ours(JaxStep):
     def __init__(self, task: Task):
         import jax
 
+        while True:
+            try:
+                self._start(task)
+                return
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error) or self.parts == MOST_PARTS:
+                    raise
+            # Outside the handler, whose traceback keeps the arrays of what failed.
+            self.parts *= 2
+            self._runner = self._state = None
+
+    def _start(self, task: Task) -> None:
+        import jax
+
         from transformer_jax.data.plans.batch_shapes import BatchShape
         from transformer_jax.training.runners import make_runner
 
-        self._config = run_config(task)
+        self._config = run_config(task, self.parts)
         self._runner = make_runner(self._config, jax.devices()[:1])
         self._state = self._runner.init(0)
         started = time.perf_counter()
@@ -126,7 +146,7 @@ class Ours(JaxStep):
         return float(self.last["loss_sum"] / self.last["tokens"])
 
 
-def run_config(task: Task) -> Config:
+def run_config(task: Task, parts: int = 1) -> Config:
     """The config of a run whose packed rows are filled by one sentence each."""
     config = Config()
     return dataclasses.replace(
@@ -135,7 +155,9 @@ def run_config(task: Task) -> Config:
         data=dataclasses.replace(
             config.data, max_len=task.target_len, batch_tokens=task.target_tokens
         ),
-        train=dataclasses.replace(config.train, label_smoothing=task.label_smoothing),
+        train=dataclasses.replace(
+            config.train, label_smoothing=task.label_smoothing, accumulate_steps=parts
+        ),
     )
 
 
@@ -176,7 +198,12 @@ class JaxProducts:
         import jax.numpy as jnp
 
         m, k, n = RATE_SIZES["cpu" if jax.default_backend() == "cpu" else "gpu"]
-        a, b = jnp.ones((m, k), dtype), jnp.ones((k, n), dtype)
+        # Random: products of ones are faster on GPUs, which then draw less power.
+        keys = jax.random.split(jax.random.key(0))
+        a, b = (
+            jax.random.normal(key, shape, dtype)
+            for key, shape in zip(keys, ((m, k), (k, n)), strict=True)
+        )
         product = jax.jit(jnp.matmul)
         return _rate(lambda: jax.block_until_ready(product(a, b)), 2.0 * m * k * n)
 
@@ -191,8 +218,8 @@ class TorchProducts:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         m, k, n = RATE_SIZES["gpu" if device == "cuda" else "cpu"]
         kind = getattr(torch, dtype)
-        a = torch.ones((m, k), dtype=kind, device=device)
-        b = torch.ones((k, n), dtype=kind, device=device)
+        a = torch.randn((m, k), dtype=kind, device=device)
+        b = torch.randn((k, n), dtype=kind, device=device)
 
         def product() -> None:
             a @ b

@@ -337,7 +337,7 @@ def test_accelerator_benchmark_compares_with_installed_peers_in_bounded_time():
     parts = accelerator.parts(False, ["torch", "transformers", "ctranslate2"], "gpu")
     text = {part.name: str(part.commands) for part in parts}
     assert "--peers=ctranslate2,transformers" in text["decode"]
-    assert "--peers=transformers" in text["train_big"]
+    assert "--peers=transformers" in text["train_big_25k"]
     assert "--peers=torch" in text["attention"]
     assert {"flags_default", "flags_latency_hiding"} <= set(text)
     assert all(part.seconds <= 600 for part in parts)
