@@ -1,0 +1,192 @@
+"""Trains the recipe `multi30k` with each switch of the model alone, and scores it on validation.
+
+    transformer-jax data multi30k --output=multi30k
+    python benchmarks/ablations.py --data=multi30k --folder=runs/ablations --json=ablations.json
+    python benchmarks/ablations.py --data=multi30k --folder=runs/ablations --json=ablations.json \
+        --times=ablations_times.json                                    # times instead of scores
+
+Every variant has the parameters of the paper's model within 1%: the width of the feed-forward block
+makes up for what a switch adds or saves. The steps, the batches and all other settings are the
+same. The same command again trains what is not in the JSON file yet. `--jobs` trainings run at the
+same time, so `--times` measures speed by itself: engines in turns, one training step and the
+decoding of one batch.
+"""
+
+import concurrent.futures
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+from timing import write_json
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.runs import machine
+
+FLAGS = flags.FLAGS
+ROOT = Path(__file__).parent.parent
+# Settings of the model that differ from the recipe's, which is the paper's model.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "pre-norm": {"norm_position": "pre"},
+    "RMSNorm": {"norm": "rms"},
+    "no biases": {"use_bias": False},
+    "GEGLU": {"feed_forward": "gated", "activation": "gelu", "d_ff": 171},
+    "SwiGLU": {"feed_forward": "gated", "activation": "silu", "d_ff": 171},
+    "2 heads of keys": {"num_kv_heads": 2, "d_ff": 320, "decoder_d_ff": 384},
+    "normalized queries and keys": {"qk_norm": True},
+    "capped scores": {"attention_softcap": 50.0},
+    "capped logits": {"logit_softcap": 30.0},
+    "rotary": {"positional": "rotary"},
+    "relative": {"positional": "relative"},
+    "ALiBi": {"positional": "alibi"},
+    "modern": {
+        "norm_position": "pre",
+        "norm": "rms",
+        "use_bias": False,
+        "feed_forward": "gated",
+        "activation": "silu",
+        "num_kv_heads": 2,
+        "d_ff": 213,
+        "decoder_d_ff": 256,
+        "qk_norm": True,
+        "positional": "rotary",
+    },
+}
+
+
+def settings(name: str) -> list[str]:
+    """The flags of a variant."""
+    return [f"--config.model.{field}={value}" for field, value in VARIANTS[name].items()]
+
+
+def model_config(name: str) -> ModelConfig:
+    """The model of a variant, with the vocabulary of the recipe."""
+    from transformer_jax.configs import multi30k
+
+    return dataclasses.replace(
+        multi30k.get_config().model,
+        source_vocab_size=8000,
+        target_vocab_size=8000,
+        decoder_start_id=1,
+        **VARIANTS[name],
+    )
+
+
+def train(name: str, seed: int, folder: Path) -> dict[str, Any]:
+    """Trains and scores a variant; one row.
+
+    Args:
+      name: of the variant.
+      seed: of the parameters, the dropout and the order of the data.
+      folder: of the run, and of its log.
+    """
+    commands = [
+        [
+            "train.py",
+            "--config=multi30k",
+            f"--config.data.train={FLAGS.data}/train",
+            f"--config.data.validation={FLAGS.data}/val",
+            "--config.data.test=",
+            f"--config.data.cache_dir={FLAGS.folder}/tokens",
+            f"--config.train.num_steps={FLAGS.steps}",
+            "--config.train.eval_every_steps=0",
+            f"--config.seed={seed}",
+            f"--workdir={folder}",
+            *settings(name),
+        ],
+        [
+            "eval.py",
+            f"--workdir={folder}",
+            "--split=validation",
+            "--checkpoint=average:10",
+            f"--json={folder}/validation.json",
+        ],
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
+    for command in commands:
+        with open(folder / "output.log", "a") as log:
+            done = subprocess.run(
+                [sys.executable, *command], cwd=ROOT, env=environment, stdout=log, stderr=log
+            )
+        if done.returncode:
+            return {"variant": name, "seed": seed, "error": (folder / "output.log").read_text()}
+    scores = json.loads((folder / "validation.json").read_text())
+    return {
+        "variant": name,
+        "seed": seed,
+        "parameters": num_params(name),
+        **{key: scores[key] for key in ("loss", "bleu", "chrf")},
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def num_params(name: str) -> int:
+    """Number of parameters of a variant."""
+    import jax
+
+    from transformer_jax.model.transformer import init_params
+
+    shapes = jax.eval_shape(lambda key: init_params(model_config(name), key), jax.random.key(0))
+    return sum(x.size for x in jax.tree.leaves(shapes))
+
+
+def train_all(results: dict[str, Any]) -> None:
+    """Trains what is not in the results, and writes them after each run."""
+    done = {(row["variant"], row["seed"]) for row in results["rows"] if "error" not in row}
+    ends = time.monotonic() + 60 * FLAGS.minutes
+    todo = [
+        (name, int(seed))
+        for seed, name in itertools.product(FLAGS.seeds, FLAGS.variants)
+        if (name, int(seed)) not in done
+    ]
+
+    def run(name: str, seed: int) -> dict[str, Any] | None:
+        if time.monotonic() > ends:
+            return None
+        folder = Path(FLAGS.folder).absolute() / f"{name.replace(' ', '_')}_{seed}"
+        return train(name, seed, folder)
+
+    with concurrent.futures.ThreadPoolExecutor(FLAGS.jobs) as pool:
+        futures = [pool.submit(run, *key) for key in todo]
+        for future in concurrent.futures.as_completed(futures):
+            row = future.result()
+            if row is None:
+                continue
+            print(json.dumps(row), flush=True)
+            if "error" not in row:
+                results["rows"].append(row)
+                write_json(FLAGS.json, results)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    if unknown := set(FLAGS.variants) - set(VARIANTS):
+        raise app.UsageError(f"--variants: no {sorted(unknown)}; there are {list(VARIANTS)}.")
+    path = Path(FLAGS.json)
+    results = {"steps": FLAGS.steps, "machine": machine.host(), "rows": []}
+    if path.exists():
+        results = json.loads(path.read_text())
+    if results["steps"] != FLAGS.steps:
+        raise app.UsageError(f"{path} has runs of {results['steps']} steps: name another file.")
+    train_all(results)
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("data", "multi30k", "Folder of the corpus.")
+    flags.DEFINE_string("folder", "runs/ablations", "Folder of the runs.")
+    flags.DEFINE_string("json", "runs/ablations.json", "File of the results.")
+    flags.DEFINE_list("variants", list(VARIANTS), "Variants to train.")
+    flags.DEFINE_list("seeds", ["0", "1"], "Seeds of each.")
+    flags.DEFINE_integer("steps", 5000, "Steps of each run.")
+    flags.DEFINE_integer("jobs", 1, "Trainings at the same time.")
+    flags.DEFINE_float("minutes", float("inf"), "No training begins after so many minutes.")
+    app.run(main)
