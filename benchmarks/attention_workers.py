@@ -111,7 +111,8 @@ class JaxEngine:
         dtype = self.jax.numpy.dtype(problem.dtype)
         inputs = [self.jax.numpy.asarray(x, dtype) for x in arrays(problem).values()]
         # Arguments, not constants: a model knows lengths and segments only when it runs.
-        return [*inputs, segments(problem), lengths(problem)]
+        extras = (segments(problem), lengths(problem))
+        return [*inputs, *(None if x is None else self.jax.numpy.asarray(x) for x in extras)]
 
     def _call(self, problem: Problem, name: str):
         from transformer_jax.ops.attention import dot_product_attention
@@ -136,23 +137,33 @@ class JaxEngine:
 
         return call
 
-    def _repeated(self, problem: Problem, name: str):
-        """A loop of calls, each of which needs the result of the previous one."""
+    def _next(self, problem: Problem, name: str):
+        """A call; returns inputs of the next one, which need its result."""
         call = self._call(problem, name)
 
-        def body(_, arrays):
-            inputs, rest = arrays[:3], arrays[3:]
+        def following(*arrays):
             out, *grads = call(*arrays)
             if not grads:
-                return (out, *arrays[1:])
-            return (*(x + d_x for x, d_x in zip(inputs, grads, strict=True)), *rest)
+                return (out,)
+            return tuple(x + d_x for x, d_x in zip(arrays[:3], grads, strict=True))
+
+        return following
+
+    def _repeated(self, problem: Problem, name: str):
+        """A loop of calls in one program."""
+        following = self._next(problem, name)
+
+        def body(_, arrays):
+            new = following(*arrays)
+            return (*new, *arrays[len(new) :])
 
         return lambda count, *arrays: self.jax.lax.fori_loop(0, count, body, arrays)
 
     def compile(self, problems: Sequence[Problem]) -> None:
         """Compiles the programs of problems on all cores of this machine."""
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            keys = [(problem, name) for problem in problems for name in self.implementations]
+            names = [*self.implementations, "reference"]
+            keys = [(problem, name) for problem in problems for name in names]
             programs = pool.map(lambda key: self._compile(*key), keys)
             self.programs.update(zip(keys, programs, strict=True))
 
@@ -164,8 +175,14 @@ class JaxEngine:
         except _UNSUPPORTED as error:
             return {"error": str(error).splitlines()[0]}
         seconds = time.perf_counter() - started
-        loop = jit(self._repeated(problem, name)).lower(np.int32(1), *inputs).compile()
-        return {"call": call, "loop": loop, "compile_seconds": seconds}
+        program = {"call": call, "compile_seconds": seconds}
+        if name == "reference":
+            return program
+        if self.jax.default_backend() == "cpu":
+            repeated = jit(self._repeated(problem, name))
+            return program | {"loop": repeated.lower(np.int32(1), *inputs).compile()}
+        # A loop in a GPU's program waits for the host at each call, which calls one by one do not.
+        return program | {"next": jit(self._next(problem, name)).lower(*inputs).compile()}
 
     def prepare(self, problem: Problem, name: str) -> dict:
         program = self.programs.get((problem, name)) or self._compile(problem, name)
@@ -181,14 +198,24 @@ class JaxEngine:
         }
 
     def reference(self, problem: Problem) -> list[np.ndarray]:
-        outputs = self.jax.jit(self._call(problem, "reference"))(*self._inputs(problem))
-        return [np.asarray(x, np.float32) for x in outputs]
+        return self.prepare(problem, "reference")["outputs"]
 
     def time(self, problem: Problem, name: str, count: int) -> float:
-        inputs, loop = self._inputs(problem), self.programs[problem, name]["loop"]
-        self.jax.block_until_ready(loop(np.int32(1), *inputs))
+        inputs, program = self._inputs(problem), self.programs[problem, name]
+
+        def run(calls: int) -> None:
+            if "loop" in program:
+                self.jax.block_until_ready(program["loop"](np.int32(calls), *inputs))
+                return
+            arrays = tuple(inputs)
+            for _ in range(calls):
+                new = program["next"](*arrays)
+                arrays = (*new, *arrays[len(new) :])
+            self.jax.block_until_ready(arrays)
+
+        run(1)
         started = time.perf_counter()
-        self.jax.block_until_ready(loop(np.int32(count), *inputs))
+        run(count)
         return (time.perf_counter() - started) / count
 
     def memory(self, problem: Problem, name: str) -> dict:
@@ -211,7 +238,7 @@ class JaxEngine:
         return best_rate(lambda: self.jax.block_until_ready(product(x, x)), 2 * size**3)
 
     def clear(self, problem: Problem) -> None:
-        for name in self.implementations:
+        for name in (*self.implementations, "reference"):
             self.programs.pop((problem, name), None)
         self.jax.clear_caches()
 
