@@ -188,5 +188,5 @@ if __name__ == "__main__":
     flags.DEFINE_list("seeds", ["0", "1"], "Seeds of each.")
     flags.DEFINE_integer("steps", 5000, "Steps of each run.")
     flags.DEFINE_integer("jobs", 1, "Trainings at the same time.")
-    flags.DEFINE_float("minutes", float("inf"), "No training begins after so many minutes.")
+    flags.DEFINE_float("minutes", float("inf"), "Minutes after which no training begins.")
     app.run(main)

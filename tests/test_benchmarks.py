@@ -341,6 +341,10 @@ def test_accelerator_benchmark_compares_with_installed_peers_in_bounded_time():
     assert "--peers=torch" in text["attention"]
     assert {"flags_default", "flags_latency_hiding"} <= set(text)
     assert all(part.seconds <= 600 for part in parts)
+    # Correctness first, side by side; what is timed runs by itself.
+    groups = [[part.name for part in group] for group in accelerator.groups(parts)]
+    assert groups[0] == ["checks", "verify_resume", "quickstart"]
+    assert groups[1:] == [[part.name] for part in parts[3:]]
     alone = {part.name: str(part.commands) for part in accelerator.parts(False, [], "tpu")}
     assert "flags_default" not in alone
     assert "--peers='" in alone["decode"].replace('"', "'")

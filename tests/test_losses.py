@@ -54,6 +54,17 @@ def test_label_smoothing_equals_optax():
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("platform", "rows"), [("cpu", 512), ("tpu", 512), ("gpu", 4096)])
+def test_loss_chunks_have_the_size_of_the_platform(monkeypatch, platform, rows):
+    monkeypatch.setattr(losses.platforms, "current", lambda: platform)
+    tokens, width, vocab = 5000, 2, 3
+    shapes = (tokens, width), (vocab, width), (tokens,), (tokens,)
+    dtypes = jnp.float32, jnp.float32, jnp.int32, jnp.float32
+    arguments = [jax.ShapeDtypeStruct(*pair) for pair in zip(shapes, dtypes, strict=True)]
+    program = str(jax.make_jaxpr(losses.projected_cross_entropy)(*arguments))
+    assert f"f32[{rows},{vocab}]" in program  # the logits of a chunk
+
+
 @pytest.mark.parametrize(("chunk_size", "softcap"), [(4, 0.0), (100, 0.0), (4, 1.5)])
 def test_loss_fused_gradients_equal_those_of_the_plain_form(chunk_size, softcap):
     hidden, table, targets, weights = example()

@@ -144,6 +144,26 @@ CTRANSLATE2 = {
     "another epsilon": {"norm_epsilon": 0.03},
     "gelu_tanh": {"activation": "gelu_tanh", "norm_position": "pre"},
     "silu, not scaled": {"activation": "silu", "scale_embeddings": False},
+    "embedding norm": {"embedding_norm": True, "positional": "learned"},
+    "rms norm, no biases": {"norm": "rms", "use_bias": False, "norm_position": "pre"},
+    "gated": {"feed_forward": "gated", "activation": "gelu_tanh"},
+    "T5": {
+        "norm": "rms",
+        "use_bias": False,
+        "norm_position": "pre",
+        "feed_forward": "gated",
+        "activation": "gelu_tanh",
+        "positional": "relative",
+        "relative_buckets": 6,
+        "relative_max_distance": 9,
+        "attention_scale": 1.0,
+        "logit_scale": 0.3,
+        "scale_embeddings": False,
+        "head_dim": 10,
+    },
+    "relative, per layer": {"positional": "relative", "relative_per_layer": True},
+    "2 heads of keys": {"num_kv_heads": 2, "norm_position": "pre"},
+    "qk_norm": {"qk_norm": True, "positional": "rotary"},
 }
 
 

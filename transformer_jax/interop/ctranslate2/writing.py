@@ -107,14 +107,17 @@ def _with_first_head(
         return params
     name = f"decoder_layers_{_layer_number(attention, num_layers)}"
     cross = dict(params[name]["cross_attention"])
-    order = [attention.head, *range(attention.head)]
-    order += range(len(order), np.shape(cross["out"]["kernel"])[0])
-    for part in ("query", "key", "value"):  # kernels are [inputs, heads, head_dim]
-        both = cross[part]
-        cross[part] = {
-            "kernel": np.take(both["kernel"], order, 1),
-            "bias": np.take(both["bias"], order, 0),
-        }
+    num_heads, num_keys = (np.shape(cross[part]["kernel"])[1] for part in ("query", "key"))
+    # Each head of keys goes before the others together with its heads of queries.
+    heads = np.arange(num_heads).reshape(num_keys, -1)
+    group, row = divmod(attention.head, heads.shape[1])
+    key_order = [group, *np.delete(np.arange(num_keys), group)]
+    heads[group] = [heads[group, row], *np.delete(heads[group], row)]
+    order = heads[key_order].reshape(-1)
+    orders = {"query": order, "key": key_order, "value": key_order}
+    for part, part_order in orders.items():  # kernels are [inputs, heads, head_dim]
+        # The heads are the last axis but one of kernels, and the first of biases.
+        cross[part] = {n: np.take(x, part_order, np.ndim(x) - 2) for n, x in cross[part].items()}
     cross["out"] = {**cross["out"], "kernel": np.take(cross["out"]["kernel"], order, 0)}
     return {**params, name: {**params[name], "cross_attention": cross}}
 
@@ -130,14 +133,20 @@ def _stack(spec_class: Any, model: ModelConfig, num_layers: int, **further: Any)
         model.num_heads,
         pre_norm=model.norm_position == "pre",
         activation=common_spec.Activation[ACTIVATIONS[model.activation]],
+        layernorm_embedding=model.embedding_norm,
+        relative_attention_bias=model.positional == "relative",
+        ffn_glu=model.feed_forward == "gated",
+        rms_norm=model.norm == "rms",
+        num_heads_kv=model.num_kv_heads,
         head_dim=model.head_dim,
+        qk_norm=model.qk_norm,
         **rotary,
         **further,
     )
 
 
 def _fill(spec: Any, model: ModelConfig, params: layout.Params) -> None:
-    # A rotary encoder adds a table nevertheless, a rotary decoder does not.
+    # A rotary encoder adds a table nevertheless, stacks with relative positions have none.
     zeros = np.zeros((model.max_len, model.d_model), np.float32)
     source_table, target_table = layout.position_tables(model, params) or (zeros, None)
     target = params["target_embedding"]
@@ -147,47 +156,87 @@ def _fill(spec: Any, model: ModelConfig, params: layout.Params) -> None:
     spec.decoder.projection.weight = _array(tables["output_embedding"])
     if model.output_bias:
         spec.decoder.projection.bias = _array(params["output_bias"])
+    if model.logit_scale != 1.0:
+        spec.decoder.scale_outputs = model.logit_scale
     for part, table, name in (
         (spec.encoder, source_table, "encoder"),
         (spec.decoder, target_table, "decoder"),
     ):
         part.scale_embeddings = model.scale_embeddings
-        if table is not None:
+        if table is not None and hasattr(part, "position_encodings"):
             part.position_encodings.encodings = table
         if model.norm_position == "pre":
-            _fill_norm(part.layer_norm, params[f"{name}_norm"])
+            _fill_norm(part.layer_norm, params[f"{name}_norm"]["norm"])
+        if model.embedding_norm:
+            side = {"encoder": "source", "decoder": "target"}[name]
+            _fill_norm(part.layernorm_embedding, params[f"embed_{side}"]["norm"]["norm"])
+        shared = params.get(f"{name}_position_bias")
         for number, layer in enumerate(part.layer):
-            _fill_layer(layer, params[f"{name}_layers_{number}"])
+            _fill_layer(layer, model, params[f"{name}_layers_{number}"], shared)
 
 
-def _fill_layer(layer: Any, params: layout.Params) -> None:
+def _fill_layer(
+    layer: Any, model: ModelConfig, params: layout.Params, shared_bias: layout.Params | None
+) -> None:
     attention = params["self_attention"]
     _fill_linear(
         layer.self_attention.linear[0], attention["query"], attention["key"], attention["value"]
     )
-    _fill_linear(layer.self_attention.linear[1], attention["out"])
-    _fill_norm(layer.self_attention.layer_norm, params["self_attention_norm"])
+    _fill_attention(layer.self_attention, model, attention, params["self_attention_norm"])
+    if model.positional == "relative":
+        bias = attention.get("position_bias", shared_bias)
+        layer.self_attention.relative_attention_bias = _array(bias["table"])
+        layer.self_attention.relative_attention_max_distance = np.int32(model.relative_max_distance)
     if "cross_attention" in params:
         attention = params["cross_attention"]
         _fill_linear(layer.attention.linear[0], attention["query"])
         _fill_linear(layer.attention.linear[1], attention["key"], attention["value"])
-        _fill_linear(layer.attention.linear[2], attention["out"])
-        _fill_norm(layer.attention.layer_norm, params["cross_attention_norm"])
-    _fill_linear(layer.ffn.linear_0, params["feed_forward"]["up"])
-    _fill_linear(layer.ffn.linear_1, params["feed_forward"]["down"])
-    _fill_norm(layer.ffn.layer_norm, params["feed_forward_norm"])
+        _fill_attention(layer.attention, model, attention, params["cross_attention_norm"])
+    feed_forward = params["feed_forward"]
+    if "gate" in feed_forward:
+        _fill_linear(layer.ffn.linear_0, feed_forward["gate"])
+        _fill_linear(layer.ffn.linear_0_noact, feed_forward["up"])
+    else:
+        _fill_linear(layer.ffn.linear_0, feed_forward["up"])
+    _fill_linear(layer.ffn.linear_1, feed_forward["down"], inputs=-1)
+    _fill_norm(layer.ffn.layer_norm, params["feed_forward_norm"]["norm"])
 
 
-def _fill_linear(spec: Any, *denses: layout.Params) -> None:
-    """One product for all `denses`, whose outputs follow each other: `weight` `[out, in]`."""
-    spec.weight = np.concatenate(
-        [_array(d["kernel"]).reshape(-1, d["bias"].size).T for d in denses]
-    )
-    spec.bias = np.concatenate([_array(d["bias"]).reshape(-1) for d in denses])
+def _fill_attention(
+    spec: Any, model: ModelConfig, attention: layout.Params, norm: layout.Params
+) -> None:
+    """All but the products of queries, keys and values."""
+    _fill_linear(spec.linear[-1], attention["out"], inputs=-1)
+    _fill_norm(spec.layer_norm, norm["norm"])
+    if model.attention_scale is not None:
+        spec.queries_scale = model.attention_scale
+    if model.qk_norm:
+        _fill_norm(spec.q_norm, attention["query_norm"])
+        _fill_norm(spec.k_norm, attention["key_norm"])
+
+
+def _fill_linear(spec: Any, *denses: layout.Params, inputs: int = 1) -> None:
+    """One product for all `denses`, whose outputs follow each other: `weight` `[out, in]`.
+
+    Args:
+      spec: to fill.
+      denses: kernels, and biases where the model has them.
+      inputs: how many of a kernel's axes its input has; -1: all but the last.
+    """
+    weights = []
+    for dense in denses:
+        kernel = _array(dense["kernel"])
+        rows = int(np.prod(kernel.shape[:inputs]))
+        weights.append(kernel.reshape(rows, -1).T)
+    spec.weight = np.concatenate(weights)
+    if "bias" in denses[0]:
+        spec.bias = np.concatenate([_array(dense["bias"]).reshape(-1) for dense in denses])
 
 
 def _fill_norm(spec: Any, params: layout.Params) -> None:
-    spec.gamma, spec.beta = _array(params["norm"]["scale"]), _array(params["norm"]["bias"])
+    spec.gamma = _array(params["scale"])
+    if "bias" in params:
+        spec.beta = _array(params["bias"])
 
 
 def _array(x: ArrayLike) -> np.ndarray:
