@@ -107,6 +107,9 @@ class JaxStep(Step):
 class Ours(JaxStep):
     """This package's step as `train.py` runs it: runner, optimizer and metrics."""
 
+    _runner: Any
+    _state: Any
+
     def __init__(self, task: Task):
         import jax
 
@@ -119,7 +122,7 @@ class Ours(JaxStep):
                     raise
             # Outside the handler, whose traceback keeps the arrays of what failed.
             self.parts *= 2
-            self._runner = self._state = None
+            self._runner = self._state = None  # frees the device's memory
 
     def _start(self, task: Task) -> None:
         import jax

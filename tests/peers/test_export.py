@@ -163,7 +163,6 @@ CTRANSLATE2 = {
     },
     "relative, per layer": {"positional": "relative", "relative_per_layer": True},
     "2 heads of keys": {"num_kv_heads": 2, "norm_position": "pre"},
-    "qk_norm": {"qk_norm": True, "positional": "rotary"},
 }
 
 

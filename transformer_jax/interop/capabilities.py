@@ -78,7 +78,6 @@ EXPRESSIBLE: dict[str, dict[str, tuple[object, ...] | None]] = {
         "attention_scale": ANY,
         "logit_scale": ANY,
         "num_kv_heads": ANY,
-        "qk_norm": (False, True),
     },
     # The export runs our own functions.
     "stablehlo": dict.fromkeys((field.name for field in dataclasses.fields(ModelConfig)), ANY),

@@ -111,10 +111,10 @@ def _with_first_head(
     # Each head of keys goes before the others together with its heads of queries.
     heads = np.arange(num_heads).reshape(num_keys, -1)
     group, row = divmod(attention.head, heads.shape[1])
-    key_order = [group, *np.delete(np.arange(num_keys), group)]
+    key_order = np.array([group, *np.delete(np.arange(num_keys), group)])
     heads[group] = [heads[group, row], *np.delete(heads[group], row)]
     order = heads[key_order].reshape(-1)
-    orders = {"query": order, "key": key_order, "value": key_order}
+    orders: dict[str, np.ndarray] = {"query": order, "key": key_order, "value": key_order}
     for part, part_order in orders.items():  # kernels are [inputs, heads, head_dim]
         # The heads are the last axis but one of kernels, and the first of biases.
         cross[part] = {n: np.take(x, part_order, np.ndim(x) - 2) for n, x in cross[part].items()}
@@ -139,7 +139,6 @@ def _stack(spec_class: Any, model: ModelConfig, num_layers: int, **further: Any)
         rms_norm=model.norm == "rms",
         num_heads_kv=model.num_kv_heads,
         head_dim=model.head_dim,
-        qk_norm=model.qk_norm,
         **rotary,
         **further,
     )
@@ -210,9 +209,6 @@ def _fill_attention(
     _fill_norm(spec.layer_norm, norm["norm"])
     if model.attention_scale is not None:
         spec.queries_scale = model.attention_scale
-    if model.qk_norm:
-        _fill_norm(spec.q_norm, attention["query_norm"])
-        _fill_norm(spec.k_norm, attention["key_norm"])
 
 
 def _fill_linear(spec: Any, *denses: layout.Params, inputs: int = 1) -> None:
