@@ -150,9 +150,10 @@ def main(argv: list[str]) -> None:
     # For every engine.
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # engines share the GPU
-    unknown = set(_CASES.value) - set(attention_workers.CASES)
+    known = [*attention_workers.CASES, *attention_workers.VARIANTS]
+    unknown = set(_CASES.value) - set(known)
     if unknown:
-        raise app.UsageError(f"--cases must be of {list(attention_workers.CASES)}, got {unknown}")
+        raise app.UsageError(f"--cases must be of {known}, got {unknown}")
     engines = ["jax", *(peer for peer in _PEERS.value if importlib.util.find_spec(peer))]
     workers = {engine: Worker(ENGINES[engine], _NAMES.value) for engine in engines}
     about = {engine: worker.call("about") for engine, worker in workers.items()}

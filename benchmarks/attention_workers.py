@@ -11,6 +11,10 @@ import numpy as np
 
 # Kinds of attention; `step` is one query over the cache of a decoder.
 CASES = ("full", "encoder", "causal", "cross", "packed", "step")
+# More kinds, not timed by default: T5's relative positions (a bias with a gradient), ALiBi (a bias
+# without one), and 4 heads of queries for each head of keys. All are `full` otherwise.
+VARIANTS = ("relative", "alibi", "grouped")
+QUERIES_OF_A_KEY = 4
 SEGMENT = 32  # mean length of a packed sentence
 
 
@@ -27,18 +31,37 @@ class Problem:
     which: str  # "forward" or "forward+backward"
 
     @property
+    def key_heads(self) -> int:
+        return self.heads // QUERIES_OF_A_KEY if self.case == "grouped" else self.heads
+
+    @property
     def query_length(self) -> int:
         return {"step": 1, "cross": max(1, 3 * self.length // 4)}.get(self.case, self.length)
 
 
 def arrays(problem: Problem) -> dict[str, np.ndarray]:
-    """Inputs of a problem, the same in every engine."""
+    """Inputs of a problem, the same in every engine: those with a gradient, then `d_out`.
+
+    `bias` `[1, H, T, S]`, of relative positions, comes before `d_out`.
+    """
     rng = np.random.default_rng(0)
     query_shape = (problem.batch, problem.query_length, problem.heads, problem.head_dim)
-    key_shape = (problem.batch, problem.length, problem.heads, problem.head_dim)
-    shapes = (query_shape, key_shape, key_shape, query_shape)
-    names = ("query", "key", "value", "d_out")
-    return {n: rng.standard_normal(s, np.float32) for n, s in zip(names, shapes, strict=True)}
+    key_shape = (problem.batch, problem.length, problem.key_heads, problem.head_dim)
+    shapes = {"query": query_shape, "key": key_shape, "value": key_shape}
+    if problem.case == "relative":
+        shapes["bias"] = (1, problem.heads, problem.query_length, problem.length)
+    shapes["d_out"] = query_shape
+    return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+
+
+def constant_bias(problem: Problem) -> np.ndarray | None:
+    """The bias of ALiBi (Press et al. 2022), `[1, H, T, S]`."""
+    if problem.case != "alibi":
+        return None
+    slopes = 2.0 ** (-8 * np.arange(1, problem.heads + 1) / problem.heads)
+    places = np.arange(problem.length)
+    distances = np.abs(places[None, :] - np.arange(problem.query_length)[:, None])
+    return (-slopes[:, None, None] * distances)[None].astype(np.float32)
 
 
 def lengths(problem: Problem) -> np.ndarray | None:
@@ -111,18 +134,21 @@ class JaxEngine:
         dtype = self.jax.numpy.dtype(problem.dtype)
         inputs = [self.jax.numpy.asarray(x, dtype) for x in arrays(problem).values()]
         # Arguments, not constants: a model knows lengths and segments only when it runs.
-        extras = (segments(problem), lengths(problem))
+        extras = (segments(problem), lengths(problem), constant_bias(problem))
         return [*inputs, *(None if x is None else self.jax.numpy.asarray(x) for x in extras)]
 
     def _call(self, problem: Problem, name: str):
         from transformer_jax.ops.attention import dot_product_attention
 
-        def call(query, key, value, d_out, ids, sizes):
-            def attend(query, key, value):
+        def call(*arrays):
+            *inputs, d_out, ids, sizes, constant = arrays
+
+            def attend(query, key, value, bias=constant):
                 return dot_product_attention(
                     query,
                     key,
                     value,
+                    bias=bias,
                     causal=problem.case == "causal",
                     query_segment_ids=ids,
                     key_segment_ids=ids,
@@ -131,8 +157,8 @@ class JaxEngine:
                 )
 
             if problem.which == "forward":
-                return (attend(query, key, value),)
-            out, pullback = self.jax.vjp(attend, query, key, value)
+                return (attend(*inputs),)
+            out, pullback = self.jax.vjp(attend, *inputs)
             return out, *pullback(d_out)
 
         return call
@@ -145,7 +171,7 @@ class JaxEngine:
             out, *grads = call(*arrays)
             if not grads:
                 return (out,)
-            return tuple(x + d_x for x, d_x in zip(arrays[:3], grads, strict=True))
+            return tuple(x + d_x for x, d_x in zip(arrays, grads, strict=False))
 
         return following
 
@@ -269,11 +295,11 @@ class TorchEngine:
 
     def _inputs(self, problem: Problem) -> list:
         dtype = getattr(self.torch, problem.dtype)
+        inputs = {
+            n: self.torch.tensor(x).to(self.device, dtype) for n, x in arrays(problem).items()
+        }
         # [B, T, H, D] in memory --> a transposed view [B, H, T, D].
-        return [
-            self.torch.tensor(x).to(self.device, dtype).transpose(1, 2)
-            for x in arrays(problem).values()
-        ]
+        return [x if name == "bias" else x.transpose(1, 2) for name, x in inputs.items()]
 
     def _call(self, problem: Problem, name: str):
         torch = self.torch
@@ -290,18 +316,27 @@ class TorchEngine:
             allowed = torch.tensor(allowed, device=self.device)
             shape = (problem.batch, 1, problem.query_length, problem.length)
             allowed = allowed.expand(shape)
+        constant = constant_bias(problem)
+        if constant is not None:
+            allowed = torch.tensor(constant).to(self.device, getattr(torch, problem.dtype))
 
-        def attend(query, key, value):
+        def attend(query, key, value, bias=allowed):
             with torch.nn.attention.sdpa_kernel(chosen):
                 return torch.nn.functional.scaled_dot_product_attention(
-                    query, key, value, attn_mask=allowed, is_causal=causal
+                    query,
+                    key,
+                    value,
+                    attn_mask=bias,
+                    is_causal=causal,
+                    enable_gqa=problem.case == "grouped",
                 )
 
-        def call(query, key, value, d_out):
+        def call(*arrays):
+            *inputs, d_out = arrays
             if problem.which == "forward":
                 with torch.no_grad():
-                    return (attend(query, key, value),)
-            inputs = [x.detach().requires_grad_() for x in (query, key, value)]
+                    return (attend(*inputs),)
+            inputs = [x.detach().requires_grad_() for x in inputs]
             out = attend(*inputs)
             return (out, *torch.autograd.grad(out, inputs, d_out))
 
@@ -317,25 +352,28 @@ class TorchEngine:
             outputs = self._call(problem, name)(*inputs)
         except RuntimeError as error:
             return {"error": str(error).splitlines()[0]}
+        names = ["out", *arrays(problem)]
+        outputs = [
+            x if name == "bias" else x.transpose(1, 2)
+            for name, x in zip(names, outputs, strict=False)
+        ]
         return {
-            "outputs": [x.detach().transpose(1, 2).float().cpu().numpy() for x in outputs],
+            "outputs": [x.detach().float().cpu().numpy() for x in outputs],
             "compile_seconds": 0.0,
             "temporary_bytes": None,
         }
 
     def time(self, problem: Problem, name: str, count: int) -> float:
-        call, (query, key, value, d_out) = self._call(problem, name), self._inputs(problem)
-        call(query, key, value, d_out)
+        call, inputs = self._call(problem, name), self._inputs(problem)
+        call(*inputs)
         self._wait()
         started = time.perf_counter()
         for _ in range(count):
-            out, *grads = call(query, key, value, d_out)
+            out, *grads = call(*inputs)
             if grads:
-                query, key, value = (
-                    x + d_x for x, d_x in zip((query, key, value), grads, strict=True)
-                )
+                inputs[:-1] = [x + d_x for x, d_x in zip(inputs[:-1], grads, strict=True)]
             else:
-                query = out
+                inputs[0] = out
         self._wait()
         return (time.perf_counter() - started) / count
 

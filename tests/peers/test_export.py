@@ -14,6 +14,7 @@ from etils import epath
 from tests.conftest import digit_pairs
 from transformer_jax import Translator
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig
+from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.errors import UserError
 from transformer_jax.interop import (
     export,
@@ -177,6 +178,27 @@ def test_export_to_ctranslate2_scores_as_our_model(name, tokenizers, tmp_path):
     result = parity.compare(reference, examples, peer)
     assert result.largest_difference < 1e-4
     assert result.identical == len(SENTENCES)
+
+
+@pytest.mark.parametrize("head", [1, 2, 3])
+def test_export_to_ctranslate2_of_a_head_only_numbers_heads_anew(head, tokenizers, tmp_path):
+    model = random_model(tokenizers, num_kv_heads=2, norm_position="pre")
+    choice = AttentionChoice(-1, head)
+    folder = epath.Path(tmp_path / "out")
+    arguments = model.config, tokenizers, model.params
+    ctranslate2_writing.write_directory(folder, *arguments, attention=choice)
+    reference = parity.Reference(*arguments)
+    examples = reference.examples(SENTENCES[:5])
+    peer = CTranslate2Peer(folder, reference, examples, "float32")
+    assert parity.compare(reference, examples, peer).largest_difference < 1e-4
+    # CTranslate2 returns the first head's attention.
+    changed = ctranslate2_writing._with_first_head(model.params, choice, 2)
+    for part, old in (("query", head), ("key", head // 2)):
+        kernels = [
+            params["decoder_layers_1"]["cross_attention"][part]["kernel"]
+            for params in (changed, model.params)
+        ]
+        np.testing.assert_array_equal(kernels[0][:, 0], kernels[1][:, old])
 
 
 ARGUMENTS = [
