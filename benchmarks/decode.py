@@ -54,8 +54,8 @@ SIZES = {
 }
 
 
-def random_model(size: str, vocab_size: int) -> Pretrained:
-    """A model with random weights whose tokens are invented words."""
+def random_tokenizers(vocab_size: int) -> TokenizerPair:
+    """Tokens that are invented words."""
     model_file = io.BytesIO()
     words = (f"w{i}" for i in range(vocab_size - 4))
     sentencepiece.SentencePieceTrainer.train(
@@ -70,15 +70,15 @@ def random_model(size: str, vocab_size: int) -> Pretrained:
         minloglevel=2,
     )
     tokenizer = Tokenizer(model_file.getvalue())
-    model = SIZES[size]
-    model.source_vocab_size = model.target_vocab_size = tokenizer.vocab_size
-    model.decoder_start_id = tokenizer.bos_id
-    return Pretrained(
-        Config(model=model),
-        TokenizerPair(tokenizer, tokenizer),
-        init_params(model, jax.random.key(0)),
-        0,
-    )
+    return TokenizerPair(tokenizer, tokenizer)
+
+
+def random_model(size: str, vocab_size: int) -> Pretrained:
+    """A model with random weights."""
+    tokenizers, model = random_tokenizers(vocab_size), SIZES[size]
+    model.source_vocab_size = model.target_vocab_size = tokenizers.source.vocab_size
+    model.decoder_start_id = tokenizers.target.bos_id
+    return Pretrained(Config(model=model), tokenizers, init_params(model, jax.random.key(0)), 0)
 
 
 def random_sentences(model: Pretrained, count: int, length: int) -> tuple[tuple[str, ...], ...]:

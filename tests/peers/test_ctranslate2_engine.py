@@ -302,6 +302,7 @@ def test_ctranslate2_engine_compiles_nothing_and_shares_batches(ours, theirs):
     assert sum(sizes) == len(SENTENCES)
 
 
+@builders.NEEDS_VNNI
 def test_ctranslate2_engine_runs_int8_and_keeps_the_run_config(ours, tmp_path):
     data = dataclasses.replace(ours.config.data, source_lang="en", target_lang="xx", lowercase=True)
     config = dataclasses.replace(ours.config, data=data)

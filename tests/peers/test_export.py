@@ -12,6 +12,7 @@ import pytest
 from etils import epath
 
 from tests.conftest import digit_pairs
+from tests.peers import builders
 from transformer_jax import Translator
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig
 from transformer_jax.decoding.alignment import AttentionChoice
@@ -206,7 +207,7 @@ ARGUMENTS = [
     ("stablehlo",),
     ("ctranslate2",),
     ("ctranslate2", "float16"),
-    ("ctranslate2", "int8"),
+    pytest.param(("ctranslate2", "int8"), marks=builders.NEEDS_VNNI),
 ]
 
 
@@ -277,6 +278,7 @@ def own_outputs(translator, count=120):
     return SampleText(tuple(sentences), tuple(output.text for output in outputs), "own outputs")
 
 
+@builders.NEEDS_VNNI
 def test_export_prints_bleu_and_chrf_before_and_after_quantization(translator, tmp_path):
     """The oracle is sacreBLEU on what ctranslate2 itself translates with the exported folders."""
     import ctranslate2 as library
