@@ -2,13 +2,11 @@
 
     transformer-jax data multi30k --output=multi30k
     python benchmarks/ablations.py --data=multi30k --folder=runs/ablations --json=ablations.json
-    python benchmarks/ablations.py --times --json=ablations.json        # times instead of scores
 
 Every variant has the parameters of the paper's model within 1%: the width of the feed-forward block
 makes up for what a switch adds or saves. The steps, the batches and all other settings are the
 same. The same command again trains what is not in the JSON file yet. `--jobs` trainings run at the
-same time, so `--times` measures speed by itself: a training step, and the decoding of one batch by
-beam search, in turns with the paper's model.
+same time, so their seconds say nothing about speed.
 """
 
 import concurrent.futures
@@ -16,25 +14,17 @@ import dataclasses
 import itertools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import decode_workers
 import jax
-import numpy as np
-import train_step_workers
 from absl import app, flags
-from decode_workers import Task
-from processes import Worker
 from timing import write_json
 
-from decode import random_tokenizers
-from transformer_jax import Translator
-from transformer_jax.config import Config, ModelConfig
+from transformer_jax.config import ModelConfig
 from transformer_jax.model.transformer import init_params
 from transformer_jax.runs import machine
 
@@ -146,7 +136,7 @@ def num_params(name: str) -> int:
 
 def train_all(results: dict[str, Any]) -> None:
     """Trains what is not in the results, and writes them after each run."""
-    done = {(row["variant"], row["seed"]) for row in results["rows"] if "error" not in row}
+    done = {(row["variant"], row["seed"]) for row in results["rows"]}
     ends = time.monotonic() + 60 * FLAGS.minutes
     todo = [
         (name, int(seed))
@@ -172,65 +162,6 @@ def train_all(results: dict[str, Any]) -> None:
                 write_json(FLAGS.json, results)
 
 
-class Decoder(decode_workers.Ours):
-    """This package's decoder of a model with random parameters.
-
-    Args:
-      model: with as many tokens of source as of target.
-    """
-
-    def __init__(self, model: ModelConfig):
-        tokenizers = random_tokenizers(model.target_vocab_size)
-        model.decoder_start_id = tokenizers.target.bos_id
-        params = init_params(model, jax.random.key(0))
-        self._translator = Translator(Config(model=model), tokenizers, params)
-
-    def sentences(self, count: int, length: int) -> tuple[tuple[str, ...], ...]:
-        """Tokens of random sentences of `length` tokens."""
-        rng, tokenizer = np.random.default_rng(0), self._translator.tokenizers.source
-        ids = rng.integers(4, tokenizer.vocab_size, (count, length))
-        return tuple(tuple(tokenizer.tokens(row)) for row in ids)
-
-
-def measure_times(results: dict[str, Any]) -> None:
-    """Adds how long a step and decoding take, relative to the paper's model, for each variant."""
-    results["times"] = []
-    for name in FLAGS.variants:
-        row: dict[str, Any] = {"variant": name}
-        for what, start, turn in (
-            ("step", start_step, time_step),
-            ("decoding", Decoder, time_decoding),
-        ):
-            models = [model_config("paper"), model_config(name)]
-            workers = [Worker(start, model, keep_memory=True) for model in models]
-            for worker in workers:
-                turn(worker)  # compiles
-            turns = [[turn(worker) for worker in workers] for _ in range(FLAGS.turns)]
-            row[f"{what}_seconds"] = [
-                statistics.median(times) for times in zip(*turns, strict=True)
-            ]
-            row[f"{what}_ratio"] = row[f"{what}_seconds"][1] / row[f"{what}_seconds"][0]
-            for worker in workers:
-                worker.close()
-        results["times"].append(row)
-        print(json.dumps(row), flush=True)
-        write_json(FLAGS.json, results)
-
-
-def start_step(model: ModelConfig) -> train_step_workers.Ours:
-    """The training step of a model, 64 x (32 + 32) tokens."""
-    return train_step_workers.Ours(train_step_workers.Task(model, 64, 32, 32))
-
-
-def time_step(worker: Worker) -> float:
-    return worker.call("run", 4)
-
-
-def time_decoding(worker: Worker) -> float:
-    sentences = worker.call("sentences", 32, 24)
-    return worker.call("time", Task(sentences, beam_size=5, num_tokens=32))
-
-
 def main(argv: list[str]) -> None:
     del argv
     jax.config.update("jax_platforms", "cpu")  # accelerators are reserved for the trainings
@@ -242,10 +173,7 @@ def main(argv: list[str]) -> None:
         results = json.loads(path.read_text())
     if results["steps"] != FLAGS.steps:
         raise app.UsageError(f"{path} has runs of {results['steps']} steps: name another file.")
-    if FLAGS.times:
-        measure_times(results)
-    else:
-        train_all(results)
+    train_all(results)
 
 
 if __name__ == "__main__":
@@ -257,6 +185,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer("steps", 5000, "Steps of each run.")
     flags.DEFINE_integer("jobs", 1, "Trainings at the same time.")
     flags.DEFINE_float("minutes", float("inf"), "Minutes after which no training begins.")
-    flags.DEFINE_bool("times", False, "Measure times; trains nothing.")
-    flags.DEFINE_integer("turns", 5, "Turns of each time.")
     app.run(main)

@@ -316,9 +316,7 @@ def run_groups(chosen: list[Part], results: Results, folder: Path) -> list[str]:
 
 def main(argv: list[str]) -> None:
     del argv
-    peers = [
-        name for name in ("torch", "transformers", "ctranslate2") if importlib.util.find_spec(name)
-    ]
+    peers = [name for name in PEERS if importlib.util.find_spec(name)]
     facts = about(FLAGS.toy)
     all_parts = parts(FLAGS.toy, peers, facts["platform"])
     names = [part.name for part in all_parts]
