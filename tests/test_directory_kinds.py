@@ -18,7 +18,6 @@ FOLDERS = {
     ("decode_step.jax", "manifest.json", "params.npz"): "is a StableHLO export",
     ("adapter_config.json", "adapter_model.safetensors"): "is an adapter for another model",
     ("encoder_model.onnx", "decoder_model.onnx"): "is an ONNX export",
-    ("model.npz", "decoder.yml"): "is a model of Marian itself",
     ("source.spm", "target.spm"): "is the tokenizer of a Marian model without its config.json",
     ("text.en", "text.de"): "is no work directory: it has no config.json",
 }

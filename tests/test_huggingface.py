@@ -1,6 +1,7 @@
 """Hugging Face directories, without Hugging Face: damage, refusals, round trips, fine-tuning."""
 
 import dataclasses
+import functools
 import importlib
 import itertools
 import json
@@ -32,7 +33,7 @@ from transformer_jax.interop import (
 from transformer_jax.interop.huggingface import reading, tokenizer_writing, writing
 from transformer_jax.interop.sample_text import SampleText
 from transformer_jax.model.transformer import init_params
-from transformer_jax.training import setup
+from transformer_jax.training import partition, setup
 from transformer_jax.training.loop import train
 from transformer_jax.training.runners import make_runner
 
@@ -550,6 +551,19 @@ def test_import_reads_one_tensor_at_a_time(tokenizers, tmp_path):
     # Of a tensor there may be two forms at once, of the others one.
     assert peak < sum(sizes) + 3 * max(sizes)
     assert peak < 1.8 * sum(sizes)
+
+
+def test_import_puts_each_tensor_on_its_devices(marian):
+    config, _, want = reading.read_directory(marian)
+    parallel = dataclasses.replace(config.parallel, data=1, fsdp=4, tensor=2)
+    config = dataclasses.replace(config, parallel=parallel)
+    runner = make_runner(config, jax.devices())
+    shardings = functools.partial(partition.param_shardings, config)
+    params = pretrained.load(marian, shardings=shardings).params
+    jax.tree.map(np.testing.assert_array_equal, params, want)
+    assert jax.tree.map(lambda x: x.sharding, params) == runner.shardings.params
+    kernel = params["encoder_layers_0"]["feed_forward"]["up"]["kernel"]
+    assert {shard.data.size for shard in kernel.addressable_shards} == {kernel.size // 8}
 
 
 @pytest.mark.parametrize("name", ["../other/{}.safetensors", "/{}/x.safetensors", "a/{}", "..", ""])

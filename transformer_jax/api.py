@@ -75,14 +75,14 @@ class Translator(TextSubmitter, TextScorer):
     ) -> "Translator":
         """Reads a work directory, a bundle, a Hugging Face directory, or a CTranslate2 directory.
 
-        Hugging Face's are of Marian, M2M-100 or NLLB models. CTranslate2's need the package
+        Of Hugging Face's, `docs/interop.md` lists the classes. CTranslate2's need the package
         ctranslate2, which then translates on the CPU, and do not have every setting. Of others,
         programs that are compiled later are kept on the disk (`runs.compilation_cache`).
 
         Args:
-          path: of the directory or bundle; or a name on the Hugging Face Hub, such as
-            "Helsinki-NLP/opus-mt-en-de": from its local cache, else downloaded where the package
-            huggingface_hub is installed.
+          path: of the directory or bundle, or of a model of Marian itself; or a name on the Hugging
+            Face Hub, such as "Helsinki-NLP/opus-mt-en-de": from its local cache, else downloaded
+            where the package huggingface_hub is installed.
           checkpoint: of a work directory: `best`, `latest`, a step, or `average:N`.
           config: instead of the directory's own, for other data or search settings.
           allow_pickle: also read a Hugging Face `pytorch_model.bin`, which needs torch.

@@ -1,6 +1,7 @@
 """Parameter trees by path, their model dimension, and their position tables."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,6 +12,8 @@ from transformer_jax.model.transformer import Params
 from transformer_jax.ops.positional import sinusoid_table
 
 Path = tuple[str, ...]
+# A tree of `jax.sharding.Sharding`, like the parameters of the model.
+Shardings = Callable[[ModelConfig], dict[str, Any]]
 
 # (module, parameter) -> axis of the model dimension; other parameters have none.
 MODEL_AXIS: dict[Path, int] = {
@@ -29,7 +32,7 @@ MODEL_AXIS: dict[Path, int] = {
 TABLES = ("source_embedding", "target_embedding", "output_embedding", "positions")
 
 
-def flatten(params: Params) -> dict[Path, np.ndarray]:
+def flatten(params: Params) -> dict[Path, Any]:
     """Leaves by path, such as `("encoder_norm", "norm", "scale")`."""
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
     return {tuple(key.key for key in path): leaf for path, leaf in leaves}

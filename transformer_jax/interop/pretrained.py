@@ -1,4 +1,4 @@
-"""A trained model from a work directory, a bundle, a Hugging Face directory, or the Hub."""
+"""A trained model: a work directory, a bundle, a directory of Hugging Face or Marian, the Hub."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,9 +12,10 @@ from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding import alignment
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.errors import UserError
-from transformer_jax.interop import bundle
+from transformer_jax.interop import bundle, layout
 from transformer_jax.interop.ctranslate2 import reading as reading_ct2
 from transformer_jax.interop.huggingface import hub, reading
+from transformer_jax.interop.marian import reading as reading_marian
 from transformer_jax.model.transformer import Params, init_params
 from transformer_jax.runs import directory_kinds
 from transformer_jax.runs import workdir as workdir_lib
@@ -30,7 +31,7 @@ class Pretrained:
     config: Config
     tokenizers: TokenizerPair
     params: Params
-    step: int  # of the checkpoint; 0 for a Hugging Face directory
+    step: int  # of the checkpoint; 0 for the directory of another tool
     calibration: Calibration | None = None  # None: it was not calibrated
 
     @property
@@ -53,6 +54,8 @@ def read_config(path: epath.PathLike) -> Config:
         return bundle.read_config(path)
     if directory_kinds.is_hugging_face(path):
         return reading.read_config(path)
+    if directory_kinds.is_marian(path):
+        return reading_marian.read_config(path)
     return workdir_lib.read_config(path)
 
 
@@ -61,16 +64,19 @@ def load(
     checkpoint: str = "best",
     config: Config | None = None,
     allow_pickle: bool = False,
+    shardings: layout.Shardings | None = None,
 ) -> Pretrained:
     """Reads a model.
 
     Args:
       path: a work directory, a bundle, a directory of Hugging Face's (`docs/interop.md` lists the
-        classes), or the name of such a model on the Hugging Face Hub. The local cache is searched
-        first.
+        classes), a model of Marian itself (its folder or its `decoder.yml`), or the name of a model
+        on the Hugging Face Hub. The local cache is searched first.
       checkpoint: of a work directory: `best`, `latest`, a step, or `average:N`.
       config: replaces the model's config, for other data or search settings.
       allow_pickle: also read a Hugging Face `pytorch_model.bin`, which needs torch.
+      shardings: of the parameters of a Hugging Face directory, which go there one by one; None: to
+        JAX's default device, as those of any other model.
 
     Raises:
       UserError: something is missing or damaged.
@@ -87,9 +93,13 @@ def load(
         )
     if directory_kinds.is_hugging_face(path):
         _refuse_checkpoint(path, checkpoint, "a Hugging Face directory")
-        imported, tokenizers, params = reading.read_directory(path, allow_pickle)
+        imported, tokenizers, params = reading.read_directory(path, allow_pickle, shardings)
         adapted = _adapted(imported, config)
         return Pretrained(adapted, tokenizers, params, 0, calibration.read(path))
+    if directory_kinds.is_marian(path):
+        _refuse_checkpoint(path, checkpoint, "a model of Marian")
+        imported, tokenizers, params = reading_marian.read_directory(path)
+        return Pretrained(_adapted(imported, config), tokenizers, params, 0, calibration.read(path))
     config = validate(config or workdir_lib.read_config(path))
     tokenizers = workdir_lib.read_tokenizers(path)
     target = jax.eval_shape(lambda: init_params(config.model, jax.random.key(0)))

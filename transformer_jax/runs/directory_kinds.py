@@ -14,6 +14,7 @@ NO_PARAMETERS = (
 VOCABULARIES = tuple(
     f"{name}_vocabulary.{ending}" for name in ("shared", "source") for ending in ("json", "txt")
 )
+MARIAN_DECODER = "decoder.yml"  # the end of the name; Marian writes model.npz.decoder.yml
 # Files that all have to be present -> what the folder is, and what to name instead. The first entry
 # that fits counts.
 KINDS: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -33,7 +34,7 @@ KINDS: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("decoder.yml",),
-        "a model of Marian itself; convert it by transformers' convert_marian_to_pytorch.py",
+        "a model of Marian itself, and no work directory",
     ),
     (
         ("tokenizer.json", "shared.model"),
@@ -84,6 +85,14 @@ def is_ctranslate2(path: epath.PathLike) -> bool:
 def is_hugging_face(path: epath.PathLike) -> bool:
     """Whether a folder has a config.json of Hugging Face's."""
     return "model_type" in (_read_config(path) or {})
+
+
+def is_marian(path: epath.PathLike) -> bool:
+    """Whether a path is a model of Marian itself: a folder with its `decoder.yml`, or that file."""
+    path = epath.Path(path)
+    if path.is_file():
+        return path.name.endswith(MARIAN_DECODER)
+    return path.is_dir() and any(path.glob(f"*{MARIAN_DECODER}"))
 
 
 def is_run(path: epath.PathLike) -> bool:
@@ -147,7 +156,7 @@ def describe(path: epath.PathLike) -> str:
 def _is_model(path: epath.Path) -> bool:
     """Whether a path is a model that can be read."""
     try:
-        kinds = (is_run, is_hugging_face, is_bundle, is_ctranslate2)
+        kinds = (is_run, is_hugging_face, is_bundle, is_ctranslate2, is_marian)
         return any(is_kind(path) for is_kind in kinds)
     except OSError:
         return False

@@ -13,9 +13,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from transformer_jax.config import Config, ParallelConfig
+from transformer_jax.config import Config, ModelConfig, ParallelConfig
 from transformer_jax.errors import UserError
-from transformer_jax.model.transformer import param_axes
+from transformer_jax.model.transformer import init_params, param_axes
 from transformer_jax.ops import platforms
 from transformer_jax.training.step import PyTree, TrainState, TrainStep
 
@@ -94,6 +94,14 @@ def param_specs(config: Config, mesh: Mesh, shapes: PyTree) -> PyTree:
     return jax.tree.map(
         lambda x, names: _spec(x.shape, names, mesh.shape), shapes, param_axes(config.model)
     )
+
+
+def param_shardings(config: Config, model: ModelConfig) -> PyTree:
+    """A `NamedSharding` for each parameter of `model`, on the devices that `config` asks for."""
+    config = dataclasses.replace(config, model=model)
+    mesh = make_mesh(config, choose_devices(config))
+    shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+    return shardings(mesh, param_specs(config, mesh, shapes))
 
 
 def _spec(

@@ -151,7 +151,11 @@ def _starting_point(
         folder.check_settings(config.data)
         prepared = folder.tokenizers()
     if config.train.init_from:
-        start = pretrained.load(config.train.init_from, allow_pickle=config.train.allow_pickle)
+        start = pretrained.load(
+            config.train.init_from,
+            allow_pickle=config.train.allow_pickle,
+            shardings=lambda model: partition.param_shardings(config, model),
+        )
         say(
             f"starting from {config.train.init_from}: its model, tokenizer and suppressed tokens; "
             "of config.model, dropout rates, dtype and attention are the recipe's"

@@ -32,13 +32,16 @@ def read_config(path: epath.PathLike) -> Config:
 
 
 def read_directory(
-    path: epath.PathLike, allow_pickle: bool = False
+    path: epath.PathLike,
+    allow_pickle: bool = False,
+    shardings: layout.Shardings | None = None,
 ) -> tuple[Config, TokenizerPair, layout.Params]:
     """Config, tokenizers and parameters of a directory.
 
     Args:
       path: as `save_pretrained` of model and tokenizer writes it.
       allow_pickle: also read `pytorch_model.bin`, which needs torch.
+      shardings: of the parameters; None: they go to JAX's default device.
 
     Raises:
       UserError: naming what is missing, damaged, inconsistent or not supported.
@@ -48,7 +51,7 @@ def read_directory(
         tokenization = read_tokenizers(settings)
         config = _config(settings, tokenization)
         with open_tensors(settings.folder, allow_pickle) as tensors:
-            model, params = weights.read_model(settings, tensors)
+            model, params = weights.read_model(settings, tensors, shardings)
         return validate(dataclasses.replace(config, model=model)), tokenization.pair, params
 
 

@@ -5,7 +5,6 @@ import functools
 import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,10 +19,20 @@ _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """Tensors by name. Each look-up reads the tensor from its file; nothing is kept."""
+    """Tensors by name. Each look-up reads the tensor from its file; nothing is kept.
 
-    def __init__(self, readers: Mapping[str, Callable[[], np.ndarray]]):
+    Args:
+      readers: read the tensor of each name.
+      shapes: of each tensor.
+    """
+
+    def __init__(
+        self,
+        readers: Mapping[str, Callable[[], np.ndarray]],
+        shapes: Mapping[str, tuple[int, ...]],
+    ):
         self._readers = readers
+        self.shapes = shapes
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._readers[name]()
@@ -57,13 +66,16 @@ def open_tensors(folder: epath.Path, allow_pickle: bool) -> Iterator[Tensors]:
             f"transformer-jax convert {'FOLDER' if remote else shlex.quote(str(folder))}"
         )
     readers: dict[str, Callable[[], np.ndarray]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     with contextlib.ExitStack() as stack:
         local = {part: local_file(folder / part, stack) for part in parts}
         if is_pickle:
             local = _converted(local, stack)
         for part, path in local.items():
-            readers |= _open_safetensors(folder / part, path, stack)
-        yield Tensors(readers)
+            for name, shape in _safetensors_shapes(folder / part, path).items():
+                shapes[name] = shape
+                readers[name] = functools.partial(_read_tensor, path, name)
+        yield Tensors(readers, shapes)
 
 
 def _converted(local: dict[str, str], stack: contextlib.ExitStack) -> dict[str, str]:
@@ -84,18 +96,25 @@ def local_file(path: epath.Path, stack: contextlib.ExitStack) -> str:
     return str(copy)
 
 
-def _open_safetensors(
-    path: epath.Path, local: str, stack: contextlib.ExitStack
-) -> dict[str, Callable[[], np.ndarray]]:
+def _safetensors_shapes(path: epath.Path, local: str) -> dict[str, tuple[int, ...]]:
+    """Shape of each tensor of a file, which is `path` for users and at `local` on the disk."""
+    shapes = {}
     try:
-        file: Any = stack.enter_context(safetensors.safe_open(local, framework="numpy"))
+        with safetensors.safe_open(local, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118, `file` is not a mapping
+                header = file.get_slice(name)
+                if header.get_dtype() not in _DTYPES:
+                    raise UserError(
+                        f"{path}: {name} has the type {header.get_dtype()}; only "
+                        f"{', '.join(_DTYPES)} are read. Convert the model to one of them."
+                    )
+                shapes[name] = tuple(header.get_shape())
     except safetensors.SafetensorError as error:
         raise UserError(f"{path} is damaged ({error}); copy it again.") from error
-    for name in file.keys():  # noqa: SIM118, `file` is not a mapping
-        dtype = file.get_slice(name).get_dtype()
-        if dtype not in _DTYPES:
-            raise UserError(
-                f"{path}: {name} has the type {dtype}; only {', '.join(_DTYPES)} are read. Convert "
-                "the model to one of them."
-            )
-    return {name: functools.partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118
+    return shapes
+
+
+def _read_tensor(local: str, name: str) -> np.ndarray:
+    # Opened each time: an open file stays in memory as far as it has been read.
+    with safetensors.safe_open(local, framework="numpy") as file:
+        return file.get_tensor(name)

@@ -1,8 +1,11 @@
 """Converts the tensors of a Hugging Face directory to our parameters, without torch."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -16,69 +19,112 @@ from transformer_jax.interop.huggingface.settings import OWN_KEY, Settings
 from transformer_jax.interop.huggingface.tensor_files import Tensors
 from transformer_jax.ops.positional import sinusoids
 
+# Sides whose tables are one, by `tie_embeddings`.
+_GROUPS: dict[TieEmbeddings, list[list[str]]] = {
+    "all": [["source", "target", "output"]],
+    "decoder": [["source"], ["target", "output"]],
+    "inputs": [["source", "target"], ["output"]],
+    "none": [["source"], ["target"], ["output"]],
+}
 ROUNDING = 1e-5  # largest difference between two float32 computations of the same sinusoids
 
 
-def read_model(settings: Settings, tensors: Tensors) -> tuple[ModelConfig, layout.Params]:
-    """Shape and parameters of the model; the parameters are on JAX's default device.
+def read_model(
+    settings: Settings, tensors: Tensors, shardings: layout.Shardings | None = None
+) -> tuple[ModelConfig, layout.Params]:
+    """Shape and parameters of the model.
 
-    Each tensor is read, converted and released before the next.
+    All names and shapes are checked first. Then each tensor is read, converted, put on the devices
+    and released before the next, so the host never has more than one, besides those that are
+    compared because they must be equal.
+
+    Args:
+      settings: of the directory.
+      tensors: of the directory.
+      shardings: of the parameters; None: they go to JAX's default device.
 
     Raises:
       UserError: naming a tensor that is missing, of another shape, or not part of the model.
     """
     used: set[str] = set()
-    tables = _embeddings(settings, tensors, used)
+    tying, tables = _embeddings(settings, tensors, used)
     positional, positions, permuted = _positions(settings, tensors, used)
     bias = _output_bias(settings, tensors, used)
     ours = settings.raw.get(OWN_KEY) or {}
     changes: dict[str, Any] = {"output_bias": bool(np.any(bias) or ours.get("output_bias"))}
     if positional == ours.get("positional"):
         changes |= {n: ours[n] for n in ("positional_base", "position_offset") if n in ours}
-    config = model_config(settings, positional, _tying(tables))
+    config = model_config(settings, positional, tying)
     config = dataclasses.replace(config, **changes)
-    leaves: dict[layout.Path, np.ndarray] = {
-        (f"{side}_embedding",): tables[side] for side in names.TABLES[config.tie_embeddings]
+    leaves: dict[layout.Path, Callable[[], np.ndarray]] = {
+        (f"{side}_embedding",): functools.partial(_read, tensors, tables[side])
+        for side in names.TABLES[config.tie_embeddings]
     }
     if positional == "learned":
-        leaves |= {(f"embed_{s}", "positions"): positions[s] for s in ("source", "target")}
+        for side in ("source", "target"):
+            leaves[(f"embed_{side}", "positions")] = functools.partial(positions.__getitem__, side)
     if config.output_bias:
-        leaves[("output_bias",)] = bias
+        leaves[("output_bias",)] = lambda: bias
     for path, name, shape in names.layer_tensors(tensor_names(settings), config):
-        value = _take(settings, tensors, used, name, names.torch_shape(path, shape))
-        leaves[path] = names.from_torch(path, value, shape)
+        _check(settings, tensors, used, name, names.torch_shape(path, shape))
+        leaves[path] = functools.partial(_read_layer, tensors, path, name, shape)
     extra = sorted(set(tensors) - used)
     if extra:
         raise UserError(f"{settings.folder}: the tensor {extra[0]} is not part of the model.")
     inverse = np.argsort(layout.interleaved_to_halves(config.d_model)) if permuted else None
+    by_path = layout.flatten(shardings(config)) if shardings else {}
     params = {}
-    # In the order of a fresh model's tree, so that both have one structure. Each array is released
-    # on the host as soon as it is on the device.
-    tables.clear()
+    # In the order of a fresh model's tree, so that both have one structure.
     for path in names.shapes(config):
-        leaf = leaves.pop(path)
-        params[path] = jnp.asarray(leaf if inverse is None else layout.permute(path, leaf, inverse))
+        leaf = leaves[path]()
+        leaf = leaf if inverse is None else layout.permute(path, leaf, inverse)
+        params[path] = _put(leaf, by_path.get(path))
     return config, layout.unflatten(params)
+
+
+def _put(value: np.ndarray, sharding: jax.sharding.Sharding | None) -> jax.Array:
+    """The array on the devices. Each process puts its shards there, without communication."""
+    if sharding is None:
+        return jnp.asarray(value)
+    return jax.make_array_from_callback(value.shape, sharding, value.__getitem__)
+
+
+def _check(
+    settings: Settings, tensors: Tensors, used: set[str], name: str, shape: tuple[int, ...]
+) -> None:
+    """Checks that a tensor is there and its shape; adds its name to `used`."""
+    if name not in tensors:
+        raise UserError(f"{settings.folder}: the weights have no tensor {name}.")
+    used.add(name)
+    if tensors.shapes[name] != shape:
+        raise UserError(
+            f"{settings.folder}: tensor {name} has shape {list(tensors.shapes[name])}, "
+            f"but config.json implies {list(shape)}."
+        )
+
+
+def _read(tensors: Tensors, name: str) -> np.ndarray:
+    return np.asarray(tensors[name], np.float32)
+
+
+def _read_layer(
+    tensors: Tensors, path: layout.Path, name: str, shape: tuple[int, ...]
+) -> np.ndarray:
+    return names.from_torch(path, _read(tensors, name), shape)
 
 
 def _take(
     settings: Settings, tensors: Tensors, used: set[str], name: str, shape: tuple[int, ...]
 ) -> np.ndarray:
-    """Reads a tensor as float32, checks its shape, and adds its name to `used`."""
-    if name not in tensors:
-        raise UserError(f"{settings.folder}: the weights have no tensor {name}.")
-    used.add(name)
-    value = tensors[name]
-    if value.shape != shape:
-        raise UserError(
-            f"{settings.folder}: tensor {name} has shape {list(value.shape)}, "
-            f"but config.json implies {list(shape)}."
-        )
-    return np.asarray(value, np.float32)
+    """A tensor as float32, checked as by `_check`."""
+    _check(settings, tensors, used, name, shape)
+    return _read(tensors, name)
 
 
-def _embeddings(settings: Settings, tensors: Tensors, used: set[str]) -> dict[str, np.ndarray]:
-    """The tables of source, target and output; tied tables are the same array."""
+def _embeddings(
+    settings: Settings, tensors: Tensors, used: set[str]
+) -> tuple[TieEmbeddings, dict[str, str]]:
+    """How the tables are tied, and the tensors that hold those of source, target and output."""
     d_model = settings.need("d_model")
     sizes = {
         "source": settings.need("vocab_size"),
@@ -86,32 +132,28 @@ def _embeddings(settings: Settings, tensors: Tensors, used: set[str]) -> dict[st
         "output": settings.decoder_vocab_size,
     }
     their_names = tensor_names(settings)
-    # Tables of a group are tied. If several of them are stored, they must be equal.
-    groups = [["source"], ["target"], ["output"]]
+    tying: TieEmbeddings = "inputs" if settings.family.is_t5 else "none"
     if _output_is_tied(settings, tensors):
-        groups = [["source"], ["target", "output"]]
-        if settings.shared:
-            groups = [["source", "target", "output"]]
-    elif settings.family.is_t5:
-        groups = [["source", "target"], ["output"]]
-    tables: dict[str, np.ndarray] = {}
-    for group in groups:
+        tying = "all" if settings.shared else "decoder"
+    tables: dict[str, str] = {}
+    for group in _GROUPS[tying]:
         candidates = [their_names.tables[side] for side in group]
         if settings.shared and group != ["output"]:
             candidates.append(their_names.shared)
         stored = [name for name in candidates if name in tensors] or candidates[:1]
         shape = (sizes[group[0]], d_model)
-        table = _take(settings, tensors, used, stored[0], shape)
-        # If nothing is tied, Hugging Face reads the table of each side and ignores `shared`.
+        for name in stored:
+            _check(settings, tensors, used, name, shape)
+        # If several tied tables are stored, they must be equal. If nothing is tied, Hugging Face
+        # reads the table of each side and ignores `shared`.
         for name in stored[1:]:
-            other = _take(settings, tensors, used, name, shape)
-            if len(group) > 1 and not np.array_equal(table, other):
+            if len(group) > 1 and not np.array_equal(tensors[stored[0]], tensors[name]):
                 raise UserError(
                     f"{settings.folder}: config.json ties {stored[0]} and {name}, but their "
                     "values differ."
                 )
-        tables |= dict.fromkeys(group, table)
-    return tables
+        tables |= dict.fromkeys(group, stored[0])
+    return tying, tables
 
 
 def _output_is_tied(settings: Settings, tensors: Tensors) -> bool:
@@ -124,12 +166,6 @@ def _output_is_tied(settings: Settings, tensors: Tensors) -> bool:
     their_names = tensor_names(settings)
     output = their_names.tables["output"]
     return output not in tensors or np.array_equal(tensors[output], tensors[their_names.shared])
-
-
-def _tying(tables: dict[str, np.ndarray]) -> TieEmbeddings:
-    if tables["target"] is not tables["output"]:
-        return "inputs" if tables["source"] is tables["target"] else "none"
-    return "all" if tables["source"] is tables["target"] else "decoder"
 
 
 def _output_bias(settings: Settings, tensors: Tensors, used: set[str]) -> np.ndarray:

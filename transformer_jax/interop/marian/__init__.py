@@ -1,0 +1,1 @@
+"""Models of Marian itself. `huggingface` reads those that were converted for it."""
