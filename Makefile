@@ -17,11 +17,13 @@ BIN := $(VENV)/bin
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/xla
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
 export TF_CPP_MIN_LOG_LEVEL ?= 2
-# pip shows errors only: its warnings are about the machine's set-up.
-INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# pip shows errors only: its warnings are about the machine's set-up. Python compiles what it
+# imports, which is a small part of what is installed.
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile \
+  -c constraints.txt
 # Test processes: one for each core that this process may use.
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15
 
 .PHONY: quickstart demo test test-newest test-slow test-peers test-all docs lint types wheel clean \
   bench-accelerator
@@ -105,7 +107,7 @@ test-newest:
 	done; echo "make test-newest: there is no Python 3.12 or newer here, so nothing was tested with it."
 
 test-slow: $(BIN)/.installed-test
-	$(PYTEST) -m slow
+	XLA_FLAGS="$(FASTEST_XLA)" $(PYTEST) -m slow
 
 test-peers: $(BIN)/.installed-peers
 	$(PYTEST) -m peers tests/peers

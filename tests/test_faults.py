@@ -25,7 +25,7 @@ from transformer_jax.training import faults, loop, reporting, setup, stopping
 from transformer_jax.training.loop import train
 from transformer_jax.training.step import TrainStep
 
-STEP_POINTS = ["0", "2", "4", "5", "7", "8", "9", "11"]
+STEP_POINTS = ["0", "4", "7", "11"]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def undisturbed(data, tmp_path_factory):
 @pytest.mark.slow
 def test_resume_is_exact_after_a_kill_anywhere(data, tmp_path):
     done = subprocess.run(
-        [sys.executable, "tests/kill_points.py", data, tmp_path, "24", *STEP_POINTS],
+        [sys.executable, "tests/kill_points.py", data, tmp_path, "8", *STEP_POINTS],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -72,9 +72,9 @@ def test_resume_is_exact_after_a_kill_anywhere(data, tmp_path):
     report = json.loads(done.stdout.splitlines()[-1])
     points = report["points"]
     assert report["num_events"] > 100
-    assert len(points) == 32
+    assert len(points) == 12
     # The last event may come a little sooner or later: files are written by threads.
-    assert sum(p["killed"] for p in points) >= 30
+    assert sum(p["killed"] for p in points) >= 11
     assert {p["began"] for p in points if p["killed"]} >= {0, 4, 8}
     assert [p for p in points if p["digest"] != report["straight"]] == []
 

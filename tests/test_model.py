@@ -478,7 +478,15 @@ def test_remat_recomputes_layers_without_changing_gradients(scan_layers):
 
 
 @pytest.mark.parametrize(
-    "name", ["paper", "pre", "rotary", "unequal_stacks", "t5", "relative_per_layer"]
+    "name",
+    [
+        "paper",
+        "unequal_stacks",
+        "t5",
+        "relative_per_layer",
+        pytest.param("pre", marks=pytest.mark.slow),
+        pytest.param("rotary", marks=pytest.mark.slow),
+    ],
 )
 def test_scanned_layers_compute_what_they_do_one_after_another(name):
     config = variant(name)

@@ -24,6 +24,8 @@ from transformer_jax.data.plans.pair_selection import select_pairs
 from transformer_jax.data.tokenizer_pair import SpecialIds
 from transformer_jax.diagnostics import accelerators, dry_run, hlo, memory_traffic
 from transformer_jax.errors import UserError
+from transformer_jax.model.transformer import init_params
+from transformer_jax.runs import workdir
 from transformer_jax.training import partition, setup
 
 ROOT = Path(__file__).parent.parent
@@ -282,12 +284,19 @@ def test_recomputed_flops_are_those_of_the_layers(tmp_path):
 
 
 def test_dry_run_reports_the_real_step(tmp_path):
-    config = tiny_config(tmp_path)
+    start = tiny_config(tmp_path)
+    model = dataclasses.replace(start.model, source_vocab_size=50, target_vocab_size=60)
+    (tmp_path / "start").mkdir()
+    workdir.write_config(epath.Path(tmp_path / "start"), dataclasses.replace(start, model=model))
     config = dataclasses.replace(
-        config, parallel=dataclasses.replace(config.parallel, data=2, fsdp=4)
+        tiny_config(tmp_path, init_from=str(tmp_path / "start")),
+        model=dataclasses.replace(model, d_model=2 * model.d_model),  # that of the start counts
+        parallel=dataclasses.replace(start.parallel, data=2, fsdp=4),
     )
     lines = []
     report = dry_run.dry_run(config, "", lines.append)
+    shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+    assert report.num_params == sum(x.size for x in jax.tree.leaves(shapes))
     assert report.num_devices == 8
     assert report.batch == (16, 48, 48)
     num_bytes = 3 * 4 * report.num_params  # and Adam's two moments

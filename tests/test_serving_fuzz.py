@@ -132,7 +132,7 @@ def body(rng: random.Random, path: str) -> tuple[bytes, str]:
 
 
 @pytest.mark.slow
-def test_ten_thousand_random_bodies_are_answered_and_leave_nothing(app):
+def test_thousands_of_random_bodies_are_answered_and_leave_nothing(app):
     client = TestClient(app, raise_server_exceptions=False)
     rng = random.Random(0)
     counts: dict[int, int] = {}
@@ -147,14 +147,14 @@ def test_ten_thousand_random_bodies_are_answered_and_leave_nothing(app):
             if answer.status_code != 200:
                 assert answer.json()
 
-    ask(2000)  # what is kept on purpose is there after these
+    ask(1000)  # what is kept on purpose is there after these
     gc.collect()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    ask(8000)
+    ask(2000)
     gc.collect()
     growth = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    assert growth < 4 << 20, growth
-    assert counts[200] > 500
-    assert counts[400] > 2000
+    assert growth < 1 << 20, growth
+    assert counts[200] > 150
+    assert counts[400] > 600

@@ -21,8 +21,16 @@ SHAPE = BatchShape(rows=16, source_len=10, target_len=9)
 
 
 def step_config(
-    runner="jit", devices=1, accumulate=1, dropout=0.0, fsdp=1, tensor=1, **train_fields
+    runner="jit",
+    devices=1,
+    accumulate=1,
+    dropout=0.0,
+    fsdp=1,
+    tensor=1,
+    layers=(1, 1),
+    **train_fields,
 ):
+    """The recipe `tiny` with as many layers of encoder and decoder."""
     from configs import tiny
 
     config = tiny.get_config()
@@ -30,8 +38,8 @@ def step_config(
         config,
         model=dataclasses.replace(
             config.model,
-            num_encoder_layers=2,
-            num_decoder_layers=2,
+            num_encoder_layers=layers[0],
+            num_decoder_layers=layers[1],
             dropout_rate=dropout,
             source_vocab_size=30,
             target_vocab_size=30,
@@ -75,7 +83,7 @@ def run_steps(config, count=20):
 
 @pytest.fixture(scope="module")
 def one_device():
-    return run_steps(step_config())
+    return run_steps(step_config(layers=(1, 2)))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +111,9 @@ def test_update_is_the_same_on_any_devices_runner_and_accumulation(
     data, fsdp, tensor = mesh
     runner, *scan = runner.split()
     fields = {"scan_layers": True, "remat": scan[1]} if scan else {}
-    config = step_config(runner, data, accumulate, fsdp=fsdp, tensor=tensor, **fields)
+    config = step_config(
+        runner, data, accumulate, fsdp=fsdp, tensor=tensor, layers=(1, 2), **fields
+    )
     history, params = run_steps(config)
     np.testing.assert_allclose(history, one_device[0], rtol=1e-5)
     assert history[-1] < history[0]
@@ -117,6 +127,7 @@ def test_update_is_the_same_on_any_devices_runner_and_accumulation(
     jax.tree_util.tree_map_with_path(same, params, one_device[1])
 
 
+@pytest.mark.slow
 def test_optimizer_state_in_the_memory_of_the_host_changes_no_number(tmp_path):
     plain = step_config(devices=2, fsdp=4)
     config = dataclasses.replace(
@@ -192,7 +203,7 @@ def test_fsdp_gathers_parameters_and_scatters_gradients_once():
 
 def test_fsdp_gathers_scanned_layers_one_at_a_time():
     fields = {"scan_layers": True, "remat": "full"}
-    config = step_config(devices=1, fsdp=8, **fields)
+    config = step_config(devices=1, fsdp=8, layers=(2, 2), **fields)
     runner, collectives = compiled_collectives(config)
     params = runner.restore_target().params
     sharded = jax.tree.map(lambda x, s: x.size * ("fsdp" in s), params, runner.specs)

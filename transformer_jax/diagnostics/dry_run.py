@@ -17,10 +17,12 @@ from transformer_jax.diagnostics import hlo
 from transformer_jax.diagnostics.accelerators import ACCELERATORS, GIB, Roofline, roofline
 from transformer_jax.diagnostics.memory_traffic import memory_bytes
 from transformer_jax.errors import UserError
+from transformer_jax.interop import pretrained
 from transformer_jax.ops import platforms
 from transformer_jax.ops.platforms import compute_dtype
 from transformer_jax.training import partition
 from transformer_jax.training.runners import Runner, make_runner
+from transformer_jax.training.setup import adopt_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +57,7 @@ def dry_run(config: Config, topology: str, say: Callable[[str], None]) -> Report
     """Compiles the step for the largest batch, on devices that need not exist, and reports.
 
     No data is read: vocabularies are taken to have `data.vocab_size` tokens, and packed rows as
-    many source positions as target positions.
+    many source positions as target positions. Of `train.init_from`, the config alone is read.
 
     Args:
       config: of the run.
@@ -68,6 +70,8 @@ def dry_run(config: Config, topology: str, say: Callable[[str], None]) -> Report
     """
     validate(config)
     devices, platform = _devices(topology)
+    if config.train.init_from:
+        config = adopt_model(config, pretrained.read_config(config.train.init_from))
     config = _fill_in(config, platform)
     devices = devices[: math.prod(partition.mesh_shape(config.parallel, len(devices)))]
     runner = make_runner(config, devices)

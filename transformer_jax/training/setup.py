@@ -165,7 +165,7 @@ def _starting_point(
                 f"{config.data.train} was prepared with another tokenizer than that of "
                 f"config.train.init_from={config.train.init_from}; prepare it with this setting."
             )
-        return _adopt_model(config, start.config), start.tokenizers, start.params
+        return adopt_model(config, start.config), start.tokenizers, start.params
     if prepared:
         return config, prepared, None
     tokenizers = _earlier_tokenizers(workdir, config, corpora) or make_tokenizers(
@@ -233,10 +233,10 @@ def _resume_config(config: Config, stored: Config, say: Say) -> Config:
     if not init_from:
         return config
     train = dataclasses.replace(config.train, init_from=init_from)
-    return _adopt_model(dataclasses.replace(config, train=train), stored)
+    return adopt_model(dataclasses.replace(config, train=train), stored)
 
 
-def _adopt_model(config: Config, start: Config) -> Config:
+def adopt_model(config: Config, start: Config) -> Config:
     """`config` with what the parameters and tokenizers of a model, `start`, determine.
 
     Raises:
