@@ -9,6 +9,7 @@
 # make bench-accelerator   all benchmarks on the accelerator here, at most 40 minutes
 # make lint types   ruff, mypy
 # make wheel        dist/transformer_jax-VERSION-py3-none-any.whl
+# Some tests:       make test TESTS="tests/test_step.py tests/test_model.py"
 # Another Python:   make test PYTHON=python3.13 VENV=.venv-3.13
 PYTHON ?= python3
 VENV ?= .venv
@@ -94,7 +95,7 @@ OLDER = $(shell $(BIN)/python -c 'import jaxlib; print(int(jaxlib.__version__ < 
 FASTEST_XLA = --xla_backend_optimization_level=0 $(if $(filter 1,$(OLDER)),--xla_cpu_use_fusion_emitters=false)
 
 test: $(BIN)/.installed-test
-	XLA_FLAGS="$(FASTEST_XLA)" $(PYTEST) -m 'not slow and not peers'
+	XLA_FLAGS="$(FASTEST_XLA)" $(PYTEST) -m 'not slow and not peers' $(TESTS)
 
 # Tries Pythons on PATH, then those of pyenv, and skips any that cannot create an environment.
 test-newest:
@@ -110,7 +111,7 @@ test-slow: $(BIN)/.installed-test
 	XLA_FLAGS="$(FASTEST_XLA)" $(PYTEST) -m slow
 
 test-peers: $(BIN)/.installed-peers
-	$(PYTEST) -m peers tests/peers
+	XLA_FLAGS="$(FASTEST_XLA)" $(PYTEST) -m peers tests/peers
 
 test-all: test test-newest test-slow test-peers
 

@@ -148,6 +148,7 @@ def correctness(toy: bool, arguments: list[str]) -> list[Part]:
       arguments: of the checks.
     """
     steps = ["--config.train.num_steps=2", "--config.optimizer.warmup_steps=1"]
+    search = ["--config.decode.beam_size=1", "--config.decode.max_decode_len=4"]
     quickstart = ["train.py", "--config=quickstart", "--workdir={folder}/quickstart"]
     resume = ["train.py", "--verify_resume", "--config=tiny", "--workdir={folder}/resume"]
     evaluation = ["eval.py", "--workdir={folder}/quickstart", "--json={json}"]
@@ -157,7 +158,7 @@ def correctness(toy: bool, arguments: list[str]) -> list[Part]:
         Part("verify_resume", [resume], LIMIT, timed=False),
         Part(
             "quickstart",
-            [[*quickstart, *(steps if toy else [])], evaluation],
+            [[*quickstart, *(steps if toy else [])], [*evaluation, *(search if toy else [])]],
             LIMIT,
             at_least=("exact_match", 0.0 if toy else 99.0),
             timed=False,
