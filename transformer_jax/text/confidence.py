@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import optimize, special
+from scipy import special
 
 from transformer_jax.decoding.translation import Confidence, Translation
 from transformer_jax.text.word_links import token_of_characters
@@ -42,6 +42,9 @@ def fit(features: np.ndarray, targets: np.ndarray, num_rising: int = 0) -> Logis
         say nearly the same get weights of both signs, and what is unlike all of `features` any
         value.
     """
+    # Imported here: only calibration needs it, and every command would start later.
+    from scipy import optimize
+
     mean, scale = features.mean(axis=0), features.std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)
     inputs = np.column_stack([(features - mean) / scale, np.ones(len(features))])
