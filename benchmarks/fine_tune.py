@@ -98,10 +98,10 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-# Family: function that makes it, names of the languages, settings of the training.
-FAMILIES: dict[str, tuple[Callable[[Path, Path], None], tuple[str, str], list[str]]] = {
-    "mt5": (make_mt5, ("en", "de"), []),
-    "mbart": (make_mbart, ("en_XX", "de_DE"), []),
+# Family -> function that makes it, names of the languages.
+FAMILIES: dict[str, tuple[Callable[[Path, Path], None], tuple[str, str]]] = {
+    "mt5": (make_mt5, ("en", "de")),
+    "mbart": (make_mbart, ("en_XX", "de_DE")),
 }
 
 
@@ -159,7 +159,7 @@ def ctranslate2_texts(folder: Path, tokenizer: Any, texts: list[str], target: st
 
 def measure(family: str, corpus: Path) -> dict[str, Any]:
     """Trains, exports and translates; one row."""
-    make, (source, target), settings = FAMILIES[family]
+    make, (source, target) = FAMILIES[family]
     folder = Path(FLAGS.folder) / family
     started, workdir = folder / "random", folder / "run"
     if not (started / "config.json").exists():
@@ -177,7 +177,6 @@ def measure(family: str, corpus: Path) -> dict[str, Any]:
         f"--config.data.target_lang={target}",
         f"--config.train.num_steps={FLAGS.steps}",
         f"--config.optimizer.learning_rate={FLAGS.learning_rate}",
-        *settings,
     )
     seconds = time.monotonic() - begin
     exports = {"marian": folder / "huggingface", "ctranslate2": folder / "ctranslate2"}

@@ -158,9 +158,11 @@ def test_marian_model_is_named_by_its_file_and_read_from_anywhere(marian, tmp_pa
     search_file.write_text(yaml.safe_dump(options))
     config, tokenizers, params = reading.read_directory(search_file)
     assert config == want[0] == reading.read_config(search_file)
+    for folder in (marian, tmp_path / "m"):
+        what = directory_kinds.describe(folder)
+        assert what == "is a model of Marian itself, and no work directory"
     assert tokenizers.fingerprint == want[1].fingerprint
     np.testing.assert_array_equal(params["output_bias"], want[2]["output_bias"])
     # The row of zeros, with which decoding starts, is never written.
     assert not np.any(params["target_embedding"][-1])
     assert params["output_bias"][-1] == -100
-    assert directory_kinds.describe(marian) == "is a model of Marian itself, and no work directory"

@@ -32,7 +32,7 @@ def test_recipe_has_the_settings_that_the_page_names():
 
 @pytest.mark.slow
 def test_page_trains_translates_and_exports():
-    """As a program of its own. It trains in `runs/guide`, unless `make docs` has done so."""
+    """As a separate program. It trains in `runs/guide`, unless `make docs` has done so."""
     root = Path(__file__).parent.parent.parent
     done = subprocess.run(
         [sys.executable, root / "docs" / "guide" / "8_translating.py"],

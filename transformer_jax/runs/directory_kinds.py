@@ -33,10 +33,6 @@ KINDS: tuple[tuple[tuple[str, ...], str], ...] = (
         "an ONNX export; name the Hugging Face directory that it was made from",
     ),
     (
-        ("decoder.yml",),
-        "a model of Marian itself, and no work directory",
-    ),
-    (
         ("tokenizer.json", "shared.model"),
         "the tokenizer of a run; name the work directory, which is the folder above it",
     ),
@@ -117,6 +113,8 @@ def describe_other_tools(path: epath.PathLike) -> str | None:
         return None  # the damage is reported
     if "model_type" in config:
         return "is a Hugging Face model, and no work directory"
+    if is_marian(path):
+        return "is a model of Marian itself, and no work directory"
     for names, what in KINDS:
         if all((epath.Path(path) / name).exists() for name in names):
             return f"is {what}"

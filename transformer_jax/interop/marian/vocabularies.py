@@ -64,7 +64,7 @@ def _spm_ids(path: epath.Path, proto: bytes) -> dict[str, int]:
 
 
 def _yaml_ids(path: epath.Path) -> dict[str, int]:
-    """A vocabulary file: TOKEN: ID in each line, or the tokens alone."""
+    """The ids of a vocabulary file, which has TOKEN: ID in each line."""
     text = path.read_text()
     if path.suffix not in (".yml", ".yaml"):
         raise UserError(f"{path} is no vocabulary that can be read: .spm, .yml and .yaml are.")
