@@ -13,7 +13,6 @@ which is measured first. Engines take turns, and times are medians over the turn
 """
 
 import importlib.util
-import io
 import json
 import os
 import statistics
@@ -24,7 +23,6 @@ from typing import Any
 import decode_workers
 import jax
 import numpy as np
-import sentencepiece
 from absl import app, flags, logging
 from decode_workers import Setting, Task
 from etils import epath
@@ -32,8 +30,6 @@ from processes import Worker
 from timing import write_json
 
 from transformer_jax.config import Config, ModelConfig
-from transformer_jax.data.tokenizer import Tokenizer
-from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.interop import pretrained
 from transformer_jax.interop.ctranslate2 import writing as ctranslate2_writing
 from transformer_jax.interop.huggingface import writing
@@ -54,39 +50,12 @@ SIZES = {
 }
 
 
-def random_tokenizers(vocab_size: int) -> TokenizerPair:
-    """Tokens that are invented words."""
-    model_file = io.BytesIO()
-    words = (f"w{i}" for i in range(vocab_size - 4))
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=words,
-        model_writer=model_file,
-        model_type="word",
-        vocab_size=vocab_size,
-        pad_id=0,
-        bos_id=1,
-        eos_id=2,
-        unk_id=3,
-        minloglevel=2,
-    )
-    tokenizer = Tokenizer(model_file.getvalue())
-    return TokenizerPair(tokenizer, tokenizer)
-
-
 def random_model(size: str, vocab_size: int) -> Pretrained:
     """A model with random weights."""
-    tokenizers, model = random_tokenizers(vocab_size), SIZES[size]
+    tokenizers, model = decode_workers.random_tokenizers(vocab_size), SIZES[size]
     model.source_vocab_size = model.target_vocab_size = tokenizers.source.vocab_size
     model.decoder_start_id = tokenizers.target.bos_id
     return Pretrained(Config(model=model), tokenizers, init_params(model, jax.random.key(0)), 0)
-
-
-def random_sentences(model: Pretrained, count: int, length: int) -> tuple[tuple[str, ...], ...]:
-    """Tokens of sentences of about `length` tokens, their end symbol included."""
-    rng = np.random.default_rng(0)
-    tokenizer = model.tokenizers.source
-    lengths = rng.integers(3 * length // 4, 5 * length // 4 + 1, count) - 1
-    return tuple(tuple(tokenizer.tokens(rng.integers(4, tokenizer.vocab_size, n))) for n in lengths)
 
 
 def export(model: Pretrained, folder: Path, peers: list[str]) -> None:
@@ -269,7 +238,9 @@ def main(argv: list[str]) -> None:
         model = random_model(options.size, options.vocab_size)
         export(model, Path(name), options.peers)
         most = max(map(int, options.batches), default=1)
-        sentences = random_sentences(model, max(most, 4 * options.turns), options.length)
+        sentences = decode_workers.random_sentences(
+            model.tokenizers, max(most, 4 * options.turns), options.length
+        )
         workers = start(Path(name), options.peers, options.dtypes)
         result["engines"] = {name: worker.call("describe") for name, worker in workers.items()}
         print(json.dumps(result, indent=1), flush=True)

@@ -1,11 +1,13 @@
 """The engines that `benchmarks/decode.py` compares, on one exported model."""
 
 import dataclasses
+import io
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from processes import Worker
 
 Setting = int | tuple[int, int]  # of an engine's threads; each engine says what it means
@@ -19,6 +21,38 @@ class Task:
     beam_size: int
     num_tokens: int | None = None  # exact number of output tokens; None: as the model decides
     max_decode_len: int = 100
+
+
+def random_tokenizers(vocab_size: int) -> Any:
+    """Tokens that are invented words."""
+    import sentencepiece
+
+    from transformer_jax.data.tokenizer import Tokenizer
+    from transformer_jax.data.tokenizer_pair import TokenizerPair
+
+    model_file = io.BytesIO()
+    words = (f"w{i}" for i in range(vocab_size - 4))
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=words,
+        model_writer=model_file,
+        model_type="word",
+        vocab_size=vocab_size,
+        pad_id=0,
+        bos_id=1,
+        eos_id=2,
+        unk_id=3,
+        minloglevel=2,
+    )
+    tokenizer = Tokenizer(model_file.getvalue())
+    return TokenizerPair(tokenizer, tokenizer)
+
+
+def random_sentences(tokenizers: Any, count: int, length: int) -> tuple[tuple[str, ...], ...]:
+    """Tokens of sentences of about `length` tokens, their end symbol included."""
+    rng = np.random.default_rng(0)
+    tokenizer = tokenizers.source
+    lengths = rng.integers(3 * length // 4, 5 * length // 4 + 1, count) - 1
+    return tuple(tuple(tokenizer.tokens(rng.integers(4, tokenizer.vocab_size, n))) for n in lengths)
 
 
 class Ours:

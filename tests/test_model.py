@@ -528,3 +528,26 @@ def test_scanned_layers_have_dropout_of_their_own():
     # A sum of four bits has five values, which the norm keeps apart in each row; most have all.
     values = [len(np.unique(row.round(3))) for row in np.asarray(encoded).reshape(-1, 64)]
     assert (max(values), np.median(values)) == (5, 5)
+
+
+@pytest.mark.parametrize("num_kv_heads", [None, 4, 2, 1])
+def test_kernels_of_attention_start_uniform_in_the_bounds_of_glorot(num_kv_heads):
+    config = ModelConfig(
+        source_vocab_size=5,
+        target_vocab_size=5,
+        decoder_start_id=1,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        d_model=64,
+        num_heads=4,
+        head_dim=24,
+        d_ff=8,
+        num_kv_heads=num_kv_heads,
+    )
+    layer = init_params(config, jax.random.key(0))["decoder_layers_0"]["cross_attention"]
+    # Keys and values count each head of queries that uses them, shared or not.
+    bound = (6 / (64 + 4 * 24)) ** 0.5
+    for name in ("query", "key", "value", "out"):
+        kernel = np.asarray(layer[name]["kernel"])
+        assert 0.98 * bound < np.abs(kernel).max() <= bound * (1 + 1e-6), name
+        np.testing.assert_allclose(kernel.std(), bound / 3**0.5, rtol=0.03)

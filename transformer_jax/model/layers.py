@@ -136,8 +136,10 @@ class MultiHeadAttention(nn.Module):
         heads = (("heads", config.num_heads), ("kv", config.resolved_head_dim))
         kv_heads = (("heads", config.resolved_kv_heads), ("kv", config.resolved_head_dim))
         self.query = Dense(embed, heads, config.use_bias)
-        self.key = Dense(embed, kv_heads, config.use_bias)
-        self.value = Dense(embed, kv_heads, config.use_bias)
+        # A head's keys and values start the same whether or not other queries share them.
+        uses = config.num_heads // config.resolved_kv_heads
+        self.key = Dense(embed, kv_heads, config.use_bias, uses)
+        self.value = Dense(embed, kv_heads, config.use_bias, uses)
         self.out = Dense(heads, embed, config.use_bias)
         self.query_norm = HeadNorm(config) if config.qk_norm else None
         self.key_norm = HeadNorm(config) if config.qk_norm else None

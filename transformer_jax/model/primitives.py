@@ -5,6 +5,8 @@ replace Flax's for two reasons: `ops.dense` accumulates gradients of parameters 
 random bits of `ops.dropout` cost almost nothing.
 """
 
+import math
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -31,17 +33,26 @@ def with_axes(init: Initializer, *names: str) -> Initializer:
 
 
 class Dense(nn.Module):
-    """A dense layer with `kernel` `[*inner, *outer]` and `bias` `[*outer]`."""
+    """A dense layer with `kernel` `[*inner, *outer]` and `bias` `[*outer]`.
+
+    The kernel starts as Glorot and Bengio's (2010), its outputs counted `uses` times.
+    """
 
     inner: Axes  # of the input
     outer: Axes  # of the output
     use_bias: bool
+    uses: int = 1  # of each output: heads that share it
 
     def setup(self) -> None:
         names, sizes = zip(*self.inner, *self.outer, strict=True)
         num_inner = len(self.inner)
-        init = nn.initializers.xavier_uniform(
-            in_axis=range(num_inner), out_axis=range(num_inner, len(names))
+        fan_in, fan_out = math.prod(sizes[:num_inner]), math.prod(sizes[num_inner:])
+        init = nn.initializers.variance_scaling(
+            (fan_in + fan_out) / (fan_in + self.uses * fan_out),
+            "fan_avg",
+            "uniform",
+            in_axis=range(num_inner),
+            out_axis=range(num_inner, len(names)),
         )
         self.kernel = self.param("kernel", with_axes(init, *names), sizes)
         self.bias = None

@@ -14,9 +14,10 @@ from transformer_jax.ops import platforms
 from transformer_jax.ops.attention.softmax import HIDDEN
 from transformer_jax.ops.dense import projected_logits, soft_cap, soft_cap_slope
 
-# Positions of a chunk, by platform; 512 on the others. The gradient of the table, `[V, M]` in
-# float32, is read and written once for each chunk, and large products are faster on a GPU.
-_CHUNK_SIZES = {"gpu": 4096, "rocm": 4096}
+# Positions of a chunk. The gradient of the table, `[V, M]` in float32, is read and written once for
+# each chunk, and large products are faster on a GPU.
+_GPUS = ("gpu", "rocm")
+_GPU_CHUNK, _OTHER_CHUNK = 4096, 512
 
 
 class LossSums(NamedTuple):
@@ -55,6 +56,31 @@ def cross_entropy(
 def _select(logits: jax.Array, is_target: jax.Array) -> jax.Array:
     """Logits `[...]` of the targets. A gather would need all classes on one device."""
     return jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
+
+
+def _row_statistics(
+    logits: jax.Array, is_target: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Largest logit, sum of `exp(logit - largest)`, and logit of the target, `[N]` each.
+
+    Args:
+      logits: `[N, V]` float32, finite.
+      is_target: `[N, V]`, True at one class of each position.
+    """
+    if platforms.current() not in _GPUS:
+        largest = jnp.max(logits, axis=-1)
+        total = jnp.sum(jnp.exp(logits - largest[:, None]), axis=-1)
+        return largest, total, _select(logits, is_target)
+
+    # A GPU waits for its memory here: one pass over the logits is faster than three.
+    def merge(a, b):
+        largest = jnp.maximum(a[0], b[0])
+        total = a[1] * jnp.exp(a[0] - largest) + b[1] * jnp.exp(b[0] - largest)
+        return largest, total, a[2] + b[2]
+
+    arrays = logits, jnp.ones_like(logits), jnp.where(is_target, logits, 0.0)
+    zero = jnp.zeros((), logits.dtype)
+    return jax.lax.reduce(arrays, (zero + HIDDEN, zero, zero), merge, dimensions=(1,))
 
 
 def _sums(
@@ -103,7 +129,7 @@ def projected_cross_entropy(
     """
     size = hidden.shape[0]
     if chunk_size is None:
-        chunk_size = _CHUNK_SIZES.get(platforms.current(), 512)
+        chunk_size = _GPU_CHUNK if platforms.current() in _GPUS else _OTHER_CHUNK
     chunk_size = min(chunk_size, size)
     padding = -size % chunk_size
 
@@ -154,13 +180,12 @@ def _forward(hidden, table, bias, targets, weights, label_smoothing, softcap):
         sums, table_grad, bias_grad = carry
         h, t, w = chunk
         logits = projected_logits(h, cast, bias, softcap)
-        largest = jnp.max(logits, axis=-1)
-        powers = jnp.exp(logits - largest[:, None])
-        total = jnp.sum(powers, axis=-1)
         is_target = classes == t[:, None]
+        largest, total, at_target = _row_statistics(logits, is_target)
+        powers = jnp.exp(logits - largest[:, None])
         new = _sums(
             normalizer=largest + jnp.log(total),
-            at_target=_select(logits, is_target),
+            at_target=at_target,
             largest=largest,
             mean=mean(h, logits),
             weights=w,
