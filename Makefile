@@ -61,6 +61,7 @@ $(BIN)/.installed-test: $(BIN)/.installed
 
 $(BIN)/.installed-peers: $(BIN)/.installed-test
 	$(INSTALL) -e '.[test,serve,interop,align,ray]' alembic mlflow-skinny sqlalchemy
+	$(INSTALL) --no-deps joeynmt subword-nmt
 	$(INSTALL) --no-deps --upgrade --target $(VENV)/libtpu libtpu
 	@touch $@
 

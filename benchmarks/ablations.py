@@ -34,7 +34,7 @@ from absl import app, flags
 from timing import write_json
 
 from transformer_jax import Translator
-from transformer_jax.config import Config, ModelConfig
+from transformer_jax.config import Config, DataConfig, ModelConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.model.transformer import init_params
 from transformer_jax.runs import machine
@@ -150,7 +150,8 @@ class Decoder(decode_workers.Ours):
 
     def __init__(self, model: ModelConfig, tokenizers: TokenizerPair):
         params = init_params(model, jax.random.key(0))
-        self._translator = Translator(Config(model=model), tokenizers, params)
+        config = Config(model=model, data=DataConfig(max_len=model.max_len))
+        self._translator = Translator(config, tokenizers, params)
 
 
 def measure_times(names: list[str]) -> list[dict[str, Any]]:

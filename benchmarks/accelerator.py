@@ -74,7 +74,7 @@ XLA_FLAGS = {
 
 # Arguments of each benchmark with toy sizes, for a test of the programs on any machine.
 TOY = {
-    "checks": "--lengths=30",
+    "checks": "--lengths=30 --cases=full,packed",
     "attention": "--lengths=32,64 --cases=full,step --turns=1 --heads=2",
     "train": "--vocab_size=64 --batch_tokens=64 --length=8 --rounds=1 --steps=1",
     "decode": "--size=tiny --vocab_size=64 --num_tokens=4 --batches=1,2 --beams=1 --turns=1"

@@ -59,7 +59,7 @@ def formula(problem: Problem) -> list[np.ndarray]:
 def attention_errors() -> Iterator[dict[str, Any]]:
     """The error of every implementation in every case that it supports."""
     lengths = map(int, FLAGS.lengths)
-    cases = itertools.product(attention_workers.CASES, lengths, TOLERANCE)
+    cases = itertools.product(FLAGS.cases, lengths, TOLERANCE)
     for case, length, dtype in cases:
         problem = Problem(case, BATCH, length, HEADS, HEAD_DIM, dtype, "forward+backward")
         expected = formula(problem)
@@ -159,6 +159,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    flags.DEFINE_list("cases", list(attention_workers.CASES), "Kinds of attention.")
     flags.DEFINE_list("lengths", ["30", "192"], "Numbers of keys.")
     flags.DEFINE_string("json", "", "Also write the result to this file.")
     app.run(main)

@@ -36,7 +36,9 @@ def define(argv: Sequence[str], other_folders: str = "") -> None:
         f"Folder of the run or of {kinds}, a bundle, or a name on the Hub.",
     )
     define_checkpoint()
-    flags.DEFINE_bool("allow_pickle", False, "Read a Hugging Face pytorch_model.bin, with torch.")
+    flags.DEFINE_bool(
+        "allow_pickle", False, "Read a pickle, pytorch_model.bin or best.ckpt, with torch."
+    )
     recipe = command_line.value_of(argv, "config")
     if recipe is not None:
         raise UserError(

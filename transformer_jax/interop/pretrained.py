@@ -1,4 +1,4 @@
-"""A trained model: a work directory, a bundle, a directory of Hugging Face or Marian, the Hub."""
+"""A trained model: a work directory, a bundle, a folder of another tool, the Hub."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.interop import bundle, layout
 from transformer_jax.interop.ctranslate2 import reading as reading_ct2
 from transformer_jax.interop.huggingface import hub, reading
+from transformer_jax.interop.joeynmt import reading as reading_joeynmt
 from transformer_jax.interop.marian import reading as reading_marian
 from transformer_jax.model.transformer import Params, init_params
 from transformer_jax.runs import directory_kinds
@@ -56,6 +57,8 @@ def read_config(path: epath.PathLike) -> Config:
         return reading.read_config(path)
     if directory_kinds.is_marian(path):
         return reading_marian.read_config(path)
+    if directory_kinds.is_joeynmt(path):
+        return reading_joeynmt.read_config(path)
     return workdir_lib.read_config(path)
 
 
@@ -70,11 +73,11 @@ def load(
 
     Args:
       path: a work directory, a bundle, a directory of Hugging Face's (`docs/interop.md` lists the
-        classes), a model of Marian itself (its folder or its `decoder.yml`), or the name of a model
-        on the Hugging Face Hub. The local cache is searched first.
+        classes), a model of Marian itself (its folder or its `decoder.yml`) or of JoeyNMT, or the
+        name of a model on the Hugging Face Hub. The local cache is searched first.
       checkpoint: of a work directory: `best`, `latest`, a step, or `average:N`.
       config: replaces the model's config, for other data or search settings.
-      allow_pickle: also read a Hugging Face `pytorch_model.bin`, which needs torch.
+      allow_pickle: also read a pickle, `pytorch_model.bin` or `best.ckpt`, which needs torch.
       shardings: of the parameters of a Hugging Face directory, which go there one by one; None: to
         JAX's default device, as those of any other model.
 
@@ -99,6 +102,10 @@ def load(
     if directory_kinds.is_marian(path):
         _refuse_checkpoint(path, checkpoint, "a model of Marian")
         imported, tokenizers, params = reading_marian.read_directory(path)
+        return Pretrained(_adapted(imported, config), tokenizers, params, 0, calibration.read(path))
+    if directory_kinds.is_joeynmt(path):
+        _refuse_checkpoint(path, checkpoint, "a model of JoeyNMT")
+        imported, tokenizers, params = reading_joeynmt.read_directory(path, allow_pickle)
         return Pretrained(_adapted(imported, config), tokenizers, params, 0, calibration.read(path))
     config = validate(config or workdir_lib.read_config(path))
     tokenizers = workdir_lib.read_tokenizers(path)

@@ -14,6 +14,8 @@ NO_PARAMETERS = (
 VOCABULARIES = tuple(
     f"{name}_vocabulary.{ending}" for name in ("shared", "source") for ending in ("json", "txt")
 )
+JOEYNMT_CONFIG = "config.yaml"
+JOEYNMT_VOCABULARY = "src_vocab.txt"
 MARIAN_DECODER = "decoder.yml"  # the end of the name; Marian writes model.npz.decoder.yml
 # Files that all have to be present -> what the folder is, and what to name instead. The first entry
 # that fits counts.
@@ -50,7 +52,8 @@ KINDS: tuple[tuple[tuple[str, ...], str], ...] = (
 FILES = {
     (".bin", ".safetensors"): "holds weights only; name the folder that it is in",
     (".spm", ".model"): "is a tokenizer; name the folder of the model",
-    (".pt", ".pth", ".ckpt"): "is a checkpoint of PyTorch; only folders of Hugging Face are read",
+    (".pt", ".pth", ".ckpt"): "is a checkpoint of PyTorch; name the folder, of Hugging Face or "
+    "JoeyNMT",
     (".gz", ".tar", ".tgz", ".zip"): "is an archive; unpack it first",
     (".bundle",): "is damaged, or no bundle of this package; copy it again from the original",
 }
@@ -91,6 +94,12 @@ def is_marian(path: epath.PathLike) -> bool:
     return path.is_dir() and any(path.glob(f"*{MARIAN_DECODER}"))
 
 
+def is_joeynmt(path: epath.PathLike) -> bool:
+    """Whether a folder has a model of JoeyNMT: its config, and a vocabulary that training wrote."""
+    folder = epath.Path(path)
+    return (folder / JOEYNMT_CONFIG).is_file() and (folder / JOEYNMT_VOCABULARY).is_file()
+
+
 def is_run(path: epath.PathLike) -> bool:
     """Whether a folder has the `config.json` of a run, damaged or not.
 
@@ -115,6 +124,8 @@ def describe_other_tools(path: epath.PathLike) -> str | None:
         return "is a Hugging Face model, and no work directory"
     if is_marian(path):
         return "is a model of Marian itself, and no work directory"
+    if is_joeynmt(path):
+        return "is a model of JoeyNMT, and no work directory"
     for names, what in KINDS:
         if all((epath.Path(path) / name).exists() for name in names):
             return f"is {what}"
@@ -154,7 +165,7 @@ def describe(path: epath.PathLike) -> str:
 def _is_model(path: epath.Path) -> bool:
     """Whether a path is a model that can be read."""
     try:
-        kinds = (is_run, is_hugging_face, is_bundle, is_ctranslate2, is_marian)
+        kinds = (is_run, is_hugging_face, is_bundle, is_ctranslate2, is_marian, is_joeynmt)
         return any(is_kind(path) for is_kind in kinds)
     except OSError:
         return False

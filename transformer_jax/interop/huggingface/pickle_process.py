@@ -26,6 +26,8 @@ _KEPT = (
     "model.decoder.embed_tokens.weight",
 )
 
+_MODEL_STATE = "model_state"  # of JoeyNMT's checkpoints
+
 
 def main(paths: list[str]) -> None:
     """Converts each pickle of (pickle, safetensors, pickle, safetensors, …)."""
@@ -72,6 +74,8 @@ def _load(path: str) -> dict[str, Any]:
     # Files from before torch 1.6 cannot be mapped into memory.
     mmap = zipfile.is_zipfile(path)
     stored = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    if isinstance(stored, dict) and _MODEL_STATE in stored:
+        stored = stored[_MODEL_STATE]  # next to the state of a training
     if not isinstance(stored, dict) or not all(
         isinstance(x, torch.Tensor) for x in stored.values()
     ):

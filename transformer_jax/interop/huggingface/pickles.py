@@ -19,6 +19,7 @@ from transformer_jax import paths
 from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import hub, pickle_process, weight_files
 from transformer_jax.interop.huggingface.settings import write_json
+from transformer_jax.interop.joeynmt import files as joeynmt_files
 from transformer_jax.runs import directory_kinds
 
 # Variables that the process needs to find Python's packages; it sees no others.
@@ -41,7 +42,8 @@ _FAILURES = {
 
 
 def convert_directory(path: epath.PathLike, say: Callable[[str], None] = print) -> None:
-    """Writes `model.safetensors`, or its parts, next to the `pytorch_model.bin` of a directory.
+    """Writes `model.safetensors`, or its parts, next to the `pytorch_model.bin` of a directory, and
+    `best.safetensors` next to the `best.ckpt` of a model of JoeyNMT.
 
     The pickles stay as they are. An error leaves no new file.
 
@@ -50,18 +52,22 @@ def convert_directory(path: epath.PathLike, say: Callable[[str], None] = print) 
       say: gets the name of each file that was written.
 
     Raises:
-      UserError: the path is no Hugging Face model; there is no pickle, it is damaged, or torch is
-        missing.
+      UserError: the path is no such model; there is no pickle, it is damaged, or torch is missing.
     """
     folder = hub.locate(path)
     if paths.is_remote(folder):
         raise UserError(f"{folder} must be a local folder; copy the model first.")
     if directory_kinds.is_run(folder):
         raise UserError(f"{folder} is a work directory, which all commands read as it is.")
-    if not directory_kinds.is_hugging_face(folder):
+    if directory_kinds.is_joeynmt(folder):
+        kind = joeynmt_files.checkpoint(folder).name
+        is_pickle, pickles = kind.endswith(joeynmt_files.PICKLES), [kind]
+    elif directory_kinds.is_hugging_face(folder):
+        kind, pickles = weight_files.find(folder)
+        is_pickle = kind == weight_files.PICKLE
+    else:
         raise UserError(f"{folder} {directory_kinds.describe(folder)}.")
-    kind, pickles = weight_files.find(folder)
-    if kind != weight_files.PICKLE:
+    if not is_pickle:
         say(f"{folder} has {kind}: there is nothing to convert")
         return
     try:
@@ -80,7 +86,8 @@ def _convert(folder: epath.Path, pickles: list[str], temporary: epath.Path) -> N
     names = {to.name: _names(to) for to in written.values()}
     for to in written.values():
         to.replace(folder / to.name)
-    if pickles != [weight_files.PICKLE]:  # last: it makes the parts a model
+    is_one_file = pickles == [weight_files.PICKLE] or directory_kinds.is_joeynmt(folder)
+    if not is_one_file:  # last: it makes the parts a model
         weight_map = {name: part for part, inside in names.items() for name in inside}
         size = sum((folder / part).stat().length for part in names)
         index = folder / f"{weight_files.SAFETENSORS}.index.json"

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -49,15 +49,27 @@ class Tensors(Mapping[str, np.ndarray]):
 
 @contextlib.contextmanager
 def open_tensors(folder: epath.Path, allow_pickle: bool) -> Iterator[Tensors]:
-    """All tensors of `model.safetensors`, its parts, or `pytorch_model.bin`.
+    """All tensors of `model.safetensors`, its parts, or `pytorch_model.bin`, as of `open_files`."""
+    kind, parts = weight_files.find(folder)
+    with open_files(folder, parts, kind == weight_files.PICKLE, allow_pickle) as tensors:
+        yield tensors
 
-    Pickles are converted to temporary files first.
+
+@contextlib.contextmanager
+def open_files(
+    folder: epath.Path, parts: Sequence[str], is_pickle: bool, allow_pickle: bool
+) -> Iterator[Tensors]:
+    """All tensors of files. Pickles are converted to temporary files first.
+
+    Args:
+      folder: of the files.
+      parts: their names.
+      is_pickle: whether they are pickles, or else safetensors.
+      allow_pickle: pickles are read, in a process of their own.
 
     Raises:
       UserError: the files are missing, damaged, or a pickle, which `allow_pickle` does not permit.
     """
-    kind, parts = weight_files.find(folder)
-    is_pickle = kind == weight_files.PICKLE
     if is_pickle and not allow_pickle:
         remote = paths.is_remote(folder)
         raise UserError(

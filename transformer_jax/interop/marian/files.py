@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
 from etils import epath
 
 from transformer_jax.errors import UserError
@@ -25,22 +24,6 @@ def find_decoder(path: epath.Path) -> epath.Path:
         listed = ", ".join(file.name for file in files)
         raise UserError(f"{path} has several models ({listed}); name one of these files.")
     return files[0]
-
-
-def read_yaml(path: epath.Path) -> dict[str, Any]:
-    """The settings in a file.
-
-    Raises:
-      UserError: it holds something else.
-    """
-    try:
-        tree = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} is not YAML: {reason}.") from error
-    if not isinstance(tree, dict):
-        raise UserError(f"{path} must hold settings of Marian, NAME: VALUE.")
-    return tree
 
 
 def model_file(search: epath.Path, options: Mapping[str, Any]) -> epath.Path:

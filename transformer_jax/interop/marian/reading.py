@@ -22,7 +22,7 @@ from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig
 from transformer_jax.config.fields import Activation, NormPosition, TieEmbeddings
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
-from transformer_jax.interop import layout
+from transformer_jax.interop import layout, yaml_settings
 from transformer_jax.interop.huggingface import names
 from transformer_jax.interop.huggingface.tensor_files import local_file
 from transformer_jax.interop.marian import files, vocabularies
@@ -106,7 +106,7 @@ def read_directory(path: epath.PathLike) -> tuple[Config, TokenizerPair, layout.
 @contextlib.contextmanager
 def _open(path: epath.PathLike) -> Iterator[_Model]:
     search = files.find_decoder(epath.Path(path))
-    options = files.read_yaml(search)
+    options = yaml_settings.read(search, "Marian")
     model_file = files.model_file(search, options)
     with contextlib.ExitStack() as stack:
         try:
@@ -142,14 +142,8 @@ def _model_settings(path: epath.Path, tensors: Mapping[str, np.ndarray]) -> dict
         raise UserError(f"{path}: special:model.yml is damaged ({error}).") from error
     if not isinstance(settings, dict):
         raise UserError(f"{path}: special:model.yml holds no settings.")
-    _check_supported(path, settings, _SUPPORTED)
+    yaml_settings.check(path, settings, _SUPPORTED)
     return settings
-
-
-def _check_supported(path: epath.Path, settings: Settings, known: dict[str, Any]) -> None:
-    for name, values in known.items():
-        if settings.get(name, values[0]) not in values:
-            raise UserError(f"{path}: {name}={settings[name]!r} is not supported.")
 
 
 # --- Config --------------------------------------------------------------------------------------
@@ -217,7 +211,7 @@ def _integer(path: epath.Path, settings: Settings, name: str) -> int:
 
 def _decode_config(path: epath.Path, options: Settings, tokenizers: TokenizerPair) -> DecodeConfig:
     """The search of `marian-decoder -c decoder.yml`."""
-    _check_supported(path, options, _SEARCH)
+    yaml_settings.check(path, options, _SEARCH)
     target = tokenizers.target
     unknown = () if options.get("allow-unk") else (target.unk_id,)
     return DecodeConfig(
