@@ -65,8 +65,18 @@ def _loss() -> None:
     from transformer_jax.ops.dense import projected_logits
 
     def projected(
-        hidden, table, targets, weights, label_smoothing=0.0, chunk_size=512, bias=None, softcap=0.0
+        hidden,
+        table,
+        targets,
+        weights,
+        label_smoothing=0.0,
+        chunk_size=512,
+        bias=None,
+        softcap=0.0,
+        second=None,
+        r_drop=0.0,
     ):
+        del second, r_drop  # here a step has one pass
         size = min(chunk_size, len(targets))
 
         @jax.checkpoint

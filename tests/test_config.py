@@ -98,6 +98,10 @@ def test_json_keeps_tuples_and_none():
             ["early_stopping_patience=2", "eval_every_steps"],
         ),
         (
+            {"train": {"r_drop": 5.0}, "model": {"dropout_rate": 0.0}},
+            ["r_drop=5", "dropout_rate"],
+        ),
+        (
             {"train": {"alignment_weight": 0.1, "scan_layers": True}},
             ["scan_layers=True", "alignment_weight=0.1"],
         ),

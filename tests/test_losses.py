@@ -111,6 +111,55 @@ def test_loss_fused_gradients_equal_those_of_the_plain_form(
         np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-6 * size)
 
 
+def r_drop_oracle(logits, targets, weights, smoothing, r_drop):
+    """Loss of two passes by the formulas, in the type of the logits `[2, N, V]`."""
+    log_p = logits - jnp.log(jnp.sum(jnp.exp(logits), axis=-1, keepdims=True))
+    at_target = jnp.take_along_axis(log_p, jnp.stack([targets] * 2)[..., None], -1)[..., 0]
+    entropies = -(1 - smoothing) * at_target - smoothing * log_p.mean(-1)
+    p, q = jnp.exp(log_p)
+    divergence = (p * (log_p[0] - log_p[1])).sum(-1) + (q * (log_p[1] - log_p[0])).sum(-1)
+    return jnp.sum(weights * (entropies.mean(0) + r_drop / 4 * divergence))
+
+
+@pytest.mark.parametrize(
+    ("chunk_size", "softcap", "platform"), [(8, 0.0, "cpu"), (100, 1.5, "cpu"), (1, 0.0, "gpu")]
+)
+def test_loss_of_two_passes_is_that_of_r_drop(monkeypatch, chunk_size, softcap, platform):
+    monkeypatch.setattr(losses.platforms, "current", lambda: platform)
+    hidden, table, targets, weights = example()
+    second = hidden + np.random.default_rng(1).normal(scale=0.3, size=hidden.shape)
+    second = second.astype(np.float32)
+    bias = np.linspace(-2.0, 1.0, 9, dtype=np.float32)
+
+    def plain(h, s, t, b):
+        logits = jnp.stack([h, s]) @ t.T + b
+        logits = softcap * jnp.tanh(logits / softcap) if softcap else logits
+        return r_drop_oracle(logits, targets, weights, 0.1, 5.0)
+
+    def fused(h, s, t, b):
+        sums = losses.projected_cross_entropy(
+            h, t, targets, weights, 0.1, chunk_size, b, softcap, second=s, r_drop=5.0
+        )
+        return sums.loss, sums
+
+    arguments = hidden, second, table, bias
+    value, sums = fused(*arguments)
+    np.testing.assert_allclose(value, plain(*arguments), rtol=1e-5)
+    (value, with_gradient), got = jax.value_and_grad(fused, (0, 1, 2, 3), has_aux=True)(*arguments)
+    np.testing.assert_allclose(with_gradient, sums, rtol=1e-5)
+    # Of a pass compared with itself, all sums are those of one pass.
+    same = losses.projected_cross_entropy(
+        hidden, table, targets, weights, 0.1, bias=bias, softcap=softcap, second=hidden, r_drop=5.0
+    )
+    once = losses.projected_cross_entropy(
+        hidden, table, targets, weights, 0.1, bias=bias, softcap=softcap
+    )
+    np.testing.assert_allclose(same, once, rtol=1e-5)
+    want = jax.grad(plain, (0, 1, 2, 3))(*arguments)
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w, rtol=2e-4, atol=3e-6)
+
+
 def test_loss_holds_no_array_of_all_logits():
     hidden, table = jnp.ones((512, 4)), jnp.ones((64, 4))
     targets, weights = jnp.zeros(512, jnp.int32), jnp.ones(512)

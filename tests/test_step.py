@@ -276,6 +276,36 @@ def test_grad_sums_are_those_of_the_mean_loss():
     )
 
 
+def test_r_drop_compares_two_passes_with_other_dropout():
+    step = TrainStep(step_config(dropout=0.3, r_drop=5.0, label_smoothing=0.1))
+    params = step.init_state(jax.random.key(0)).params
+    batch, rng = uneven_batch(0), jax.random.key(1)
+    got = jax.jit(step.loss_sums)(params, batch, rng)
+    log_p, log_q = (
+        np.asarray(
+            jax.nn.log_softmax(
+                step.model.apply(
+                    {"params": params}, batch, deterministic=False, rngs={"dropout": key}
+                )
+            ),
+            float,
+        )
+        for key in jax.random.split(rng)
+    )
+    mask, both = batch["loss_mask"], np.stack([log_p, log_q])
+    at_target = np.take_along_axis(both, batch["targets"][None, :, :, None], -1)[..., 0]
+    divergence = ((np.exp(log_p) - np.exp(log_q)) * (log_p - log_q)).sum(-1)
+    assert divergence[mask].min() > 1e-4
+    smoothed = 0.9 * at_target + 0.1 * both.mean(-1)
+    np.testing.assert_allclose(got.nll, -at_target.mean(0)[mask].sum(), rtol=1e-5)
+    want = -smoothed.mean(0)[mask].sum() + 5 / 4 * divergence[mask].sum()
+    np.testing.assert_allclose(got.loss, want, rtol=1e-5)
+    assert got.tokens == mask.sum()
+    # Without it there is one pass, with the step's own key.
+    once = TrainStep(step_config(dropout=0.3, label_smoothing=0.1)).loss_sums(params, batch, rng)
+    assert abs(once.nll - got.nll) > 1e-3
+
+
 @pytest.mark.slow
 def test_ema_follows_the_parameters():
     config = step_config(ema_decay=0.9)

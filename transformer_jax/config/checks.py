@@ -71,6 +71,7 @@ def _conflicts(config: Config) -> Iterator[str]:
     yield from _batch_conflicts(config)
     yield from _corpus_conflicts(config.data)
     yield from _training_conflicts(config)
+    yield from _r_drop_conflicts(config)
     yield from _search_conflicts(config.decode)
 
 
@@ -247,6 +248,16 @@ def _mixture_conflicts(data: DataConfig, corpora: int) -> Iterator[str]:
             )
         elif not sum(shares):
             yield f"config.data.stages: the shares of {stage!r} are all 0."
+
+
+def _r_drop_conflicts(config: Config) -> Iterator[str]:
+    model = config.model
+    rates = model.dropout_rate, model.attention_dropout_rate, model.activation_dropout_rate
+    if config.train.r_drop and not any(rates):
+        yield (
+            f"config.train.r_drop={config.train.r_drop:g} compares two passes with other dropout, "
+            "and config.model has none; set config.model.dropout_rate."
+        )
 
 
 def _training_conflicts(config: Config) -> Iterator[str]:

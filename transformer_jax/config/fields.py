@@ -157,6 +157,12 @@ class TrainConfig:
         False, "Read a pytorch_model.bin in `init_from`, with torch.", resumable=True
     )
     label_smoothing: float = fraction(0.1, "Probability spread evenly over the vocabulary.")
+    r_drop: float = setting(
+        0.0,
+        "Weight of the difference between two passes with other dropout (R-Drop; 5 in its paper). "
+        "A step takes twice as long; 0: off.",
+        at_least=0,
+    )
     alignment_weight: float = setting(
         0.0,
         "Weight of the loss by which a head of the last decoder layer but one learns which source "

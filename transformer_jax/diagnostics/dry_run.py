@@ -248,7 +248,8 @@ def _forward_flops(config: Config, shape: BatchShape) -> _ForwardFlops:
     model = config.model
     decoder = model.for_decoder()
     width, inner = model.d_model, model.resolved_head_dim
-    source, target = shape.rows * shape.source_len, shape.rows * shape.target_len
+    rows = shape.rows * (2 if config.train.r_drop else 1)
+    source, target = rows * shape.source_len, rows * shape.target_len
 
     def attention(heads: int, queries: int, keys: int, key_len: int) -> np.ndarray:
         shared = 2 * (model.num_kv_heads or heads) * inner  # width of keys and values

@@ -112,10 +112,16 @@ def projected_cross_entropy(
     chunk_size: int | None = None,
     bias: jax.Array | None = None,
     softcap: float = 0.0,
+    second: jax.Array | None = None,
+    r_drop: float = 0.0,
 ) -> LossSums:
     """`cross_entropy(hidden @ table.T + bias, …)` with `[chunk_size, V]` logits in memory.
 
     Only `loss` has a gradient.
+
+    With a `second` pass, sums are means of both passes, and a quarter of `r_drop` times
+    `KL(p ‖ q) + KL(q ‖ p)` of their distributions p and q is added to the loss of each token
+    (R-Drop: Wu et al. 2021, whose loss is twice this).
 
     Args:
       hidden: `[N, M]` in the type of the product.
@@ -126,45 +132,78 @@ def projected_cross_entropy(
       chunk_size: positions whose logits are in memory at once; None: by the platform.
       bias: `[V]`, added to every position's logits.
       softcap: bound of the logits, as of `projected_logits`.
+      second: `[N, M]` of another pass over the same tokens, with other dropout.
+      r_drop: weight of the difference between the passes.
     """
+    passes = [hidden] if second is None else [hidden, second]
     size = hidden.shape[0]
     if chunk_size is None:
         chunk_size = _GPU_CHUNK if platforms.current() in _GPUS else _OTHER_CHUNK
-    chunk_size = min(chunk_size, size)
+    chunk_size = min(max(chunk_size // len(passes), 1), size)
     padding = -size % chunk_size
 
     def chunked(x: jax.Array) -> jax.Array:
         x = jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1))
         return x.reshape(-1, chunk_size, *x.shape[1:])  # --> [N / chunk, chunk, ...]
 
-    weights = weights.astype(jnp.float32)
+    def in_each_pass(x: jax.Array) -> jax.Array:
+        return jnp.concatenate([chunked(x)] * len(passes), axis=1)
+
+    weights = weights.astype(jnp.float32) / len(passes)
     return LossSums(
         *_chunked_sums(
-            chunked(hidden),
+            # --> [N / chunk, passes * chunk, M]
+            jnp.concatenate([chunked(x) for x in passes], axis=1),
             table,
             bias,
-            chunked(targets),
-            chunked(weights),
+            in_each_pass(targets),
+            in_each_pass(weights),
             label_smoothing,
             softcap,
+            0.0 if second is None else r_drop,
         )
     )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _chunked_sums(hidden, table, bias, targets, weights, label_smoothing, softcap):
+def _difference(
+    logits: jax.Array, normalizer: jax.Array, weights: jax.Array, r_drop: float
+) -> tuple[jax.Array, jax.Array]:
+    """What R-Drop adds to the loss, and its gradient by the logits.
+
+    Args:
+      logits: `[2 * N, V]` of the first and then of the second pass.
+      normalizer: `[2 * N]` their log-sum-exp.
+      weights: `[2 * N]`, half of each token's in each pass.
+      r_drop: weight of the difference.
+    """
+    log_p, log_q = jnp.split(logits - normalizer[:, None], 2)
+    p, q, ratio = jnp.exp(log_p), jnp.exp(log_q), log_p - log_q
+    p_from_q = jnp.sum(p * ratio, axis=-1, keepdims=True)  # KL(p ‖ q)
+    q_from_p = -jnp.sum(q * ratio, axis=-1, keepdims=True)
+    scale = r_drop / 2 * jnp.split(weights, 2)[0][:, None]
+    of_p = p * (ratio - p_from_q) + p - q
+    of_q = q * (-ratio - q_from_p) + q - p
+    return jnp.sum(scale * (p_from_q + q_from_p)), jnp.concatenate([scale * of_p, scale * of_q])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+def _chunked_sums(hidden, table, bias, targets, weights, label_smoothing, softcap, r_drop):
     table = table.astype(hidden.dtype)
 
     def add(sums, chunk):
         h, t, w = chunk
-        new = cross_entropy(projected_logits(h, table, bias, softcap), t, w, label_smoothing)
+        logits = projected_logits(h, table, bias, softcap)
+        new = cross_entropy(logits, t, w, label_smoothing)
+        if r_drop:
+            normalizer = jax.nn.logsumexp(logits, axis=-1)
+            new = new._replace(loss=new.loss + _difference(logits, normalizer, w, r_drop)[0])
         return jax.tree.map(jnp.add, sums, tuple(new)), None
 
     zero = (jnp.zeros((), jnp.float32),) * 4
     return jax.lax.scan(add, zero, (hidden, targets, weights))[0]
 
 
-def _forward(hidden, table, bias, targets, weights, label_smoothing, softcap):
+def _forward(hidden, table, bias, targets, weights, label_smoothing, softcap, r_drop):
     cast = table.astype(hidden.dtype)
     classes = jnp.arange(table.shape[0], dtype=targets.dtype)
     # Without a bound, the mean of a position's logits is the logit of the mean row.
@@ -183,8 +222,9 @@ def _forward(hidden, table, bias, targets, weights, label_smoothing, softcap):
         is_target = classes == t[:, None]
         largest, total, at_target = _row_statistics(logits, is_target)
         powers = jnp.exp(logits - largest[:, None])
+        normalizer = largest + jnp.log(total)
         new = _sums(
-            normalizer=largest + jnp.log(total),
+            normalizer=normalizer,
             at_target=at_target,
             largest=largest,
             mean=mean(h, logits),
@@ -195,6 +235,9 @@ def _forward(hidden, table, bias, targets, weights, label_smoothing, softcap):
         smoothed = label_smoothing / len(classes)
         smoothed = smoothed + jnp.where(is_target, 1.0 - label_smoothing, 0.0)
         grad = powers * (w / total)[:, None] - smoothed * w[:, None]
+        if r_drop:
+            more, slope = _difference(logits, normalizer, w, r_drop)
+            new, grad = new._replace(loss=new.loss + more), grad + slope
         grad = grad * soft_cap_slope(logits, softcap)
         bias_grad = jax.tree.map(lambda total: total + jnp.sum(grad, axis=0), bias_grad)
         grad = grad.astype(h.dtype)
@@ -211,8 +254,8 @@ def _forward(hidden, table, bias, targets, weights, label_smoothing, softcap):
     return sums, (hidden_grad, table_grad.T.astype(table.dtype), bias_grad)
 
 
-def _backward(label_smoothing, softcap, residuals, cotangents):
-    del label_smoothing, softcap
+def _backward(label_smoothing, softcap, r_drop, residuals, cotangents):
+    del label_smoothing, softcap, r_drop
     scale = cotangents[0]
     grads = jax.tree.map(lambda grad: grad * scale.astype(grad.dtype), residuals)
     return *grads, None, None

@@ -100,32 +100,51 @@ class TrainStep:
     def loss_sums(
         self, params: PyTree, batch: dict[str, jax.Array], rng: jax.Array
     ) -> losses.LossSums:
-        """Loss of a batch with dropout, without an array of all logits `[B, T, V]`."""
-        # Flax annotates `apply` to return (output, variables). It returns the output alone where
-        # nothing is mutable, as here.
+        """Loss of a batch with dropout, without an array of all logits `[B, T, V]`.
+
+        With `train.r_drop` it is the mean of two passes with other dropout, and their difference.
+        """
+        config = self.config.train
+        rngs = jax.random.split(rng) if config.r_drop else [rng]
+        passes, alignment_losses = zip(*[self._pass(params, batch, r) for r in rngs], strict=True)
         apply: Callable[..., Any] = self.model.apply
-        variables, rngs = {"params": params}, {"dropout": rng}
-        weight = self.config.train.alignment_weight
-        mutable = ["intermediates"] if weight else False
-        hidden = apply(
-            variables, batch, deterministic=False, rngs=rngs, method="hidden", mutable=mutable
-        )  # [B, T, M]
-        alignment_loss = jnp.zeros(())
-        if weight:
-            hidden, collected = hidden
-            alignment_loss = self._alignment_loss(collected["intermediates"], batch)
         # [V, M], and [V] or None
-        table, bias = apply(variables, method="output_projection")
+        table, bias = apply({"params": params}, method="output_projection")
         sums = losses.projected_cross_entropy(
-            hidden.reshape(-1, hidden.shape[-1]),  # --> [B * T, M]
+            passes[0],
             table,
             batch["targets"].reshape(-1),  # --> [B * T]
             batch["loss_mask"].reshape(-1),  # --> [B * T]
-            self.config.train.label_smoothing,
+            config.label_smoothing,
             bias=bias,
             softcap=self.config.model.logit_softcap,
+            second=passes[1] if config.r_drop else None,
+            r_drop=config.r_drop,
         )
-        return sums._replace(loss=sums.loss + weight * alignment_loss)
+        alignment_loss = sum(alignment_losses[1:], alignment_losses[0]) / len(rngs)
+        return sums._replace(loss=sums.loss + config.alignment_weight * alignment_loss)
+
+    def _pass(
+        self, params: PyTree, batch: dict[str, jax.Array], rng: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The decoder's output `[B * T, M]` with dropout, and the loss of the alignment head."""
+        # Flax annotates `apply` to return (output, variables). It returns the output alone where
+        # nothing is mutable, as here.
+        apply: Callable[..., Any] = self.model.apply
+        has_alignment = bool(self.config.train.alignment_weight)
+        hidden = apply(
+            {"params": params},
+            batch,
+            deterministic=False,
+            rngs={"dropout": rng},
+            method="hidden",
+            mutable=["intermediates"] if has_alignment else False,
+        )  # [B, T, M]
+        alignment_loss = jnp.zeros(())
+        if has_alignment:
+            hidden, collected = hidden
+            alignment_loss = self._alignment_loss(collected["intermediates"], batch)
+        return hidden.reshape(-1, hidden.shape[-1]), alignment_loss
 
     def _alignment_loss(self, intermediates: PyTree, batch: dict[str, jax.Array]) -> jax.Array:
         """Sum over target tokens of the loss that guides the alignment head (Garg et al., 2019).
