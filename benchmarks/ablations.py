@@ -149,6 +149,7 @@ class Decoder(decode_workers.Ours):
     """Decoding of a variant with random weights."""
 
     def __init__(self, model: ModelConfig, tokenizers: TokenizerPair):
+        model = dataclasses.replace(model, dtype="float32")  # as that of the steps
         params = init_params(model, jax.random.key(0))
         config = Config(model=model, data=DataConfig(max_len=model.max_len))
         self._translator = Translator(config, tokenizers, params)
@@ -210,7 +211,7 @@ def train_all(results: dict[str, Any]) -> None:
             print(json.dumps(row), flush=True)
             if "error" not in row:
                 results["rows"].append(row)
-                write_json(FLAGS.json, results)
+                write_json(FLAGS.json or "runs/ablations.json", results)
 
 
 def main(argv: list[str]) -> None:
@@ -220,10 +221,11 @@ def main(argv: list[str]) -> None:
     if FLAGS.times:
         rows = measure_times(FLAGS.variants)
         about = {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
-        write_json(FLAGS.json, {"machine": machine.host(), **about, "rows": rows})
+        times = {"machine": machine.host(), **about, "dtype": "float32", "rows": rows}
+        write_json(FLAGS.json or "runs/ablation_times.json", times)
         return
     jax.config.update("jax_platforms", "cpu")  # accelerators are reserved for the trainings
-    path = Path(FLAGS.json)
+    path = Path(FLAGS.json or "runs/ablations.json")
     results = {"steps": FLAGS.steps, "machine": machine.host(), "rows": []}
     if path.exists():
         results = json.loads(path.read_text())
@@ -235,7 +237,9 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
     flags.DEFINE_string("data", "multi30k", "Folder of the corpus.")
     flags.DEFINE_string("folder", "runs/ablations", "Folder of the runs.")
-    flags.DEFINE_string("json", "runs/ablations.json", "File of the results.")
+    flags.DEFINE_string(
+        "json", "", "File of the results; runs/ablations.json, or ablation_times.json with --times."
+    )
     flags.DEFINE_list("variants", list(VARIANTS), "Variants to train.")
     flags.DEFINE_list("seeds", ["0", "1"], "Seeds of each.")
     flags.DEFINE_integer("steps", 5000, "Steps of each run.")

@@ -160,6 +160,9 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_list("cases", list(attention_workers.CASES), "Kinds of attention.")
+    flags.register_validator(
+        "cases", lambda cases: set(cases) <= set(attention_workers.CASES), "unknown kind"
+    )
     flags.DEFINE_list("lengths", ["30", "192"], "Numbers of keys.")
     flags.DEFINE_string("json", "", "Also write the result to this file.")
     app.run(main)

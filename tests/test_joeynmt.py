@@ -67,8 +67,9 @@ DAMAGE = {
     "config of another type": (file("config.yaml", b"- a"), ["must hold settings of JoeyNMT"]),
     "config that is no YAML": (file("config.yaml", b"a: [b"), ["config.yaml is not YAML"]),
     "no checkpoint": (without("best.safetensors"), ["has no checkpoint, best.ckpt"]),
-    "two checkpoints": (as_two_checkpoints, ["(1.safetensors, 2.safetensors)", "name one best"]),
+    "two checkpoints": (as_two_checkpoints, ["(1, 2)", "name one best.ckpt"]),
     "missing vocabulary": (without("trg_vocab.txt"), ["trg_vocab.txt is missing"]),
+    "missing source vocabulary": (without("src_vocab.txt"), ["src_vocab.txt is missing"]),
     "vocabulary that is no text": (file("src_vocab.txt", b"\xff\xfe"), ["is no text in UTF-8"]),
     "short vocabulary": (file("src_vocab.txt", b"a\nb\n"), ["shape [46, 24]", "imply [6, 24]"]),
     "missing SentencePiece model": (without("src.model"), ["model_file names data/src.model"]),
@@ -86,6 +87,19 @@ DAMAGE = {
     ),
     "recurrent decoder": (settings(model__decoder__type="recurrent"), ["decoder.type='recurrent'"]),
     "DeepNet": (settings(model__encoder__alpha=1.2), ["model.encoder.alpha=1.2 is not supported"]),
+    "DeepNet by its initializer": (
+        settings(model__initializer="xavier_normal"),
+        ["initializer='xavier_normal' (DeepNet) is not supported"],
+    ),
+    "beams of text": (settings(testing__beam_size="x"), ["beam_size='x' must be a number"]),
+    "activation of another type": (
+        settings(model__encoder__activation=["relu"], model__decoder__activation=["relu"]),
+        ["activation=['relu'] is not supported"],
+    ),
+    "another checkpoint that is missing": (
+        settings(testing__load_model="models/9.ckpt"),
+        ["testing.load_model names models/9.ckpt", "is missing"],
+    ),
     "no norm position": (
         settings(model__encoder__layer_norm=None),
         ["layer_norm of encoder and decoder, ['', 'post'], must be the same"],

@@ -160,6 +160,33 @@ def test_loss_of_two_passes_is_that_of_r_drop(monkeypatch, chunk_size, softcap, 
         np.testing.assert_allclose(g, w, rtol=2e-4, atol=3e-6)
 
 
+@pytest.mark.parametrize("r_drop", [0.0, 5.0])
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_loss_is_the_same_on_a_mesh_that_divides_tokens_and_vocabulary(
+    monkeypatch, platform, r_drop
+):
+    monkeypatch.setattr(losses.platforms, "current", lambda: platform)
+    rng = np.random.default_rng(0)
+    hidden, second, table = (rng.normal(size=(n, 6)).astype(np.float32) for n in (16, 16, 12))
+    targets, weights = rng.integers(0, 12, 16), (rng.random(16) < 0.7).astype(np.float32)
+
+    def loss(h, s, t, y, w):
+        other = {"second": s, "r_drop": r_drop} if r_drop else {}
+        return losses.projected_cross_entropy(h, t, y, w, 0.1, 4, **other).loss
+
+    arguments = hidden, second, table, targets, weights
+    want = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(*arguments)
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), auto, devices=jax.devices()[:4])
+    specs = [("data",), ("data",), ("tensor",), ("data",), ("data",)]
+    placed = [
+        jax.device_put(x, jax.NamedSharding(mesh, jax.P(*spec)))
+        for x, spec in zip(arguments, specs, strict=True)
+    ]
+    got = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(*placed)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), got, want)
+
+
 def test_loss_holds_no_array_of_all_logits():
     hidden, table = jnp.ones((512, 4)), jnp.ones((64, 4))
     targets, weights = jnp.zeros(512, jnp.int32), jnp.ones(512)

@@ -1,5 +1,6 @@
 """Models of JoeyNMT, read by us and computed by JoeyNMT itself: the same numbers and text."""
 
+import os
 import sys
 import types
 from types import SimpleNamespace
@@ -210,7 +211,14 @@ def test_checkpoint_of_joeynmt_is_a_pickle_that_is_converted_once(joeynmt, tmp_p
     check(Translator.load(folder, allow_pickle=True))
     said = []
     pickles.convert_directory(folder, said.append)
-    assert said == [f"wrote {folder / 'best.safetensors'}; best.ckpt is no longer needed"]
+    assert said == [
+        f"wrote {folder / 'best.safetensors'}; transformer-jax does not read best.ckpt any more"
+    ]
     check(Translator.load(folder))
     pickles.convert_directory(folder, said.append)
     assert said[1:] == [f"{folder} has best.safetensors: there is nothing to convert"]
+    # A checkpoint that training writes later is converted again.
+    later = (folder / "best.safetensors").stat().st_mtime + 10
+    os.utime(folder / "3.ckpt", (later, later))
+    with pytest.raises(UserError, match=r"best\.ckpt is a pickle"):
+        Translator.load(folder)

@@ -10,8 +10,8 @@ HELP = CommandHelp(
     usage="DIR [DIR ...]",
     words=Words("folder"),
     about="Reads the weights of pytorch_model.bin, a pickle, in a process of its own, and writes "
-    "them as model.safetensors into the same folder. All other commands then read the model. "
-    "It needs torch, once.",
+    "them as model.safetensors into the same folder; of a model of JoeyNMT, best.ckpt as "
+    "best.safetensors. All other commands then read the model. It needs torch, once.",
     less_memory="convert on a machine with more memory",
     uses_jax=False,
     examples=(

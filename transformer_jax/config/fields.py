@@ -150,12 +150,11 @@ class TrainConfig:
     num_steps: int = setting(100_000, "Optimizer steps of the run.", at_least=1, resumable=True)
     init_from: str = path_setting(
         "",
-        "Model to fine-tune: a work directory, a bundle, or a Hugging Face directory or name.",
+        "Model to fine-tune: a work directory, a bundle, a folder of Hugging Face, Marian or "
+        "JoeyNMT, or a name on the Hub.",
         resumable=False,
     )
-    allow_pickle: bool = setting(
-        False, "Read a pytorch_model.bin in `init_from`, with torch.", resumable=True
-    )
+    allow_pickle: bool = setting(False, "Read a pickle in `init_from`, with torch.", resumable=True)
     label_smoothing: float = fraction(0.1, "Probability spread evenly over the vocabulary.")
     r_drop: float = setting(
         0.0,

@@ -15,7 +15,7 @@ VOCABULARIES = tuple(
     f"{name}_vocabulary.{ending}" for name in ("shared", "source") for ending in ("json", "txt")
 )
 JOEYNMT_CONFIG = "config.yaml"
-JOEYNMT_VOCABULARY = "src_vocab.txt"
+JOEYNMT_VOCABULARIES = "src_vocab.txt", "trg_vocab.txt"
 MARIAN_DECODER = "decoder.yml"  # the end of the name; Marian writes model.npz.decoder.yml
 # Files that all have to be present -> what the folder is, and what to name instead. The first entry
 # that fits counts.
@@ -97,7 +97,9 @@ def is_marian(path: epath.PathLike) -> bool:
 def is_joeynmt(path: epath.PathLike) -> bool:
     """Whether a folder has a model of JoeyNMT: its config, and a vocabulary that training wrote."""
     folder = epath.Path(path)
-    return (folder / JOEYNMT_CONFIG).is_file() and (folder / JOEYNMT_VOCABULARY).is_file()
+    return (folder / JOEYNMT_CONFIG).is_file() and any(
+        (folder / name).is_file() for name in JOEYNMT_VOCABULARIES
+    )
 
 
 def is_run(path: epath.PathLike) -> bool:

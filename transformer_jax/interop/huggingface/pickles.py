@@ -17,6 +17,7 @@ from etils import epath
 
 from transformer_jax import paths
 from transformer_jax.errors import UserError
+from transformer_jax.interop import yaml_settings
 from transformer_jax.interop.huggingface import hub, pickle_process, weight_files
 from transformer_jax.interop.huggingface.settings import write_json
 from transformer_jax.interop.joeynmt import files as joeynmt_files
@@ -60,7 +61,8 @@ def convert_directory(path: epath.PathLike, say: Callable[[str], None] = print) 
     if directory_kinds.is_run(folder):
         raise UserError(f"{folder} is a work directory, which all commands read as it is.")
     if directory_kinds.is_joeynmt(folder):
-        kind = joeynmt_files.checkpoint(folder).name
+        settings = yaml_settings.read(folder / directory_kinds.JOEYNMT_CONFIG, "JoeyNMT")
+        kind = joeynmt_files.checkpoint(folder, settings).name
         is_pickle, pickles = kind.endswith(joeynmt_files.PICKLES), [kind]
     elif directory_kinds.is_hugging_face(folder):
         kind, pickles = weight_files.find(folder)
@@ -76,7 +78,7 @@ def convert_directory(path: epath.PathLike, say: Callable[[str], None] = print) 
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror or error}.") from error
     for part in pickles:
-        say(f"wrote {folder / _new_name(part)}; {part} is no longer needed")
+        say(f"wrote {folder / _new_name(part)}; transformer-jax does not read {part} any more")
 
 
 def _convert(folder: epath.Path, pickles: list[str], temporary: epath.Path) -> None:

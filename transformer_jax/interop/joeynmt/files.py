@@ -1,33 +1,55 @@
 """Files of JoeyNMT's model folders."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from etils import epath
 
 from transformer_jax.errors import UserError
+from transformer_jax.interop import yaml_settings
 from transformer_jax.runs.directory_kinds import JOEYNMT_CONFIG
 
 PICKLES, CONVERTED = ".ckpt", ".safetensors"
 
 
-def checkpoint(folder: epath.Path) -> epath.Path:
-    """The checkpoint that JoeyNMT would translate with: the best, or the latest, or the only one.
+def checkpoint(folder: epath.Path, settings: Mapping[str, Any]) -> epath.Path:
+    """The checkpoint that JoeyNMT would translate with: `testing.load_model`, or the best, or the
+    latest, or the only one.
 
-    A `.safetensors` file that `transformer-jax convert` made of a checkpoint is in its place.
+    A `.safetensors` file that `transformer-jax convert` made of it is in its place, unless the
+    checkpoint is newer.
+
+    Args:
+      folder: of the model.
+      settings: its config.
 
     Raises:
       UserError: there is none, or several without a best or latest.
     """
+    name = yaml_settings.get(settings, "testing.load_model")
+    if name:
+        stem = epath.Path(str(name)).stem
+        if not _stored(folder / stem):
+            named_file(folder, name, "testing.load_model")
+        return _stored(folder / stem)[0]
     for stem in ("best", "latest"):
-        for ending in (CONVERTED, PICKLES):
-            if (folder / f"{stem}{ending}").exists():
-                return folder / f"{stem}{ending}"
-    for ending in (CONVERTED, PICKLES):
-        paths = sorted(folder.glob(f"*{ending}"), key=str)
-        if len(paths) == 1:
-            return paths[0]
-        if paths:
-            listed = ", ".join(path.name for path in paths)
-            raise UserError(f"{folder} has several checkpoints ({listed}); name one best{ending}.")
+        if _stored(folder / stem):
+            return _stored(folder / stem)[0]
+    stems = {path.stem for ending in (CONVERTED, PICKLES) for path in folder.glob(f"*{ending}")}
+    if len(stems) == 1:
+        return _stored(folder / stems.pop())[0]
+    if stems:
+        raise UserError(
+            f"{folder} has several checkpoints ({', '.join(sorted(stems))}); name one "
+            f"best{PICKLES}, or in testing.load_model of {JOEYNMT_CONFIG}."
+        )
     raise UserError(f"{folder} has no checkpoint, best{PICKLES}; copy all files of the model.")
+
+
+def _stored(stem: epath.Path) -> list[epath.Path]:
+    """The files of a checkpoint that are there, the newest first."""
+    paths = [stem.parent / f"{stem.name}{ending}" for ending in (CONVERTED, PICKLES)]
+    return sorted((p for p in paths if p.exists()), key=lambda p: -p.stat().mtime)
 
 
 def named_file(folder: epath.Path, name: object, setting: str) -> epath.Path:

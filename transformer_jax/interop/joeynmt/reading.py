@@ -1,8 +1,8 @@
 """Reads models of JoeyNMT: `config.yaml`, a checkpoint, vocabularies and SentencePiece models.
 Read from version 2.3.0 (`joeynmt/transformer_layers.py`, `vocabulary.py`, `search.py`).
 
-Dropout of the config is the encoder's, and 1.5 output tokens for each source token are JoeyNMT's
-limit where it has no other.
+Dropout of the config is the encoder's. Where the search has no limit of its own, JoeyNMT's is 1.5
+tokens for each of the longest source of a batch; here it is 10 more than 1.5 for each of a source.
 """
 
 import dataclasses
@@ -113,7 +113,8 @@ def read_directory(
       UserError: naming what is missing, damaged or not supported.
     """
     model = _read_model(epath.Path(path))
-    checkpoint = files.checkpoint(model.folder)
+    settings = yaml_settings.read(model.folder / JOEYNMT_CONFIG, "JoeyNMT")
+    checkpoint = files.checkpoint(model.folder, settings)
     is_pickle = checkpoint.suffix == files.PICKLES
     with open_files(model.folder, [checkpoint.name], is_pickle, allow_pickle) as tensors:
         return model.config, model.tokenizers, _read_params(model, checkpoint, tensors)
@@ -123,20 +124,26 @@ def _read_model(folder: epath.Path) -> _Model:
     path = folder / JOEYNMT_CONFIG
     settings = yaml_settings.read(path, "JoeyNMT")
     yaml_settings.check(path, settings, _SUPPORTED)
+    if get(settings, "model.initializer") == "xavier_normal":
+        # JoeyNMT then computes the factor of residual sums from the numbers of layers.
+        raise UserError(f"{path}: model.initializer='xavier_normal' (DeepNet) is not supported.")
     if get(settings, "model.encoder.type") is None:
         raise UserError(f"{path} has no model.encoder.type, so it is recurrent: not supported.")
     tokenizers = vocabularies.read_tokenizers(folder, settings)
+    languages = [str(get(settings, f"data.{side}.lang", "")) for side in ("src", "trg")]
+    if languages[0] == languages[1]:
+        languages = ["source", "target"]
     data = DataConfig(
         source="files",
-        source_lang=str(get(settings, "data.src.lang", "source")),
-        target_lang=str(get(settings, "data.trg.lang", "target")),
+        source_lang=languages[0],
+        target_lang=languages[1],
         shared_vocab=tokenizers.shared,
         max_len=MAX_LEN // 2,
     )
     config = Config(
         model=_model_config(path, settings, tokenizers),
         data=data,
-        decode=_decode_config(settings, tokenizers),
+        decode=_decode_config(path, settings, tokenizers),
     )
     return _Model(folder, tokenizers, validate(config))
 
@@ -165,14 +172,14 @@ def _model_config(
     norm_position, activation = both("layer_norm", ""), both("activation", "relu")
     if norm_position not in ("pre", "post"):
         raise UserError(f"{path}: layer_norm={norm_position!r} must be pre or post.")
-    if activation not in _ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise UserError(
             f"{path}: activation={activation!r} is not supported; {', '.join(_ACTIVATIONS)} are."
         )
     integer("decoder", "hidden_size")
     # Tied sides have the encoder's module, whatever the decoder's settings are.
     scale = "encoder.embeddings.scale" if ties_sides else None
-    dropout = float(get(settings, "model.encoder.dropout", 0))
+    dropout = _number(path, settings, "model.encoder.dropout", 0)
     return ModelConfig(
         num_encoder_layers=integer("encoder", "num_layers"),
         num_decoder_layers=integer("decoder", "num_layers"),
@@ -198,20 +205,34 @@ def _model_config(
     )
 
 
-def _decode_config(settings: Mapping[str, Any], tokenizers: TokenizerPair) -> DecodeConfig:
-    """The search of `joeynmt translate`."""
+def _number(
+    path: epath.Path, settings: Mapping[str, Any], name: str, default: float | None
+) -> float:
+    value = get(settings, name, default)
+    if type(value) not in (int, float):
+        raise UserError(f"{path}: {name}={value!r} must be a number.")
+    return float(value)
+
+
+def _decode_config(
+    path: epath.Path, settings: Mapping[str, Any], tokenizers: TokenizerPair
+) -> DecodeConfig:
+    """The settings of JoeyNMT's search. Its beam search itself is another."""
     target = tokenizers.target
     unknown = () if get(settings, "testing.generate_unk", True) else (target.unk_id,)
-    longest = int(get(settings, "testing.max_output_length", -1))
+    longest = int(_number(path, settings, "testing.max_output_length", -1))
+    # `alpha` is the older name of `beam_alpha`.
+    penalty = _number(path, settings, "testing.beam_alpha", -1)
+    penalty = _number(path, settings, "testing.alpha", penalty)
     limits = {"max_decode_len": MAX_LEN, "max_decode_ratio": 1.5}
     if longest > 0:
         limits = {"max_decode_len": min(longest, MAX_LEN), "max_decode_ratio": float(MAX_LEN)}
     return DecodeConfig(
-        beam_size=max(int(get(settings, "testing.beam_size", 1)), 1),
-        length_penalty=max(float(get(settings, "testing.beam_alpha", -1)), 0.0),
+        beam_size=max(int(_number(path, settings, "testing.beam_size", 1)), 1),
+        length_penalty=max(penalty, 0.0),
         length_penalty_kind="gnmt",
         stopping="first_k",
-        min_decode_len=int(get(settings, "testing.min_output_length", 1)) + 1,
+        min_decode_len=2,  # JoeyNMT reads min_output_length, and does not use it
         at_limit="cut",
         suppressed_ids=tuple(sorted({*unknown, target.pad_id, target.bos_id})),
         **limits,  # type: ignore[arg-type]
