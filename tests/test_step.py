@@ -301,7 +301,7 @@ def test_r_drop_compares_two_passes_with_other_dropout():
     want = -smoothed.mean(0)[mask].sum() + 5 / 4 * divergence[mask].sum()
     np.testing.assert_allclose(got.loss, want, rtol=1e-5)
     assert got.tokens == mask.sum()
-    # Without it there is one pass, with the step's own key.
+    # Without it there is one pass, with the key of the step.
     once = TrainStep(step_config(dropout=0.3, label_smoothing=0.1)).loss_sums(params, batch, rng)
     assert abs(once.nll - got.nll) > 1e-3
 

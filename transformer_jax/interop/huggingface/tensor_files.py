@@ -65,7 +65,7 @@ def open_files(
       folder: of the files.
       parts: their names.
       is_pickle: whether they are pickles, or else safetensors.
-      allow_pickle: pickles are read, in a process of their own.
+      allow_pickle: pickles are read, in another process.
 
     Raises:
       UserError: the files are missing, damaged, or a pickle, which `allow_pickle` does not permit.

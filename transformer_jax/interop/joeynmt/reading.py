@@ -1,8 +1,8 @@
 """Reads models of JoeyNMT: `config.yaml`, a checkpoint, vocabularies and SentencePiece models.
 Read from version 2.3.0 (`joeynmt/transformer_layers.py`, `vocabulary.py`, `search.py`).
 
-Dropout of the config is the encoder's. Where the search has no limit of its own, JoeyNMT's is 1.5
-tokens for each of the longest source of a batch; here it is 10 more than 1.5 for each of a source.
+Dropout of the config is the encoder's. Where the config has no limit, JoeyNMT's is 1.5 tokens for
+each token of the longest source of a batch; here it is 1.5 for each token of a source, plus 10.
 """
 
 import dataclasses
