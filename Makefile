@@ -70,7 +70,7 @@ $(BIN)/.installed-docs: $(BIN)/.installed
 	@touch $@
 
 quickstart: $(BIN)/.installed
-	$(BIN)/transformer-jax train --config=quickstart --workdir=runs/quickstart
+	$(BIN)/transformer-jax train --config=quickstart --workdir=runs/quickstart --noreport
 	$(BIN)/transformer-jax eval --workdir=runs/quickstart --json=runs/quickstart/eval.json
 	@printf '%s\n' 'thirty-four' 'three hundred and forty-seven' \
 	  'nine hundred and eighty-seven thousand, six hundred and fifty-four' > runs/quickstart/input.txt

@@ -14,16 +14,10 @@ machine, in turns, in one process: 4,096 target tokens a step in rows of 64; 32 
 exactly 16 tokens.
 """
 
-import concurrent.futures
 import dataclasses
 import itertools
-import json
-import os
 import random
 import statistics
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +26,7 @@ import jax
 import train_step_workers
 from absl import app, flags
 from timing import write_json
+from trainings import Training, train_all
 
 from transformer_jax import Translator
 from transformer_jax.config import Config, DataConfig, ModelConfig
@@ -40,7 +35,6 @@ from transformer_jax.model.transformer import init_params
 from transformer_jax.runs import machine
 
 FLAGS = flags.FLAGS
-ROOT = Path(__file__).parent.parent
 # Settings of the model that differ from the recipe's, which is the paper's model.
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -71,11 +65,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def settings(name: str) -> list[str]:
-    """The flags of a variant."""
-    return [f"--config.model.{field}={value}" for field, value in VARIANTS[name].items()]
-
-
 def model_config(name: str) -> ModelConfig:
     """The model of a variant, with the vocabulary of the recipe."""
     from transformer_jax.configs import multi30k
@@ -87,56 +76,6 @@ def model_config(name: str) -> ModelConfig:
         decoder_start_id=1,
         **VARIANTS[name],
     )
-
-
-def train(name: str, seed: int, folder: Path) -> dict[str, Any]:
-    """Trains and scores a variant; one row.
-
-    Args:
-      name: of the variant.
-      seed: of the parameters, the dropout and the order of the data.
-      folder: of the run, and of its log.
-    """
-    commands = [
-        [
-            "train.py",
-            "--config=multi30k",
-            f"--config.data.train={FLAGS.data}/train",
-            f"--config.data.validation={FLAGS.data}/val",
-            "--config.data.test=",
-            f"--config.data.cache_dir={FLAGS.folder}/tokens",
-            f"--config.train.num_steps={FLAGS.steps}",
-            "--config.train.eval_every_steps=0",
-            f"--config.seed={seed}",
-            f"--workdir={folder}",
-            *settings(name),
-        ],
-        [
-            "eval.py",
-            f"--workdir={folder}",
-            "--split=validation",
-            "--checkpoint=average:10",
-            f"--json={folder}/validation.json",
-        ],
-    ]
-    folder.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
-    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
-    for command in commands:
-        with open(folder / "output.log", "a") as log:
-            done = subprocess.run(
-                [sys.executable, *command], cwd=ROOT, env=environment, stdout=log, stderr=log
-            )
-        if done.returncode:
-            return {"variant": name, "seed": seed, "error": (folder / "output.log").read_text()}
-    scores = json.loads((folder / "validation.json").read_text())
-    return {
-        "variant": name,
-        "seed": seed,
-        "parameters": num_params(name),
-        **{key: scores[key] for key in ("loss", "bleu", "chrf")},
-        "seconds": round(time.monotonic() - started, 1),
-    }
 
 
 def num_params(name: str) -> int:
@@ -186,34 +125,6 @@ def measure_times(names: list[str]) -> list[dict[str, Any]]:
     ]
 
 
-def train_all(results: dict[str, Any]) -> None:
-    """Trains what is not in the results, and writes them after each run."""
-    done = {(row["variant"], row["seed"]) for row in results["rows"]}
-    ends = time.monotonic() + 60 * FLAGS.minutes
-    todo = [
-        (name, int(seed))
-        for seed, name in itertools.product(FLAGS.seeds, FLAGS.variants)
-        if (name, int(seed)) not in done
-    ]
-
-    def run(name: str, seed: int) -> dict[str, Any] | None:
-        if time.monotonic() > ends:
-            return None
-        folder = Path(FLAGS.folder).absolute() / f"{name.replace(' ', '_')}_{seed}"
-        return train(name, seed, folder)
-
-    with concurrent.futures.ThreadPoolExecutor(FLAGS.jobs) as pool:
-        futures = [pool.submit(run, *key) for key in todo]
-        for future in concurrent.futures.as_completed(futures):
-            row = future.result()
-            if row is None:
-                continue
-            print(json.dumps(row), flush=True)
-            if "error" not in row:
-                results["rows"].append(row)
-                write_json(FLAGS.json or "runs/ablations.json", results)
-
-
 def main(argv: list[str]) -> None:
     del argv
     if unknown := set(FLAGS.variants) - set(VARIANTS):
@@ -225,13 +136,27 @@ def main(argv: list[str]) -> None:
         write_json(FLAGS.json or "runs/ablation_times.json", times)
         return
     jax.config.update("jax_platforms", "cpu")  # accelerators are reserved for the trainings
-    path = Path(FLAGS.json or "runs/ablations.json")
-    results = {"steps": FLAGS.steps, "machine": machine.host(), "rows": []}
-    if path.exists():
-        results = json.loads(path.read_text())
-    if results["steps"] != FLAGS.steps:
-        raise app.UsageError(f"{path} has runs of {results['steps']} steps: name another file.")
-    train_all(results)
+    trainings = [
+        Training(
+            variant=name,
+            seed=int(seed),
+            recipe="multi30k",
+            data=Path(FLAGS.data),
+            steps=FLAGS.steps,
+            checkpoint_every_steps=100,
+            settings={f"model.{field}": value for field, value in VARIANTS[name].items()},
+        )
+        for seed, name in itertools.product(FLAGS.seeds, FLAGS.variants)
+    ]
+    train_all(
+        trainings,
+        Path(FLAGS.folder).absolute(),
+        Path(FLAGS.json or "runs/ablations.json"),
+        {"steps": FLAGS.steps},
+        FLAGS.jobs,
+        60 * FLAGS.minutes,
+        lambda training: {"parameters": num_params(training.variant)},
+    )
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ XLA_FLAGS = {
 
 # Arguments of each benchmark with toy sizes, for a test of the programs on any machine.
 TOY = {
-    "checks": "--lengths=30 --cases=full,packed",
+    "checks": "--lengths=30 --cases=packed",
     "attention": "--lengths=32,64 --cases=full,step --turns=1 --heads=2",
     "train": "--vocab_size=64 --batch_tokens=64 --length=8 --rounds=1 --steps=1",
     "decode": "--size=tiny --vocab_size=64 --num_tokens=4 --batches=1,2 --beams=1 --turns=1"
@@ -149,7 +149,7 @@ def correctness(toy: bool, arguments: list[str]) -> list[Part]:
     """
     steps = ["--config.train.num_steps=2", "--config.optimizer.warmup_steps=1"]
     search = ["--config.decode.beam_size=1", "--config.decode.max_decode_len=4"]
-    quickstart = ["train.py", "--config=quickstart", "--workdir={folder}/quickstart"]
+    quickstart = ["train.py", "--config=quickstart", "--noreport", "--workdir={folder}/quickstart"]
     resume = ["train.py", "--verify_resume", "--config=tiny", "--workdir={folder}/resume"]
     evaluation = ["eval.py", "--workdir={folder}/quickstart", "--json={json}"]
     checks = ["benchmarks/accelerator_checks.py", "--json={json}", *arguments]

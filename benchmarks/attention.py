@@ -3,9 +3,10 @@
     python benchmarks/attention.py [--json=FILE] [--plot=FILE.png] [--write_table]
 
 Each engine runs in a separate process. Engines take turns, and a time is the median over the turns.
-A turn runs a loop of calls, each of which needs the result of the previous one. Every
-implementation is compared with the reference first. `--memory_lengths=16384` also measures the
-memory of one forward and backward pass in a fresh process.
+A turn runs a loop of calls, each of which needs the result of the previous one. `full` attention
+and its variants (biases, grouped heads) are timed in the same turns. Every implementation is
+compared with the reference first. `--memory_lengths=16384` also measures the memory of one forward
+and backward pass in a fresh process.
 """
 
 import dataclasses
@@ -79,8 +80,18 @@ def problems(dtype: str) -> Iterator[Problem]:
             yield Problem(case, batch, length, _HEADS.value, _HEAD_DIM.value, dtype, which)
 
 
-def measure(problem: Problem, workers: dict[str, Worker], rates: dict[str, float]) -> list[dict]:
-    """One row for each implementation that can compute the problem."""
+def groups(shapes: list[Problem]) -> list[list[Problem]]:
+    """Problems that are timed in the same turns: `full` and its variants, of the same shape."""
+    by_shape: dict[Problem, list[Problem]] = {}
+    for problem in shapes:
+        varies = problem.case in attention_workers.VARIANTS
+        key = dataclasses.replace(problem, case="full") if varies else problem
+        by_shape.setdefault(key, []).append(problem)
+    return list(by_shape.values())
+
+
+def prepare(problem: Problem, workers: dict[str, Worker]) -> list[dict]:
+    """One row for each implementation that can compute the problem, without its time."""
     rows, expected = [], None
     served = {engine: worker.call("names", problem) for engine, worker in workers.items()}
     for engine, name in [(engine, name) for engine, names in served.items() for name in names]:
@@ -102,24 +113,33 @@ def measure(problem: Problem, workers: dict[str, Worker], rates: dict[str, float
                 **prepared,
             }
         )
-    for row in rows:
-        once = workers[row["engine"]].call("time", problem, row["implementation"], 1)
-        row["calls"] = max(1, min(500, round(_TURN_SECONDS.value / once)))
-    times: dict[str, list[float]] = {row["implementation"]: [] for row in rows}
-    for _ in range(_TURNS.value):
-        for row in rows:
-            worker = workers[row["engine"]]
-            seconds = worker.call("time", problem, row["implementation"], row["calls"])
-            times[row["implementation"]].append(seconds)
-    for worker in workers.values():
-        worker.call("clear", problem)
-    flops = attention_workers.flops(problem)
-    for row in rows:
-        seconds = statistics.median(times[row["implementation"]])
-        row["milliseconds"] = 1000 * seconds
-        row["tflops"] = flops / seconds / 1e12
-        row["share_of_matmul_rate"] = flops / seconds / max(rates.values())
     return rows
+
+
+def measure(
+    group: list[Problem], workers: dict[str, Worker], rates: dict[str, float]
+) -> list[dict]:
+    """One row for each problem and implementation that can compute it, timed in turns."""
+    timed = [(problem, row) for problem in group for row in prepare(problem, workers)]
+
+    def run(problem: Problem, row: dict, calls: int) -> float:
+        return workers[row["engine"]].call("time", problem, row["implementation"], calls)
+
+    for problem, row in timed:
+        once = run(problem, row, 1)
+        row["calls"] = max(1, min(500, round(_TURN_SECONDS.value / once)))
+    times: list[list[float]] = [[] for _ in timed]
+    for _ in range(_TURNS.value):
+        for (problem, row), seconds in zip(timed, times, strict=True):
+            seconds.append(run(problem, row, row["calls"]))
+    for worker, problem in itertools.product(workers.values(), group):
+        worker.call("clear", problem)
+    for (problem, row), turns in zip(timed, times, strict=True):
+        median, flops = statistics.median(turns), attention_workers.flops(problem)
+        row["milliseconds"] = 1000 * median
+        row["tflops"] = flops / median / 1e12
+        row["share_of_matmul_rate"] = flops / median / max(rates.values())
+    return [row for _, row in timed]
 
 
 def difference(outputs: list[np.ndarray], expected: list[np.ndarray]) -> float:
@@ -175,19 +195,20 @@ def main(argv: list[str]) -> None:
     if _COMPILE_FIRST.value:
         workers["jax"].call("compile", shapes)
         print(f"compiled after {time.monotonic() - started:.0f} s", flush=True)
-    for problem in shapes:
+    for group in groups(shapes):
         if time.monotonic() - started > _SECONDS.value:
-            result["left_out"].append(dataclasses.asdict(problem))
+            result["left_out"] += [dataclasses.asdict(problem) for problem in group]
             continue
-        rows = measure(problem, workers, rates)
+        rows = measure(group, workers, rates)
         result["rows"] += rows
         print(attention_report.lines(rows), flush=True)
         write_json(_JSON.value, result)
     for worker in workers.values():
         worker.close()
-    result["memory"] = [
-        row for n in _MEMORY.value for row in measure_memory(int(n), engines, dtype)
-    ]
+    for length in _MEMORY.value:
+        for row in measure_memory(int(length), engines, dtype):
+            result["memory"].append(row)
+            write_json(_JSON.value, result)
     print(attention_report.table(result))
     if result["left_out"]:
         print(f"{len(result['left_out'])} shapes left out after {_SECONDS.value:.0f} s")

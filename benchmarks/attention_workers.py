@@ -42,26 +42,37 @@ class Problem:
 def arrays(problem: Problem) -> dict[str, np.ndarray]:
     """Inputs of a problem, the same in every engine: those with a gradient, then `d_out`.
 
-    `bias` `[1, H, T, S]`, of relative positions, comes before `d_out`.
+    `distance_bias` `[H, T + S - 1]`, of relative positions, comes before `d_out`.
     """
     rng = np.random.default_rng(0)
     query_shape = (problem.batch, problem.query_length, problem.heads, problem.head_dim)
     key_shape = (problem.batch, problem.length, problem.key_heads, problem.head_dim)
-    shapes = {"query": query_shape, "key": key_shape, "value": key_shape}
+    shapes = dict[str, tuple[int, ...]](query=query_shape, key=key_shape, value=key_shape)
     if problem.case == "relative":
-        shapes["bias"] = (1, problem.heads, problem.query_length, problem.length)
+        shapes["distance_bias"] = (problem.heads, problem.query_length + problem.length - 1)
     shapes["d_out"] = query_shape
     return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
 
 def constant_bias(problem: Problem) -> np.ndarray | None:
-    """The bias of ALiBi (Press et al. 2022), `[1, H, T, S]`."""
+    """The bias of ALiBi (Press et al. 2022), `[H, T + S - 1]`."""
     if problem.case != "alibi":
         return None
     slopes = 2.0 ** (-8 * np.arange(1, problem.heads + 1) / problem.heads)
-    places = np.arange(problem.length)
-    distances = np.abs(places[None, :] - np.arange(problem.query_length)[:, None])
-    return (-slopes[:, None, None] * distances)[None].astype(np.float32)
+    distances = np.abs(np.arange(1 - problem.query_length, problem.length))
+    return (-slopes[:, None] * distances).astype(np.float32)
+
+
+def distance_indices(problem: Problem) -> np.ndarray:
+    """Where the bias of each query and key is in a bias by distance, `[T, S]`."""
+    queries = np.arange(problem.query_length)[:, None]
+    return np.arange(problem.length) - queries + problem.query_length - 1
+
+
+def sums_by_distance(problem: Problem, matrix: np.ndarray) -> np.ndarray:
+    """Gradient of a bias by distance from that of its matrix `[1, H, T, S]`."""
+    indices = distance_indices(problem)
+    return np.stack([np.bincount(indices.ravel(), head.ravel()) for head in matrix[0]])
 
 
 def lengths(problem: Problem) -> np.ndarray | None:
@@ -143,12 +154,12 @@ class JaxEngine:
         def call(*arrays):
             *inputs, d_out, ids, sizes, constant = arrays
 
-            def attend(query, key, value, bias=constant):
+            def attend(query, key, value, distance_bias=constant):
                 return dot_product_attention(
                     query,
                     key,
                     value,
-                    bias=bias,
+                    distance_bias=distance_bias,
                     causal=problem.case == "causal",
                     query_segment_ids=ids,
                     key_segment_ids=ids,
@@ -298,8 +309,10 @@ class TorchEngine:
         inputs = {
             n: self.torch.tensor(x).to(self.device, dtype) for n, x in arrays(problem).items()
         }
+        if "distance_bias" in inputs:  # --> [1, H, T, S]
+            inputs["distance_bias"] = inputs["distance_bias"][:, distance_indices(problem)][None]
         # [B, T, H, D] in memory --> a transposed view [B, H, T, D].
-        return [x if name == "bias" else x.transpose(1, 2) for name, x in inputs.items()]
+        return [x if name == "distance_bias" else x.transpose(1, 2) for name, x in inputs.items()]
 
     def _call(self, problem: Problem, name: str):
         torch = self.torch
@@ -318,6 +331,7 @@ class TorchEngine:
             allowed = allowed.expand(shape)
         constant = constant_bias(problem)
         if constant is not None:
+            constant = constant[:, distance_indices(problem)][None]
             allowed = torch.tensor(constant).to(self.device, getattr(torch, problem.dtype))
 
         def attend(query, key, value, bias=allowed):
@@ -353,12 +367,12 @@ class TorchEngine:
         except RuntimeError as error:
             return {"error": str(error).splitlines()[0]}
         names = ["out", *arrays(problem)]
-        outputs = [
-            x if name == "bias" else x.transpose(1, 2)
-            for name, x in zip(names, outputs, strict=False)
-        ]
+        outputs = [x.detach().float().cpu().numpy() for x in outputs]
         return {
-            "outputs": [x.detach().float().cpu().numpy() for x in outputs],
+            "outputs": [
+                sums_by_distance(problem, x) if name == "distance_bias" else x.swapaxes(1, 2)
+                for name, x in zip(names, outputs, strict=False)
+            ],
             "compile_seconds": 0.0,
             "temporary_bytes": None,
         }

@@ -21,7 +21,7 @@ from absl import app, flags, logging
 from etils import epath
 
 from transformer_jax.config import DecodeConfig
-from transformer_jax.config.fields import AtLimit, Stopping
+from transformer_jax.config.decode_fields import AtLimit, Stopping
 from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.interop import pretrained
 from transformer_jax.interop.ctranslate2 import writing as ctranslate2_writing

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from transformer_jax import Translator
 from transformer_jax.config import ModelConfig
-from transformer_jax.configs import quickstart  # type: ignore[attr-defined]
+from transformer_jax.configs import quickstart  # type: ignore[attr-defined, unused-ignore]
 from transformer_jax.ops import norms
 from transformer_jax.ops.norms import NormParams
 from transformer_jax.training.loop import train

@@ -55,8 +55,9 @@ def make_problem(
     if "causal" in kinds:
         masking["causal"] = True
     if "lengths" in kinds:
-        masking["key_lengths"] = rng.integers(0, size + 1, batch)
-        masking["key_lengths"][-1] = 0
+        # With a single key there would be no gradients of scores.
+        masking["key_lengths"] = np.maximum(rng.integers(1, size + 1, batch), min(size, 3))
+        masking["key_lengths"][1:][-1:] = 0  # of the last row, if it is not the only one
     if "segments" in kinds:
         masking["query_segment_ids"] = np.sort(rng.integers(0, 4, (batch, length)), axis=1)
         masking["key_segment_ids"] = np.sort(rng.integers(0, 4, (batch, size)), axis=1)
@@ -75,6 +76,8 @@ def make_problem(
     if "infinite_bias" in kinds:
         masking["bias"] = np.where(rng.random((length, size)) < 0.5, -np.inf, 0.0)
         masking["bias"][0] = -np.inf
+    if "distance_bias" in kinds:
+        masking["distance_bias"] = rng.normal(size=(heads, length + size - 1))
     if "softcap" in kinds:
         masking["softcap"] = 0.7
     if "scale" in kinds:
@@ -88,8 +91,9 @@ def attend(
     """softmax(q·k · scale + bias) v, with dropout that keeps `kept`, and all gradients.
 
     Returns:
-      `out`, and `query`, `key`, `value`, `bias` with the gradients of sum(out · d_out). With
-      `absolute`, each sum is that of its terms' sizes: what rounding errors are relative to.
+      `out`, and `query`, `key`, `value`, `bias`, `distance_bias` with the gradients of
+      sum(out · d_out). With `absolute`, each sum is that of its terms' sizes: what rounding errors
+      are relative to.
     """
     query, d_out = problem.query, problem.d_out
     repeats = query.shape[2] // problem.key.shape[2]
@@ -98,11 +102,16 @@ def attend(
     scores = np.einsum("bthd,bshd->bhts", query, key) * scale
     bias, softcap = problem.masking.get("bias"), problem.masking.get("softcap")
     slope = np.ones_like(scores)
+    distance_bias = problem.masking.get("distance_bias")
+    length, size = scores.shape[2:]
+    distance = np.arange(size) - np.arange(length)[:, None] + length - 1
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
         slope = 1 - (scores / softcap) ** 2
     if bias is not None:
         scores = scores + bias
+    if distance_bias is not None:
+        scores = scores + distance_bias[:, distance]
     scores = np.where(problem.mask(), scores, -np.inf)
     top = scores.max(axis=-1, keepdims=True)
     exps = np.exp(scores - np.where(np.isfinite(top), top, 0.0))
@@ -129,4 +138,8 @@ def attend(
         broadcast = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
         axes = tuple(i for i in range(4) if broadcast.shape[i] == 1)
         results["bias"] = d_scores.sum(axis=axes, keepdims=True).reshape(bias.shape)
+    if distance_bias is not None:
+        results["distance_bias"] = np.zeros_like(distance_bias)
+        for each in d_scores:
+            np.add.at(results["distance_bias"], (slice(None), distance), each)
     return results

@@ -15,19 +15,23 @@ jax.config.update("jax_num_cpu_devices", 8)
 import contextlib
 import dataclasses
 import io
+import logging
 import random
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import sentencepiece
+from absl import flags
 from etils import epath
 
 from tests import gcs as gcs_server
 from transformer_jax import paths
+from transformer_jax.commands import main
 from transformer_jax.config import Config
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
@@ -92,6 +96,46 @@ def transformer_jax(*arguments, without=(), cwd=None, **environment):
         cwd=cwd,
         env={**os.environ, **environment},
     )
+
+
+def is_of_package(flag: str) -> bool:
+    """Whether an installed package has defined the flag, such as absl or Grain."""
+    module = sys.modules.get(flags.FLAGS.find_module_defining_flag(flag, ""))
+    return "site-packages" in str(getattr(module, "__file__", ""))
+
+
+def run_command(*arguments, cwd=".", stdin="") -> subprocess.CompletedProcess[str]:
+    """`transformer-jax ARGUMENTS` in this process, which has loaded JAX already.
+
+    For commands that neither change the process nor end it by themselves.
+    """
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
+    # Benchmarks that tests import define flags too, with the same names.
+    others = {name: flags.FLAGS[name] for name in list(flags.FLAGS) if not is_of_package(name)}
+    for name in others:
+        delattr(flags.FLAGS, name)
+    before, level = set(flags.FLAGS), logging.getLogger().level
+    (argv, keyboard), sys.argv = (sys.argv, sys.stdin), ["transformer-jax", *map(str, arguments)]
+    try:
+        with (
+            tempfile.TemporaryFile("w+", encoding="utf-8") as sys.stdin,
+            contextlib.chdir(cwd),
+            contextlib.redirect_stdout(streams[0]),
+            contextlib.redirect_stderr(streams[1]),
+        ):
+            sys.stdin.write(stdin)
+            sys.stdin.seek(0)
+            with pytest.raises(SystemExit) as end:
+                main.main()
+            texts = [stream.buffer.getvalue().decode() for stream in streams if not stream.flush()]
+    finally:
+        sys.argv, sys.stdin = argv, keyboard
+        logging.getLogger().setLevel(level)
+        for name in set(flags.FLAGS) - before:
+            delattr(flags.FLAGS, name)
+        for name, flag in others.items():
+            flags.FLAGS[name] = flag
+    return subprocess.CompletedProcess(arguments, end.value.code or 0, *texts)
 
 
 @pytest.fixture

@@ -57,7 +57,8 @@ def stand_in_for_cudnn(monkeypatch):
 def run(implementation, problem, dtype="float32", dropout_rate=0.0, rng=None):
     """Output and gradients by name, float32."""
     masking = dict(problem.masking)
-    bias = masking.pop("bias", None)
+    names = [name for name in ("bias", "distance_bias") if name in masking]
+    biases = [jnp.asarray(masking.pop(name), jnp.float32) for name in names]
     scale = masking.pop("scale", problem.query.shape[-1] ** -0.5)
     causal, softcap = masking.pop("causal", False), masking.pop("softcap", 0.0)
     call = Settings(causal, scale, dropout_rate, problem.query.shape[2], softcap)
@@ -65,20 +66,19 @@ def run(implementation, problem, dtype="float32", dropout_rate=0.0, rng=None):
     extras = Extras(seeds=seeds, **{k: jnp.asarray(v) for k, v in masking.items()})
 
     @jax.jit
-    def compute(query, key, value, bias, d_out):
-        def attend(query, key, value, bias):
-            given = extras._replace(bias=bias)
+    def compute(query, key, value, biases, d_out):
+        def attend(query, key, value, biases):
+            given = extras._replace(**dict(zip(names, biases, strict=True)))
             return ATTEND[implementation](query, key, value, given, call)
 
-        out, pullback = jax.vjp(attend, query, key, value, bias)
+        out, pullback = jax.vjp(attend, query, key, value, biases)
         return out, pullback(d_out)
 
     arrays = [jnp.asarray(x, dtype) for x in (problem.query, problem.key, problem.value)]
-    bias = None if bias is None else jnp.asarray(bias, jnp.float32)
-    out, grads = compute(*arrays, bias, jnp.asarray(problem.d_out, dtype))
+    out, (*grads, d_biases) = compute(*arrays, biases, jnp.asarray(problem.d_out, dtype))
     assert out.dtype == dtype
-    results = {"out": out, **dict(zip(("query", "key", "value", "bias"), grads, strict=True))}
-    return {k: np.asarray(v, np.float32) for k, v in results.items() if v is not None}
+    grads = zip(("query", "key", "value", *names), (*grads, *d_biases), strict=True)
+    return {k: np.asarray(v, np.float32) for k, v in {"out": out, **dict(grads)}.items()}
 
 
 def check(implementation, problem, dtype="float32"):
@@ -105,8 +105,9 @@ KINDS = [
     ("bias",),
     ("row_bias", "causal"),
     ("infinite_bias",),
-    ("mask", "bias", "lengths", "scale"),
-    ("softcap", "bias", "causal"),
+    ("distance_bias", "causal", "segments"),
+    ("mask", "bias", "distance_bias", "lengths", "scale"),
+    ("softcap", "bias", "distance_bias", "causal"),
 ]
 name = "+".join
 
@@ -118,6 +119,11 @@ name = "+".join
 )
 def test_attention_values_and_gradients_equal_the_formula(implementation, kinds, small_blocks):
     check(implementation, make_problem(kinds))
+
+
+def test_distance_bias_of_several_blocks_equals_the_formula(small_blocks):
+    # Blocks of 16 queries and keys, the last ones in part.
+    check("blockwise", make_problem(("distance_bias", "causal"), length=40, size=55))
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids=name)
@@ -192,13 +198,15 @@ def test_attention_dropout_is_the_same_in_all_implementations(implementation, sm
 
 
 def test_oracle_gradients_equal_finite_differences():
-    problem = make_problem(("mask", "bias"), batch=1, length=2, size=3, heads=2, groups=1, dim=2)
+    kinds = ("mask", "bias", "distance_bias")
+    problem = make_problem(kinds, batch=1, length=2, size=3, heads=2, groups=1, dim=2)
     gradients = attention_oracle.attend(problem)
     arrays = {
         "query": problem.query,
         "key": problem.key,
         "value": problem.value,
         "bias": problem.masking["bias"],
+        "distance_bias": problem.masking["distance_bias"],
     }
     for key, array in arrays.items():
         for index in np.ndindex(array.shape):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.attention_oracle import make_problem
-from transformer_jax.ops.attention import blocks, dot_product_attention
+from transformer_jax.ops import platforms
+from transformer_jax.ops.attention import blocks, by_distance, dot_product_attention
 from transformer_jax.ops.attention.blocks import Blocks, Grid, choose_blocks
 from transformer_jax.ops.attention.call import Extras, Settings
 
@@ -83,3 +84,19 @@ def test_blockwise_memory_grows_linearly(causal, monkeypatch):
     short, long = (temporary_bytes("blockwise", n, causal) for n in (1024, 4096))
     assert long < 4.5 * short
     assert temporary_bytes("xla", 4096) > 20 * long
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 5), (4, 1), (3, 5), (6, 2)])
+def test_matrix_of_distances_and_the_sums_of_its_diagonals(rows, columns, platform, monkeypatch):
+    monkeypatch.setattr(platforms, "current", lambda: platform)
+    values = np.arange(2.0 * (rows + columns - 1)).reshape(2, -1)
+    matrix, pullback = jax.vjp(lambda x: by_distance(x, rows, columns), jnp.asarray(values))
+    want = [
+        [[v[j - i + rows - 1] for j in range(columns)] for i in range(rows)]
+        for v in values.tolist()
+    ]
+    np.testing.assert_array_equal(matrix, want)
+    d_matrix = np.arange(2.0 * rows * columns).reshape(2, rows, columns)
+    diagonals = [[np.trace(x, k) for k in range(1 - rows, columns)] for x in d_matrix]
+    np.testing.assert_array_equal(pullback(jnp.asarray(d_matrix))[0], diagonals)

@@ -53,6 +53,8 @@ def test_attention_refuses_wrong_arguments():
         attention.dot_product_attention(query[0], key, value)
     with pytest.raises(ValueError, match="head size differ"):
         attention.dot_product_attention(query[..., :4], key, value)
+    with pytest.raises(ValueError, match=r"distance_bias must be \[4, 11\], is \(4, 12\)"):
+        attention.dot_product_attention(query, key, value, distance_bias=jnp.zeros((4, 12)))
 
 
 @pytest.mark.parametrize(
@@ -74,6 +76,7 @@ def test_attention_implementation_that_cannot_compute_a_call_says_why(implementa
         ("cudnn", {"dtype": jnp.bfloat16, "size": 7}, Extras(key_lengths=1), "not 6 and 7"),
         ("cudnn", {"dtype": jnp.bfloat16, "size": 8}, Extras(key_lengths=1), None),
         ("pallas_tpu", {}, Extras(bias=1), "no bias"),
+        ("pallas_tpu", {}, Extras(distance_bias=1), "no distance_bias"),
         ("pallas_tpu", {}, Extras(mask=1), "no mask"),
         ("pallas_tpu", {}, Extras(seeds=1), "no dropout"),
         ("pallas_tpu", {}, Extras(query_segment_ids=1, key_segment_ids=1), None),
@@ -166,6 +169,7 @@ def test_attention_over_a_mesh_shards_batch_and_heads_without_communication(impl
         "key_lengths": jnp.array([0, 5, 9, 13, 3, 13, 13, 8]),
         "mask": jax.random.bernoulli(jax.random.key(3), 0.8, (13, 13)),
         "bias": jax.random.normal(jax.random.key(1), (4, 13, 13)),
+        "distance_bias": jax.random.normal(jax.random.key(4), (4, 25)),
         "dropout_rate": 0.3,
         "rng": jax.random.key(2),
     }
@@ -187,15 +191,17 @@ def test_attention_over_a_mesh_shards_batch_and_heads_without_communication(impl
 def test_attention_over_a_mesh_replicates_axes_that_do_not_divide(batch, heads):
     inputs = arrays(batch=batch, length=5, heads=heads, groups=heads)
     bias = jax.random.normal(jax.random.key(1), (heads, 5, 5))
+    distance_bias = jax.random.normal(jax.random.key(2), (heads, 9))
 
     def grads(implementation):
-        def loss(query, key, value, bias):
+        def loss(*arrays):
+            *inputs, bias, distance_bias = arrays
             out = attention.dot_product_attention(
-                query, key, value, bias=bias, implementation=implementation
+                *inputs, bias=bias, distance_bias=distance_bias, implementation=implementation
             )
             return jnp.sum(out**2)
 
-        return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))(*inputs, bias)
+        return jax.jit(jax.grad(loss, argnums=range(5)))(*inputs, bias, distance_bias)
 
     want = grads("reference")
     mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)

@@ -294,8 +294,12 @@ def test_accelerator_benchmark_runs_every_part_with_toy_sizes(tmp_path):
     names = [part.name for part in accelerator.parts(True, [], "cpu")]
     assert [*result["parts"]] == names
     assert {part["status"] for part in result["parts"].values()} == {"done"}
-    for name in set(names) - {"verify_resume"}:  # which says in words that it is exact
+    for name in set(names) - {"verify_resume"}:
         assert json.loads((tmp_path / f"{name}.json").read_text())
+    resumed = result["parts"]["verify_resume"]["output"]
+    assert "20 steps: the same batches, the same losses" in resumed
+    assert "resumed: 1 cpu device(s), then 2" in resumed
+    assert "losses within" in resumed.splitlines()[-1]
     table = json.loads((tmp_path / "table.json").read_text())
     assert table["cpu"]["full"][-1][0] is None
     rows = json.loads((tmp_path / "checks.json").read_text())["rows"]

@@ -20,7 +20,7 @@ import pytest
 import safetensors
 from safetensors.numpy import load_file, save_file
 
-from tests.conftest import tiny_config
+from tests.conftest import run_command, tiny_config
 from tests.test_huggingface import small_model, write
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
@@ -34,14 +34,7 @@ TEXTS = ["one two three", "nine", "four four seven"]
 
 
 def run(*arguments, cwd, text=""):
-    done = subprocess.run(
-        [sys.executable, "-c", MAIN, *arguments],
-        input=text,
-        text=True,
-        capture_output=True,
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    done = run_command(*arguments, cwd=cwd, stdin=text)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -289,7 +282,7 @@ def test_bundle_command_and_the_commands_that_read_its_file(tiny_run, tmp_path):
         "bundle", workdir, "--output=m/tiny.bundle", "--licence=cc-by-4.0", cwd=tmp_path
     )
     assert status == 0
-    assert re.fullmatch(r"wrote m/tiny.bundle: 5\d kB, .* SHA-256 [0-9a-f]{64}\n", out)
+    assert re.fullmatch(r"wrote m/tiny.bundle: (59|60) kB, .* SHA-256 [0-9a-f]{64}\n", out)
     moved = tmp_path / "elsewhere"
     shutil.copytree(tmp_path / "m", moved)
     file = "--workdir=tiny.bundle"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from transformer_jax.config import CheckpointConfig
+from transformer_jax.config import CheckpointConfig, Config
 from transformer_jax.errors import UserError
 from transformer_jax.runs import checkpoint as checkpoint_lib
 from transformer_jax.runs import digests
@@ -36,7 +36,7 @@ def test_retention_keeps_the_newest_and_the_best(tmp_path, metric):
     scores = {1: 10.0, 2: 30.0, 3: None, 4: 20.0, 5: None, 6: 5.0}
     kept = save_all(epath.Path(tmp_path), scores, max_to_keep=2, best_metric=metric)
     assert kept == {"2", "5", "6"}
-    config = CheckpointConfig(max_to_keep=2, best_metric=metric)
+    config = Config(checkpoint=CheckpointConfig(max_to_keep=2, best_metric=metric))
 
     def load(which):
         return load_params(tmp_path, which, config, TARGET)
@@ -67,7 +67,7 @@ def test_best_checkpoint_of_equal_scores_has_the_lowest_loss(tmp_path):
         checkpointer.save(step, {"params": params, "ema": None}, {"metrics": metrics})
     checkpointer.close()
     assert checkpoint_lib.steps(tmp_path) == [2, 5]
-    assert load_params(tmp_path, "best", CheckpointConfig(), TARGET)[1] == 2
+    assert load_params(tmp_path, "best", Config(), TARGET)[1] == 2
 
 
 def test_average_ignores_checkpoints_that_only_a_stop_has_saved(tmp_path):
@@ -75,7 +75,7 @@ def test_average_ignores_checkpoints_that_only_a_stop_has_saved(tmp_path):
     scores = dict.fromkeys([1, 2, 3, 4, 5, 6])
     kept = save_all(epath.Path(tmp_path), scores, unscheduled={2, 5, 6}, max_to_keep=2)
     assert kept == {"3", "4", "6"}
-    config = CheckpointConfig(max_to_keep=2)
+    config = Config(checkpoint=CheckpointConfig(max_to_keep=2))
     params, step = load_params(tmp_path, "average:2", config, TARGET)
     assert step == 4
     np.testing.assert_allclose(params["w"], (3 + 4) / 2, rtol=1e-6)
@@ -86,15 +86,15 @@ def test_average_ignores_checkpoints_that_only_a_stop_has_saved(tmp_path):
 
 def test_loading_names_missing_and_other_checkpoints(tmp_path):
     with pytest.raises(UserError, match="no checkpoint; train there first"):
-        load_params(tmp_path, "latest", CheckpointConfig(), TARGET)
+        load_params(tmp_path, "latest", Config(), TARGET)
     save_all(epath.Path(tmp_path), {1: None})
     with pytest.raises(UserError, match="none is best"):
-        load_params(tmp_path, "best", CheckpointConfig(), TARGET)
+        load_params(tmp_path, "best", Config(), TARGET)
     other = {"w": jax.ShapeDtypeStruct((4,), jnp.float32)}
     more = {**TARGET, "v": TARGET["w"]}
     for target, words in ((other, r"\(4,\) .* \(3,\)"), (more, "not match: v")):
         with pytest.raises(UserError, match=f"cannot be read as this model: .*{words}") as error:
-            load_params(tmp_path, "latest", CheckpointConfig(), target)
+            load_params(tmp_path, "latest", Config(), target)
         assert len(str(error.value)) < len(str(tmp_path)) + 250
         assert "\n" not in str(error.value)
     checkpointer = checkpoint_lib.Checkpointer(tmp_path, CheckpointConfig())
@@ -113,7 +113,7 @@ def test_loading_passes_an_interrupt_on(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint_lib, "read_item", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        load_params(tmp_path, "latest", CheckpointConfig(), TARGET)
+        load_params(tmp_path, "latest", Config(), TARGET)
 
 
 def test_saving_leaves_no_threads(tmp_path):
@@ -205,7 +205,7 @@ def test_loading_does_not_replace_a_lost_average_by_the_parameters(tmp_path):
     checkpointer.close()
     shutil.rmtree(tmp_path / "checkpoints" / "1" / "ema")
     with pytest.raises(UserError, match=r"is damaged: ema/.* is missing"):
-        load_params(tmp_path, "latest", CheckpointConfig(), TARGET)
+        load_params(tmp_path, "latest", Config(), TARGET)
 
 
 def test_resume_moves_older_checkpoints_with_damaged_scores(three_checkpoints, tmp_path):
@@ -224,6 +224,6 @@ def test_loading_refuses_a_damaged_model(three_checkpoints, tmp_path):
     (data,) = [p for p in newest_files(folder) if p.startswith("params/d/")][:1]
     flip(folder / "checkpoints" / "3" / data)
     with pytest.raises(UserError, match=r"3 is damaged: params/d/.* does not contain"):
-        load_params(folder, "latest", CheckpointConfig(), TARGET)
-    params, step = load_params(folder, "best", CheckpointConfig(), TARGET)
+        load_params(folder, "latest", Config(), TARGET)
+    params, step = load_params(folder, "best", Config(), TARGET)
     assert (step, params["w"][0]) == (2, 2.0)

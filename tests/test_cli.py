@@ -16,12 +16,13 @@ import pytest
 from absl import flags
 
 import transformer_jax
-from tests.conftest import copy_run
+from tests.conftest import copy_run, run_command
 from transformer_jax.commands import (
     command_help,
     command_line,
     completion,
     config_flags,
+    eval_comparison,
     eval_run,
     main,
     text_output,
@@ -111,13 +112,16 @@ def test_out_of_memory_advice_names_settings_of_the_command(name, capsys, monkey
     assert "allocate 9 bytes.)" in said
     assert "frames" not in said
     assert ("accumulate_steps" in said) == (name in ("init", "train"))
-    assert ("--batch_tokens" in said) == (name in ("decode", "eval", "serve", "translate-corpus"))
+    assert ("--batch_tokens" in said) == (
+        name in ("decode", "eval", "serve", "translate-corpus", "distill")
+    )
     with pytest.raises(SystemExit), main._errors_as_sentences(text):
         raise KeyboardInterrupt
     resumes = name in (
         "decode",
         "data",
         "prepare",
+        "distill",
         "translate-corpus",
     )  # `train` says so where it saves
     said = capsys.readouterr().err
@@ -151,7 +155,9 @@ def test_help_has_examples_every_flag_and_80_columns(name):
         assert {flag.name for flag in defined if flag.help} <= set(shown)
         for flag in defined:
             if isinstance(flag, flags.EnumFlag):
-                assert "|".join(flag.parser.enum_values) in shown[flag.name]
+                values = flag.parser.enum_values
+                fits = len(f"  --{flag.name}={'|'.join(values)}") <= 78
+                assert ("|" if fits else ", ").join(values) in shown[flag.name]  # else a sentence
     assert {f"config.{path}" for path in module.HELP.fields} <= set(shown)
     for page, _ in module.HELP.pages:
         assert page in text
@@ -240,8 +246,8 @@ def test_decode_reads_standard_input_and_writes_one_line_each(tiny_run):
 def scored_files(data, workdir, tmp_path):
     """The scores of the files of `val` with flags of `eval`, as if `val` were the test set."""
     out = tmp_path / "files.json"
-    done = command(
-        "eval.py",
+    done = run_command(
+        "eval",
         f"--workdir={workdir}",
         "--checkpoint=average:2",
         f"--input={data / 'val.en'}",
@@ -261,7 +267,7 @@ def scored_files(data, workdir, tmp_path):
 
 
 @pytest.mark.slow
-def test_eval_keeps_its_scores_where_the_comparison_fails(tiny_run, tmp_path, monkeypatch, capsys):
+def test_eval_keeps_its_scores_where_the_comparison_fails(tiny_run, tmp_path, monkeypatch):
     data, trained = tiny_run
     workdir = copy_run(trained, tmp_path / "run")
     (tmp_path / "others.txt").write_text("eins\n" * 100)
@@ -276,10 +282,10 @@ def test_eval_keeps_its_scores_where_the_comparison_fails(tiny_run, tmp_path, mo
         lines = (data / f"train.{language}").read_text().splitlines(keepends=True)[:100]
         (tmp_path / f"some.{language}").write_text("".join(lines))
     others = f"--compare={tmp_path / 'others.txt'}"
-    assert run_here(monkeypatch, "eval", *arguments, others) == 2
-    printed = capsys.readouterr()
-    assert "exact match" in printed.out
-    assert "error: no memory" in printed.err
+    done = run_command("eval", *arguments, others)
+    assert done.returncode == 2
+    assert "exact match" in done.stdout
+    assert "error: no memory" in done.stderr
     assert json.loads((tmp_path / "scores.json").read_text())["num_sentences"] == 100
 
 
@@ -290,18 +296,16 @@ def test_eval_loads_the_other_model_with_its_flags_and_checks_its_languages(
         assert (path, allow_pickle) == ("other", True)
         raise UserError("is read")
 
-    monkeypatch.setattr(eval_run.Translator, "load", load)
+    monkeypatch.setattr(eval_comparison.Translator, "load", load)
     with command_help.defined_flags("eval"):
         flags.FLAGS(["eval", "--compare=other", "--allow_pickle"])
-        pairs = [("a", "b")] * 100
-        eval_set = eval_run.EvalSet("test", "", pairs, {})
         with pytest.raises(UserError, match="is read"):
-            eval_run._other_system(eval_set)
+            eval_comparison.other_system("test", 100)
     monkeypatch.undo()
     with command_help.defined_flags("eval"):
         flags.FLAGS(["eval", f"--compare={tiny_run[1]}", "--target_lang=fr"])
         with pytest.raises(UserError, match=r"`compare=.*`: `target_lang=fr`: this model transl"):
-            eval_run._other_system(eval_set)
+            eval_comparison.other_system("test", 100)
 
 
 def test_source_prefix_flag_is_text_before_every_source(tiny_run):
@@ -350,7 +354,7 @@ def test_eval_explains_a_bleu_of_0(references, exact_match, is_explained, capsys
     ],
 )
 def test_eval_refuses_flags_in_one_sentence(flags, message, tiny_run):
-    done = command("eval.py", f"--workdir={tiny_run[1]}", *flags)
+    done = run_command("eval", f"--workdir={tiny_run[1]}", *flags)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert message in done.stderr
@@ -363,7 +367,7 @@ def test_train_resumes_without_a_recipe(tiny_run, tmp_path):
     before = json.loads((workdir / "config.json").read_text())
     steps = before["train"]["num_steps"] + 2
     flags = [f"--workdir={workdir}", "--noreport", f"--config.train.num_steps={steps}"]
-    done = command("-m", "transformer_jax", "train", *flags)
+    done = run_command("train", *flags)
     assert done.returncode == 0, done.stderr
     assert (workdir / "checkpoints" / str(steps)).exists()
     before["train"]["num_steps"] = steps
@@ -443,19 +447,6 @@ def test_errors_of_commands_name_flags_where_the_package_names_arguments(monkeyp
     )
 
 
-def run_here(monkeypatch, *arguments):
-    """The status of `transformer-jax ARGUMENTS`, run in this process."""
-    monkeypatch.setattr(sys, "argv", ["transformer-jax", *arguments])
-    before = set(flags.FLAGS)
-    try:
-        with pytest.raises(SystemExit) as end:
-            main.main()
-    finally:
-        for name in set(flags.FLAGS) - before:
-            delattr(flags.FLAGS, name)
-    return end.value.code
-
-
 TRAIN = "train --config=tiny --"
 
 
@@ -501,11 +492,11 @@ TRAIN = "train --config=tiny --"
         ("plot", "Name the picture:\n  attention  what the model looks at"),
     ],
 )
-def test_wrong_command_lines_are_one_sentence(line, message, capsys, monkeypatch):
-    assert run_here(monkeypatch, *line.split(" ")) == 2
-    said = capsys.readouterr().err
-    assert re.fullmatch(r"error: .+\n(  \w+ +\S.+\n)*", said)
-    assert said.startswith(f"error: {message}")
+def test_wrong_command_lines_are_one_sentence(line, message):
+    done = run_command(*line.split(" "))
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: .+\n(  \w+ +\S.+\n)*", done.stderr)
+    assert done.stderr.startswith(f"error: {message}")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from tests.conftest import DIGITS, ZIFFERN, tiny_config, transformer_jax, write_pairs
+from tests.conftest import DIGITS, ZIFFERN, run_command, tiny_config, write_pairs
 from transformer_jax import Translator
 from transformer_jax.data import context, sources, token_cache, token_links
 from transformer_jax.data.shards import shard_writer
@@ -153,16 +153,16 @@ def test_the_command_line_reads_the_lines_before(run, tmp_path):
     source = tmp_path / "lines.en"
     source.write_text(lines)
     command = ("decode", f"--workdir={run / 'run'}", "--checkpoint=latest", f"--input={source}")
-    done = transformer_jax(*command)
+    done = run_command(*command)
     assert done.stdout == "eins\neins\n\nsechs\nsechs\n", done.stderr
     source.write_text("one\nagain\n")
-    document = transformer_jax(*command, "--document", "--document_format=txt")
+    document = run_command(*command, "--document", "--document_format=txt")
     assert document.stdout == "eins\neins\n", document.stderr
-    refused = transformer_jax(*command, "--context_sentences=-1")
+    refused = run_command(*command, "--context_sentences=-1")
     assert refused.returncode
     assert "context_sentences" in refused.stderr
     # `eval` reads the lines before too, and finds every translation.
-    scored = transformer_jax(
+    scored = run_command(
         "eval",
         f"--workdir={run / 'run'}",
         "--checkpoint=latest",

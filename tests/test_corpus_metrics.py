@@ -6,9 +6,11 @@ import itertools
 import json
 import random
 import re
+import sys
 import urllib.error
 from collections import Counter
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,20 +18,25 @@ import sacrebleu
 from etils import epath
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
 from sacremoses.corpus import NonbreakingPrefixes
 
-from tests.test_cli import command
+from tests.conftest import run_command
 from transformer_jax.commands import eval_run
-from transformer_jax.config import Config, DataConfig
+from transformer_jax.config import CheckpointConfig, Config, DataConfig
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import (
     bleu_tokenizers,
+    chosen_metrics,
+    comet,
     corpus_metrics,
     model_metrics,
+    robustness,
     significance,
 )
-from transformer_jax.training import setup
+from transformer_jax.runs import retention
+from transformer_jax.training import evaluate, setup
 
 REFERENCES = [
     'Er sagt: "Ein blau-weißes Hemd!"',
@@ -314,10 +321,12 @@ def test_compare_with_ties_by_all_resamples_in_exact_arithmetic(hypotheses, othe
     want = Fraction(sum(as_large) + 1, len(everyone) + 1) if observed else Fraction(1)
     assert p_value is None or want == p_value
     resamples = [np.array(indices) for indices in everyone]
-    ours = significance.paired_bootstrap(CHRF(), hypotheses, others, SHORT, resamples)
+    this, other = (
+        significance.of_sacrebleu(CHRF(), texts, SHORT) for texts in (hypotheses, others)
+    )
+    ours = significance.paired_bootstrap(this, other, resamples)
     assert ours.score - ours.other_score == pytest.approx(float(observed))
     assert ours.p_value == float(want)
-    assert ours.identical == (hypotheses == others)
 
 
 def test_p_value_counts_a_difference_that_is_exactly_as_large():
@@ -328,6 +337,133 @@ def test_p_value_counts_a_difference_that_is_exactly_as_large():
     assert significance.p_value(np.array([0.1, 0.3, 0.5, 0.7]), 0.3) == 2 / 5
     assert significance.p_value(np.array([0.0, 0.0, 5.0, 5.0]), 5.0) == 3 / 5
     assert significance.p_value(np.zeros(4), 0.0) == significance.p_value(np.ones(4), 0.0) == 1
+
+
+def test_chosen_metrics_equal_sacrebleu_and_are_compared_too():
+    rng = random.Random(0)
+    references = [" ".join(rng.choices([f"wort{i}" for i in range(50)], k=12)) for _ in range(120)]
+    pairs = [("x", reference) for reference in references]
+    good, bad = noisy(references, 0.1, 1), noisy(references, 0.3, 2)
+    both = [chosen_metrics.statistics(["chrf++", "ter"], texts, pairs) for texts in (good, bad)]
+    more = list(zip(*both, strict=True))
+    bleu, chrf, words, ter = corpus_metrics.compare(good, bad, references, more=more)
+    assert [bleu.metric, chrf.metric, words.metric, ter.metric] == [
+        "BLEU",
+        "chrF2",
+        "chrF2++",
+        "TER",
+    ]
+    for ours, metric in ((words, CHRF(word_order=2)), (ter, TER())):
+        assert ours.score == metric.corpus_score(good, [references]).score
+        assert ours.other_score == metric.corpus_score(bad, [references]).score
+        assert ours.p_value < 0.01
+        assert ours.signature.replace("|bs:1000|seed:12345", "") == str(metric.get_signature())
+    assert ter.score < ter.other_score
+
+
+# The arguments of COMET's command, and a score that depends on all three texts of a line.
+COMET_SCORE = """#!{python}
+import argparse, json, pathlib, sys
+parser = argparse.ArgumentParser()
+for name in ("-s", "-t", "-r", "--model", "--to_json"):
+    parser.add_argument(name)
+parser.add_argument("--gpus", type=int)
+parser.add_argument("--quiet", action="store_true")
+parser.add_argument("--only_system", action="store_true")
+args = parser.parse_args()
+if "kiwi" not in args.model and not args.r:
+    sys.exit("this model requires references")
+if args.model == "gone":
+    print("downloading")
+    sys.exit("ValueError: there is no model gone")
+columns = [pathlib.Path(name).read_text().splitlines() for name in (args.s, args.t, args.r) if name]
+rows = [{{"COMET": sum(map(len, row)) / 1000 + args.gpus}} for row in zip(*columns, strict=True)]
+pathlib.Path(args.to_json).write_text(json.dumps({{args.t: rows}}))
+"""
+
+
+@pytest.fixture
+def comet_score(tmp_path, monkeypatch):
+    program = tmp_path / "bin" / "comet-score"
+    program.parent.mkdir()
+    program.write_text(COMET_SCORE.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    return program
+
+
+def test_comet_is_computed_by_its_command(comet_score):
+    pairs = [("a\u2028b", "ccc"), ("", "dd")]
+    (one,) = chosen_metrics.statistics(["comet"], ["eeee", "f"], pairs)
+    assert one.sentences[:, 0] == pytest.approx([1.0, 0.3])  # 100 times 10 and 3 letters by 1,000
+    assert (one.metric, one.total) == ("COMET", pytest.approx(0.65))
+    assert one.signature == "Unbabel/wmt22-comet-da|times:100"
+    command = f"{comet_score} --gpus 1 --model=own-kiwi.ckpt"
+    (other,) = chosen_metrics.statistics(["comet_qe"], ["eeee", "f"], pairs, command)
+    assert other.sentences[:, 0] == pytest.approx([100.7, 100.1])
+    assert (other.metric, other.signature) == ("COMET-QE", "own-kiwi.ckpt|times:100")
+    compared = significance.paired_bootstrap(one, other, [np.array([0, 0]), np.array([0, 1])])
+    assert (compared.score, compared.other_score) == (one.total, other.total)
+    assert compared.signature == "Unbabel/wmt22-comet-da|bs:2|seed:12345|times:100"
+
+
+def test_comet_that_is_missing_or_fails_is_named(comet_score, monkeypatch):
+    with pytest.raises(UserError, match="status 1: ValueError: there is no model gone"):
+        comet.sentence_scores("comet", ["a"], ["b"], ["c"], "comet-score --gpus 0 --model gone")
+    with pytest.raises(UserError, match="no command line: No closing quotation"):
+        comet.check("comet-score 'x")
+    assert chosen_metrics.parse("bleu, chrf,ter,comet,ter") == ["ter", "comet"]
+    chosen_metrics.require(["ter", "comet", "comet_qe"])
+    with pytest.raises(UserError, match="names one model for comet and comet_qe"):
+        chosen_metrics.require(["comet", "comet_qe"], "comet-score --model=x")
+    with pytest.raises(
+        UserError, match=r"no metric 'tre'; did you mean ter\? There are bleu, chrf,"
+    ):
+        chosen_metrics.parse("tre")
+    monkeypatch.setenv("PATH", "")
+    chosen_metrics.require(["ter"])
+    with pytest.raises(UserError, match="'comet-score', which is not here: `pipx install unbabel-"):
+        chosen_metrics.require(["ter", "comet"])
+
+
+def test_training_scores_by_the_metric_of_its_best_checkpoint(monkeypatch, comet_score, caplog):
+    translations = [SimpleNamespace(text=text) for text in HYPOTHESES]
+    monkeypatch.setattr(
+        evaluate.model_metrics, "evaluate", lambda *_: (model_scores(loss=2.0), translations)
+    )
+    engine = SimpleNamespace(release=lambda: None)
+    pairs = [("x", reference) for reference in REFERENCES]
+    for name, want in (
+        ("eval_ter", TER().corpus_score(HYPOTHESES, [REFERENCES]).score),
+        ("eval_chrf++", CHRF(word_order=2).corpus_score(HYPOTHESES, [REFERENCES]).score),
+        ("eval_comet", 100 * sum(map(len, ["xxx", *HYPOTHESES, *REFERENCES])) / 3000),
+        ("eval_bleu", 1.0),
+    ):
+        config = Config(checkpoint=CheckpointConfig(best_metric=name))
+        evaluate.require_best_metric(config)
+        metrics, _ = evaluate.evaluate(config, engine, None, pairs)
+        assert metrics[name] == pytest.approx(want)
+        assert len([key for key in metrics if key.endswith("_signature")]) == 2 + (
+            name != "eval_bleu"
+        )
+    broken = CheckpointConfig(best_metric="eval_comet", comet_command="comet-score --model gone")
+    with pytest.raises(UserError, match="there is no model gone"):
+        evaluate.require_best_metric(Config(checkpoint=broken))
+    # An evaluation whose score fails does not end the run; it is the worst.
+    metrics, _ = evaluate.evaluate(Config(checkpoint=broken), engine, None, pairs)
+    assert "so it is not the best" in caplog.text
+    assert retention.quality(metrics, "eval_comet")[0] == -np.inf
+    monkeypatch.setenv("PATH", "")
+    config = Config(checkpoint=CheckpointConfig(best_metric="eval_comet_qe"))
+    with pytest.raises(UserError, match="comet-score"):
+        evaluate.require_best_metric(config)
+    lower, higher = ({"eval_loss": 2.0, "eval_ter": ter} for ter in (40.0, 50.0))
+    assert retention.quality(lower, "eval_ter") > retention.quality(higher, "eval_ter")
+    assert retention.quality(higher, "eval_loss") == [-2.0, -2.0]
+
+
+def model_scores(loss):
+    return model_metrics.Evaluation(loss, 1.0, 1.0, 1.0, 1.0, "b", 1.0, "c", 3)
 
 
 def test_compare_refuses_few_sentences():
@@ -341,6 +477,32 @@ def test_eval_knows_a_slice_of_a_split():
     assert not eval_run.is_part(DataConfig(source="files", test="a[1]"), "test")
 
 
+def test_translation_of_a_test_set_has_the_sentences_before_as_context():
+    seen = []
+
+    def translate(params, requests, settings):
+        seen.extend((request.text, tuple(request.context), request.line) for request in requests)
+        return [[SimpleNamespace(text=request.text.upper())] for request in requests]
+
+    config = SimpleNamespace(data=SimpleNamespace(context_sentences=1))
+    engine = SimpleNamespace(config=config, translate=translate)
+    assert model_metrics.translate(engine, None, ["a", "b", "c"], None) == ["A", "B", "C"]
+    assert seen == [("a", (), 1), ("b", ("a",), 2), ("c", ("b",), 3)]
+
+
+def test_robustness_scores_translations_of_noisy_sources():
+    texts = [f"Der Hund läuft zum {number}. Haus." for number in range(20)] + ["ok"]
+    rows = {row.noise: row for row in robustness.scores(list, [(t, t) for t in texts], "13a")}
+    assert list(rows) == ["upper_case", "lower_case", "no_punctuation", "typos"]
+    upper = sacrebleu.corpus_chrf([text.upper() for text in texts], [texts]).score
+    assert rows["upper_case"].chrf == pytest.approx(upper)
+    assert rows["upper_case"].changed == 100
+    assert rows["lower_case"].changed == pytest.approx(100 * 20 / 21)
+    bleu = sacrebleu.corpus_bleu([text.lower() for text in texts], [texts]).score
+    assert rows["lower_case"].bleu == pytest.approx(bleu)
+    assert rows["typos"].chrf > rows["upper_case"].chrf
+
+
 @pytest.mark.slow
 def test_eval_shows_conventions_and_compares(tiny_run, tmp_path):
     data, workdir = tiny_run
@@ -352,28 +514,39 @@ def test_eval_shows_conventions_and_compares(tiny_run, tmp_path):
     others.write_text("".join(line + "\n" for line in lines))
     out = tmp_path / "scores.json"
     arguments = [f"--workdir={workdir}", f"--config.data.test={tmp_path / 'some'}"]
-    done = command("eval.py", *arguments, "--conventions", f"--compare={others}", f"--json={out}")
+    flags = ["--conventions", "--robustness", "--metrics=bleu,ter", f"--compare={others}"]
+    flags += [f"--json={out}", f"--errors={tmp_path / 'errors.html'}"]
+    done = run_command("eval", *arguments, *flags)
     assert done.returncode == 0, done.stderr
     assert "compounds split" in done.stdout
+    assert "  no punctuation  BLEU " in done.stdout
     scores = json.loads(out.read_text())
+    assert [row["noise"] for row in scores["robustness"]] == list(robustness.KINDS)
     assert len(scores["conventions"]) == 6
+    page = (tmp_path / "errors.html").read_text()
+    assert f"<td>{scores['bleu']:.2f}</td><td>100.00</td>" in page
+    assert "targets of the training data" in page
+    (ter,) = scores["metrics"]
+    assert (ter["name"], ter["metric"]) == ("ter", "TER")
+    assert f"TER             {ter['score']:.2f}  {ter['signature']}" in done.stdout
+    assert [row["score"] for row in scores["compare"]["metrics"][2:]] == [ter["score"]]
     bleu = scores["compare"]["metrics"][0]
     assert bleu["score"] == scores["bleu"]
     assert bleu["other_score"] == pytest.approx(100)
-    same = command("eval.py", *arguments, f"--compare={workdir}@best", f"--json={out}")
+    same = run_command("eval", *arguments, f"--compare={workdir}@best", f"--json={out}")
     assert same.returncode == 0, same.stderr
     assert "by paired bootstrap: identical translations\n" in same.stdout
     assert same.stdout.count("p = 1.0000") == 2
     bleu = json.loads(out.read_text())["compare"]["metrics"][0]
     assert bleu["score"] == bleu["other_score"]
     assert (bleu["p_value"], bleu["identical"]) == (1, True)
-    over = command("eval.py", *arguments, f"--compare={others}", f"--output={others}")
+    over = run_command("eval", *arguments, f"--compare={others}", f"--output={others}")
     assert over.returncode == 0, over.stderr
     assert len(others.read_text().splitlines()) == 120
     others.write_text("eins\n")
-    refused = command("eval.py", *arguments, f"--compare={others}")
+    refused = run_command("eval", *arguments, f"--compare={others}")
     assert refused.returncode == 2
     assert "has 1 translations, test has 120 sentences" in refused.stderr
-    missing = command("eval.py", *arguments, f"--compare={tmp_path / 'none'}", f"--json={out}")
+    missing = run_command("eval", *arguments, f"--compare={tmp_path / 'none'}", f"--json={out}")
     assert missing.returncode == 2
     assert json.loads(out.read_text())["compare"]

@@ -21,7 +21,7 @@ from etils import epath
 from tests.conftest import digit_pairs, tiny_config, write_pairs
 from transformer_jax import paths
 from transformer_jax.commands import decode_output, text_output
-from transformer_jax.config import CheckpointConfig, DataConfig
+from transformer_jax.config import CheckpointConfig, Config, DataConfig
 from transformer_jax.data import remote_cache, sources, token_cache
 from transformer_jax.data.plans import row_stream
 from transformer_jax.data.shards import shard_mirror
@@ -234,7 +234,7 @@ def test_damaged_checkpoint_in_a_bucket_is_reported_and_moved(bucket, damage):
 def test_checkpoints_move_between_a_disk_and_a_bucket_with_their_digests(bucket, tmp_path):
     def check(folder):
         assert checkpoint_lib.find_resume_step(folder, print) == 2
-        params, _ = load_params(folder, "latest", CheckpointConfig(), TARGET)
+        params, _ = load_params(folder, "latest", Config(), TARGET)
         np.testing.assert_array_equal(params["w"], 2.0)
         data = folder / "checkpoints" / "2" / "params" / "d"
         flip(next(iter(data.iterdir())))

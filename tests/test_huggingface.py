@@ -267,6 +267,15 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize(("tied", "want"), [(True, "all"), (False, "inputs")])
+def test_config_of_a_t5_without_weights_says_which_tables_are_one(tied, want, tmp_path):
+    config = {"model_type": "t5", "tie_word_embeddings": tied, "d_model": 8, "d_kv": 4, "d_ff": 8}
+    config |= {"num_layers": 1, "num_heads": 2, "vocab_size": 384, "decoder_start_token_id": 0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+    assert reading.read_config(tmp_path).model.tie_embeddings == want
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_export_to_marian_refuses_by_name_what_it_cannot_express(name, tokenizers, tmp_path):
     fields, words = REFUSED[name]

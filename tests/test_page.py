@@ -40,8 +40,9 @@ def service(translator):
         data = dataclasses.replace(translator.config.data, source_lang=source, target_lang=target)
         config = dataclasses.replace(translator.config, data=data)
         fresh = Translator(config, translator.tokenizers, translator.params)
-        limits = Limits(max_tokens=32, max_texts=48, max_chars=2000)
-        models.append(ServedModel(f"{source}-{target}", fresh, limits=limits))
+        limits = Limits(max_tokens=48, max_texts=48, max_chars=2000)
+        # Which texts a guard catches depends on the machine that trained the model.
+        models.append(ServedModel(f"{source}-{target}", fresh, limits=limits, has_retries=False))
         models[-1].prepare()
     return Service(models)
 

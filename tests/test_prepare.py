@@ -168,6 +168,7 @@ def test_prepared_folder_refuses_other_settings_and_is_named_where_it_is_none(tm
         ({"train": str(tmp_path)}, "is no prepared folder: it has no prepared.json"),
         ({"lowercase": True}, "lowercase=True, but .* prepared with False"),
         ({"subword_sampling": 0.1}, "a prepared folder has no text"),
+        ({"augment": ("typos:0.1",)}, "augment=.*typos.* and a prepared folder has no text"),
         ({"train_weights": (1.0, 2.0)}, "has 1 corpora, but shares are given for 2"),
         ({"filters": ("empty",)}, "filters=.*, but .* was prepared with none"),
     ):
@@ -177,6 +178,7 @@ def test_prepared_folder_refuses_other_settings_and_is_named_where_it_is_none(tm
     for changes, words in (
         ({"source": "prepared"}, "is prepared already"),
         ({"subword_sampling": 0.1}, "so it cannot be prepared"),
+        ({"augment": ("typos:0.1",)}, "augment=.*typos.*so it cannot be prepared"),
         ({"plan_version": 2}, "needs config.data.plan_version=3"),
         ({"lowercase": True}, "is not the tokenizer that config.data.lowercase"),
     ):

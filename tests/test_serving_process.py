@@ -16,15 +16,14 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from tests.conftest import copy_run, transformer_jax
+from tests.conftest import copy_run, run_command, transformer_jax
 from tests.serving_model import wait_until
 
 ROOT = Path(__file__).parent.parent
 SMALL = ("--max_tokens=8", "--batch_tokens=1024")
 
 
-@pytest.mark.slow
-def test_serve_says_in_a_sentence_why_it_cannot_start(tmp_path, monkeypatch):
+def test_serve_says_in_a_sentence_why_it_cannot_start(tmp_path):
     keys = tmp_path / "keys.txt"
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -41,11 +40,11 @@ def test_serve_says_in_a_sentence_why_it_cannot_start(tmp_path, monkeypatch):
         (("--new_key=one",), "--api_keys=FILE is missing"),
     ]
     for arguments, message in cases:
-        done = transformer_jax("serve", *arguments)
+        done = run_command("serve", *arguments)
         assert done.returncode == 2, done.stderr
         assert message in done.stderr
         assert "Traceback" not in done.stderr
-    added = transformer_jax("serve", f"--api_keys={keys}", "--new_key=one")
+    added = run_command("serve", f"--api_keys={keys}", "--new_key=one")
     assert added.returncode == 0
     assert re.fullmatch(r"tj_[\w-]{43}\n", added.stdout)
     listener.close()

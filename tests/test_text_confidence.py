@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.conftest import copy_run, digit_pairs, transformer_jax, write_pairs
+from tests.conftest import copy_run, digit_pairs, run_command, write_pairs
 from transformer_jax import Translator
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.translation import Translation
@@ -146,7 +146,7 @@ def calibrated(tiny_run, tmp_path_factory):
         for n, (source, target) in enumerate(digit_pairs(150, seed=8))
     ]
     prefix = write_pairs(folder, "val", pairs)
-    done = transformer_jax(
+    done = run_command(
         "eval",
         f"--workdir={run}",
         f"--input={prefix}.en",
@@ -177,7 +177,7 @@ def test_the_command_calibrates_a_run(calibrated):
 def test_a_calibration_goes_with_its_model(calibrated, tmp_path, caplog):
     run = calibrated[1]
     fitted = calibration.read(run)
-    done = transformer_jax("bundle", f"--workdir={run}", f"--output={tmp_path / 'one.bundle'}")
+    done = run_command("bundle", f"--workdir={run}", f"--output={tmp_path / 'one.bundle'}")
     assert not done.returncode, done.stderr
     assert Translator.load(tmp_path / "one.bundle").calibration == fitted
     assert not caplog.records
@@ -215,17 +215,17 @@ def test_decode_writes_confidence(calibrated, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("one two\nthree\n")
     flags = [f"--workdir={calibrated[1]}", f"--input={text}"]
-    done = transformer_jax("decode", *flags, "--format=jsonl", "--confidence")
+    done = run_command("decode", *flags, "--format=jsonl", "--confidence")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert all(0 < line["confidence"] < 1 for line in lines)
     assert [[word for word, _ in line["words"]] for line in lines] == [
         line["text"].split() for line in lines
     ]
-    done = transformer_jax("decode", *flags, "--confidence")
+    done = run_command("decode", *flags, "--confidence")
     assert done.returncode == 2
     assert "--confidence needs --format=jsonl" in done.stderr
     report = tmp_path / "s.jsonl"
-    done = transformer_jax("decode", *flags, "--document", f"--sentences={report}")
+    done = run_command("decode", *flags, "--document", f"--sentences={report}")
     assert not done.returncode, done.stderr
     assert all(0 < json.loads(line)["confidence"] < 1 for line in report.read_text().splitlines())
 
@@ -267,10 +267,10 @@ def test_calibrations_that_are_damaged_or_impossible_are_refused(calibrated, tin
     few = [translation()] * 99
     with pytest.raises(UserError, match="99 translations that are not empty are too few"):
         calibration.fit(few, [""] * 99)
-    done = transformer_jax("eval", f"--workdir={tiny_run[1]}", "--calibrate")
+    done = run_command("eval", f"--workdir={tiny_run[1]}", "--calibrate")
     assert done.returncode == 2
     assert "are too few to calibrate" in done.stderr
-    done = transformer_jax(
+    done = run_command(
         "eval", f"--workdir={tiny_run[1]}", "--calibrate", f"--ensemble={tiny_run[1]}"
     )
     assert "--calibrate is for one model" in done.stderr

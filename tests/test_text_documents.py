@@ -13,7 +13,7 @@ pytest.importorskip("markdown_it")
 
 import markdown_it
 
-from tests.conftest import transformer_jax
+from tests.conftest import run_command
 from transformer_jax.errors import UserError
 from transformer_jax.text import sentences
 from transformer_jax.text.document import Document, Reading, SentenceTranslation
@@ -329,7 +329,7 @@ def test_decode_translates_a_document_and_resumes_it(tiny_run, translator, tmp_p
     text = "\ufeff<p>one <b>two</b> three</p>\r\n<p>four</p><p>five six</p>"
     page.write_bytes(text.encode())
     flags = [f"--workdir={tiny_run[1]}", "--document", f"--input={page}", "--beam_size=2"]
-    done = transformer_jax("decode", *flags, f"--output={output}")
+    done = run_command("decode", *flags, f"--output={output}")
     assert "3 sentences" in done.stderr
     wanted = translator.translate_document(text, "html", beam_size=2).text
     assert output.read_bytes().decode() == wanted
@@ -360,7 +360,7 @@ main.main()
     line = json.dumps(first) + "\n"
     sentence_file.write_text(line)
     record.write_text(json.dumps(json.loads(record.read_text()) | {"bytes": len(line)}))
-    done = transformer_jax("decode", *flags, f"--output={output}")
+    done = run_command("decode", *flags, f"--output={output}")
     assert "after line 1" in done.stderr
     assert not done.returncode, done.stderr
     assert "kept" in output.read_text()
@@ -380,7 +380,7 @@ def test_documents_that_cannot_be_translated_are_refused(tmp_path, tiny_run, fla
     path = tmp_path / "page.x"
     path.write_bytes(data)
     arguments = [f"--workdir={tiny_run[1]}", "--document", "--document_format=txt", *flags]
-    done = transformer_jax("decode", *arguments, f"--input={path}")
+    done = run_command("decode", *arguments, f"--input={path}")
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -402,16 +402,16 @@ def test_documents_refuse_settings_and_files_that_they_cannot_have(translator, t
     flags = [f"--workdir={tiny_run[1]}", "--document", f"--input={page}"]
     done_file = tmp_path / "out.done.jsonl"
     output = tmp_path / "out"
-    done = transformer_jax("decode", *flags, f"--output={output}", f"--sentences={done_file}")
+    done = run_command("decode", *flags, f"--output={output}", f"--sentences={done_file}")
     assert done.returncode == 2
     assert "--sentences is the file of finished sentences; give it another" in done.stderr
     done_file.write_text("of the user")
-    done = transformer_jax("decode", *flags, f"--output={output}")
+    done = run_command("decode", *flags, f"--output={output}")
     assert done.returncode == 2
     assert "there is a file that is not of an interrupted job" in done.stderr
     assert done_file.read_text() == "of the user"
     terms = tmp_path / "terms.tsv"
     terms.write_text("one\teins\n")
-    done = transformer_jax("decode", *flags, f"--glossary={terms}", f"--output={terms}")
+    done = run_command("decode", *flags, f"--glossary={terms}", f"--output={terms}")
     assert done.returncode == 2
     assert "--output and --glossary are the same file" in done.stderr

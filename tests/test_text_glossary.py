@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.conftest import transformer_jax
+from tests.conftest import run_command
 from transformer_jax.decoding import phrases
 from transformer_jax.decoding.phrases import OneOf
 from transformer_jax.decoding.requests import Request
@@ -243,25 +243,25 @@ def test_the_command_has_a_glossary_for_lines_and_documents(tiny_run, tmp_path):
     terms.write_text("two\tneun\n", encoding="utf-8")
     lines.write_text("one two\nthree\n", encoding="utf-8")
     flags = [f"--workdir={tiny_run[1]}", f"--input={lines}", f"--glossary={terms}"]
-    done = transformer_jax("decode", *flags)
+    done = run_command("decode", *flags)
     first, second = done.stdout.splitlines()
     assert "neun" in first.casefold().split()
     assert second
     report = tmp_path / "sentences.jsonl"
-    done = transformer_jax("decode", *flags, "--document", f"--sentences={report}", "--noguards")
+    done = run_command("decode", *flags, "--document", f"--sentences={report}", "--noguards")
     assert not done.returncode, done.stderr
     sentences = [json.loads(line) for line in report.read_text().splitlines()]
     assert [one["source"] for one in sentences] == ["one two", "three"]
     assert "neun" in sentences[0]["text"].casefold().split()
     assert done.stdout.splitlines() == [one["text"] for one in sentences]
     terms.write_text("two", encoding="utf-8")
-    done = transformer_jax("decode", *flags)
+    done = run_command("decode", *flags)
     assert (done.returncode, done.stderr) == (
         2,
         f"error: {terms}, line 1: 1 columns instead of source, tab, target, and if need be another "
         "tab and flags.\n",
     )
     for flag in ("--protect=x", "--noguards", f"--sentences={report}"):
-        done = transformer_jax("decode", f"--workdir={tiny_run[1]}", f"--input={lines}", flag)
+        done = run_command("decode", f"--workdir={tiny_run[1]}", f"--input={lines}", flag)
         assert done.returncode == 2
         assert "need --document; add it." in done.stderr

@@ -18,6 +18,7 @@ COMMANDS = {
     "eval": "Score a model on a test set, and compare it with another system.",
     "decode": "Translate lines of text, or score given translations.",
     "translate-corpus": "Translate many large files, also on the machines of a Ray cluster.",
+    "distill": "Train a small model on what one or several trained models write.",
     "export": "Write a model in the format of another tool.",
     "bundle": "Write a model as one file, with digests and a model card.",
     "convert": "Make a published model's pytorch_model.bin readable without pickle.",

@@ -17,12 +17,14 @@ from etils import epath
 
 from transformer_jax import paths, units
 from transformer_jax.api import Translator
-from transformer_jax.commands import search_flags
+from transformer_jax.commands import model_flags, search_flags
 from transformer_jax.commands.decode_output import ResumableOutput
 from transformer_jax.data import ray_tasks
 from transformer_jax.data.text_lines import read_lines
 from transformer_jax.errors import UserError
+from transformer_jax.interop import pretrained
 from transformer_jax.runs import compilation_cache
+from transformer_jax.text.training_pairs import PairRules
 
 FLAGS = flags.FLAGS
 REPORT_SECONDS = 30.0
@@ -39,22 +41,51 @@ class Job:
     Attributes:
       model, checkpoint: as of `Translator.load`.
       settings: of `Translator.translate`.
+      ensemble: further (path, checkpoint).
+      source_prefix: text before every source; "": that of the model.
+      pairs: the output is pairs for training; None: translations.
     """
 
     model: str
     checkpoint: str
     settings: dict[str, Any]
+    ensemble: tuple[tuple[str, str], ...] = ()
+    source_prefix: str = ""
+    pairs: PairRules | None = None
+
+    def description(self) -> dict[str, Any]:
+        """All that determines the output, without what has its default."""
+        fields = dataclasses.fields(self)
+        return {
+            field.name: value
+            for field, value in zip(fields, dataclasses.asdict(self).values(), strict=True)
+            if value != field.default
+        }
 
     def __call__(self) -> Callable[[Chunk], list[str]]:
         compilation_cache.keep_programs()
-        translator = Translator.load(self.model, self.checkpoint)
+        config = None
+        if self.source_prefix:
+            config = pretrained.read_config(self.model)
+            data = dataclasses.replace(config.data, source_prefix=self.source_prefix)
+            config = dataclasses.replace(config, data=data)
+        translator = Translator.load(self.model, self.checkpoint, config, ensemble=self.ensemble)
         settings = {name: value for name, value in self.settings.items() if value is not None}
+        data = translator.config.data
+        source_lang = settings.get("source_lang") or data.source_lang
+        target_lang = settings.get("target_lang") or data.target_lang
 
         def translate(chunk: Chunk) -> list[str]:
             outputs = translator.translate(chunk, **settings)
             return [" ".join(out.text.split("\n")) for out in outputs]  # each is a line
 
-        return translate
+        def make_pairs(chunk: Chunk) -> list[str]:
+            n_best = translator.translate(chunk, n_best=rules.n_best, **settings)
+            pairs = zip(chunk, n_best, strict=True)
+            return ["\n".join(rules.lines(*pair, source_lang, target_lang)) for pair in pairs]
+
+        rules = self.pairs or PairRules()
+        return make_pairs if self.pairs else translate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,15 +160,53 @@ class Progress:
 
 def run() -> None:
     """Translates all files that the flags name."""
-    files = find_files(FLAGS.input, FLAGS.output)
     settings = {
         **search_flags.given(),
         "target_lang": FLAGS.target_lang,
         "source_lang": FLAGS.source_lang,
     }
-    job = Job(FLAGS.model, FLAGS.checkpoint, settings)
-    Path(FLAGS.output).mkdir(parents=True, exist_ok=True)
-    check_same_job(Path(FLAGS.output), job)
+    pairs = None
+    for name in ("tag", "n_best", "min_log_prob"):
+        if FLAGS[name].present and FLAGS.write == "translations":
+            raise UserError(f"--{name} is for pairs: add --write=pairs or --write=back_pairs.")
+    if FLAGS.write != "translations":
+        pairs = pair_rules(FLAGS.write == "back_pairs", FLAGS.tag)
+    ensemble = tuple(model_flags.ensemble())
+    job = Job(FLAGS.model, FLAGS.checkpoint, settings, ensemble, FLAGS.source_prefix, pairs)
+    run_job(find_files(FLAGS.input, FLAGS.output, ".tsv" if pairs else ""), FLAGS.output, job)
+
+
+def pair_rules(is_back: bool, tag: str) -> PairRules:
+    """Those of the flags.
+
+    Args:
+      is_back: whether translations become sources.
+      tag: before each source.
+
+    Raises:
+      UserError: a tag that is no single word.
+    """
+    if tag != "".join(tag.split()):
+        raise UserError(f"--tag={tag!r} must be one word, such as <BT>.")
+    rules = PairRules(is_back, tag, FLAGS.n_best, guards=FLAGS.guards)
+    if FLAGS.min_log_prob is None:
+        return rules
+    return dataclasses.replace(rules, min_log_prob=FLAGS.min_log_prob)
+
+
+def run_job(files: list[TranslatedFile], folder: str, job: Job) -> None:
+    """Translates the files that are not done, in this process or on a Ray cluster.
+
+    Args:
+      files: from `find_files`.
+      folder: of the translations.
+      job: the model and settings.
+
+    Raises:
+      UserError: the folder has translations of another job.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    check_same_job(Path(folder), job)
     with contextlib.ExitStack() as stack:
         num_processes, translate = 1, None
         if FLAGS.ray:
@@ -154,17 +223,22 @@ def check_same_job(folder: Path, job: Job) -> None:
       UserError: it has them.
     """
     record = folder / RECORD
-    content = json.dumps(dataclasses.asdict(job), indent=1) + "\n"
+    content = json.dumps(job.description(), indent=1) + "\n"
     if record.exists() and record.read_text() != content:
         raise UserError(
-            f"{folder} has translations by another model, checkpoint or settings ({record}); "
-            "name another folder."
+            f"{folder} has translations by another model, checkpoint or settings ({record}); give "
+            "the same, or name another folder."
         )
     paths.write_atomically(record, content)
 
 
-def find_files(pattern: str, folder: str) -> list[TranslatedFile]:
+def find_files(pattern: str, folder: str, suffix: str = "") -> list[TranslatedFile]:
     """The files that match, in the order of their names, with those of their translations.
+
+    Args:
+      pattern: of the files.
+      folder: of the translations.
+      suffix: of their names, after those of the files.
 
     Raises:
       UserError: none matches, or two would have the same translation.
@@ -177,12 +251,17 @@ def find_files(pattern: str, folder: str) -> list[TranslatedFile]:
         raise UserError(f"--input={pattern} matches no file.")
     files: dict[str, TranslatedFile] = {}
     for source in sources:
-        name = source.name.removesuffix(".gz").removesuffix(".zst")
+        name = source.name.removesuffix(".gz").removesuffix(".zst") + suffix
         target = Path(folder) / name
         if name in files:
             raise UserError(
                 f"{files[name].source} and {source} would both be translated into {target}; "
                 "translate one folder at a time."
+            )
+        if suffix and Path(source).parent.resolve() == Path(folder).resolve():
+            raise UserError(
+                f"--output={folder} has the sources, so its pairs would be taken for sources; name "
+                "another folder."
             )
         if target.exists() and os.path.samefile(target, source):
             raise UserError(f"--output={folder} would replace {source}; name another folder.")
@@ -211,12 +290,12 @@ def translate_files(
         if translate is None:
             translate = functools.partial(map, job())
         _translate_file(file, job, translate, progress)
-        print(f"{file.target}: {file.num_lines:,} lines", flush=True)
+        print(f"{file.target}: {file.num_lines:,} lines{_count_pairs(file, job)}", flush=True)
     print(progress.line())
 
 
 def _translate_file(file: TranslatedFile, job: Job, translate: Run, progress: Progress) -> None:
-    output = ResumableOutput(str(file.unfinished), lambda: dataclasses.asdict(job))
+    output = ResumableOutput(str(file.unfinished), job.description)
     with output:
         progress.skip(output.skip)
         lines = output.remaining(read_lines(file.source, allow_nul=True))
@@ -226,6 +305,15 @@ def _translate_file(file: TranslatedFile, job: Job, translate: Run, progress: Pr
             progress.add(translated)
         output.finish()
     file.unfinished.rename(file.target)
+
+
+def _count_pairs(file: TranslatedFile, job: Job) -> str:
+    """How many pairs a file has, and lines without one, for its line of output."""
+    if job.pairs is None:
+        return ""
+    pairs = sum(bool(line) for line in read_lines(epath.Path(file.target)))
+    left_out = file.num_lines * job.pairs.n_best - pairs
+    return f", {pairs:,} pairs, {left_out:,} blank"
 
 
 def _chunks(lines: Iterator[str]) -> Iterator[Chunk]:

@@ -51,7 +51,32 @@ def define_flags(argv: list[str]) -> list[str]:
     command_line.define_path(
         "output", None, "FILE", "Also write the translations to this file, one a line."
     )
+    flags.DEFINE_string(
+        "metrics",
+        "bleu,chrf",
+        "Scores, with commas: bleu and chrf, which are always computed, chrf++, ter, comet, and "
+        "comet_qe, which needs no reference.",
+    )
+    flags.DEFINE_string(
+        "comet_command",
+        None,
+        "What computes comet and comet_qe, with arguments; default: "
+        "config.checkpoint.comet_command.",
+    )
     flags.DEFINE_bool("conventions", False, "Show BLEU in every convention, with signatures.")
+    command_line.define_path(
+        "errors",
+        None,
+        "FILE",
+        "Also write an HTML page to this file: the worst sentences, and scores by length and by "
+        "frequency of words; with --compare of both systems.",
+    )
+    flags.DEFINE_bool(
+        "robustness",
+        False,
+        "Also score the sources in upper case, in lower case, without punctuation, and with typing "
+        "errors.",
+    )
     flags.DEFINE_bool(
         "calibrate",
         False,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import statistics
 from collections.abc import Sequence
@@ -12,9 +13,10 @@ from absl import flags
 from etils import epath
 
 from transformer_jax import distributed
-from transformer_jax.api import Translator
 from transformer_jax.commands import (
     eval_calibration,
+    eval_comparison,
+    eval_requested,
     model_flags,
     process_flags,
     report_file,
@@ -27,12 +29,16 @@ from transformer_jax.commands.text_output import (
     writing,
 )
 from transformer_jax.config import Config, DataConfig
-from transformer_jax.data import sources, text_corpora, text_lines
+from transformer_jax.data import sources, text_corpora
 from transformer_jax.decoding import call_settings
-from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.errors import UserError
-from transformer_jax.evaluation import corpus_metrics, model_metrics
-from transformer_jax.runs import directory_kinds, history
+from transformer_jax.evaluation import (
+    chosen_metrics,
+    comet,
+    corpus_metrics,
+    model_metrics,
+)
+from transformer_jax.runs import history
 from transformer_jax.runs.workdir import REPORT
 
 FLAGS = flags.FLAGS
@@ -58,6 +64,7 @@ class EvalSet:
 def run() -> None:
     """Scores the model. Several processes share the work, and the first one writes."""
     _check_flags()
+    metrics = chosen_metrics.parse(FLAGS.metrics)
     if FLAGS.calibrate:
         eval_calibration.check()
     process_flags.connect(saves=False)
@@ -78,7 +85,11 @@ def run() -> None:
             "for comparisons with published scores, which count every sentence; name the entire "
             "split."
         )
-    other = _other_system(eval_set) if FLAGS.compare else None
+    command = FLAGS.comet_command or translator.config.checkpoint.comet_command
+    distributed.run_on_primary(lambda: chosen_metrics.require(metrics, command), "metrics")
+    other = None
+    if FLAGS.compare:
+        other = eval_comparison.other_system(eval_set.name, len(eval_set.pairs))
     distributed.run_on_primary(functools.partial(_check_outputs, eval_set), "outputs")
     scores, outputs = model_metrics.evaluate(
         translator.engine,
@@ -101,10 +112,13 @@ def run() -> None:
         result["calibration"] = eval_calibration.run(
             translator, eval_set.pairs, outputs, search_flags.given()
         )
+    run = eval_requested.EvaluatedRun(
+        translator, decode, data, eval_set.name, eval_set.pairs, tokenizer, hypotheses
+    )
     try:
-        if other is not None:
-            result["compare"] = _compare(hypotheses, other, eval_set, tokenizer)
-    finally:  # errors of the comparison lose no scores
+        for name, value in eval_requested.scores(run, metrics, other, scores.chrf):
+            result[name] = value
+    finally:  # errors of these lose no scores
         if distributed.is_primary():
             _write(result, hypotheses)
 
@@ -115,6 +129,8 @@ def _check_flags() -> None:
         raise UserError("--input and --reference go together: the sources and their translations.")
     if FLAGS.input and FLAGS["split"].present:
         raise UserError("--split and --input both name what to score; remove one.")
+    if FLAGS.comet_command and not {*chosen_metrics.parse(FLAGS.metrics)} & {*comet.MODELS}:
+        raise UserError("--comet_command is for --metrics=comet or comet_qe; add one of them.")
     if FLAGS.calibrate and not FLAGS["split"].present:
         FLAGS.split = "validation"
 
@@ -156,9 +172,11 @@ def _check_outputs(eval_set: EvalSet) -> None:
     Raises:
       UserError: one cannot be written, or is a file that is read.
     """
-    if FLAGS.json and FLAGS.json == FLAGS.output:
-        raise UserError(f"--json and --output are the same file, {FLAGS.json}.")
-    for name in ("json", "output"):
+    names = [name for name in ("json", "output", "errors") if FLAGS[name].value]
+    for one, other in itertools.combinations(names, 2):
+        if FLAGS[one].value == FLAGS[other].value:
+            raise UserError(f"--{one} and --{other} are the same file, {FLAGS[one].value}.")
+    for name in ("json", "output", "errors"):
         check_not_overwritten(FLAGS[name].value or "-", eval_set.inputs, f"--{name}")
         if FLAGS[name].value:
             check_writable(FLAGS[name].value)
@@ -204,66 +222,6 @@ def _record(result: dict[str, Any], config: Config) -> None:
         report_file.write(FLAGS.workdir)
 
 
-def _other_system(eval_set: EvalSet) -> list[str] | Translator:
-    """What `--compare` names: translations from a file, or another model.
-
-    Raises:
-      UserError: there is no such model, or not one translation for each source, or too few.
-    """
-    num_sentences = len(eval_set.pairs)
-    corpus_metrics.check_comparable(num_sentences)
-    path = epath.Path(FLAGS.compare)
-    if path.is_file() and not directory_kinds.is_bundle(path):
-        lines = list(text_lines.read_lines(path))
-        if len(lines) != num_sentences:
-            raise UserError(
-                f"{path} has {len(lines)} translations, {eval_set.name} has {num_sentences} "
-                "sentences. The file needs one line for each sentence."
-            )
-        return lines
-    folder, _, checkpoint = FLAGS.compare.rpartition("@")
-    if not folder or path.exists():
-        folder, checkpoint = FLAGS.compare, "best"
-    other = Translator.load(folder, checkpoint, allow_pickle=FLAGS.allow_pickle)
-    try:
-        other.engine.language_tags(FLAGS.target_lang, FLAGS.source_lang)
-    except UserError as error:
-        raise UserError(f"`compare={FLAGS.compare}`: {error}") from error
-    return other
-
-
-def _compare(
-    hypotheses: Sequence[str], other: list[str] | Translator, eval_set: EvalSet, tokenizer: str
-) -> dict[str, Any]:
-    """What `--json` writes of the comparison with another system, on process 0; prints it."""
-    other_hypotheses = _hypotheses(other, eval_set.pairs)
-    if not distributed.is_primary():
-        return {}
-    references = [reference for _, reference in eval_set.pairs]
-    metrics = corpus_metrics.compare(hypotheses, other_hypotheses, references, tokenizer)
-    _print_comparison(metrics)
-    return {"with": FLAGS.compare, "metrics": [dataclasses.asdict(metric) for metric in metrics]}
-
-
-def _hypotheses(system: list[str] | Translator, pairs: list[tuple[str, str]]) -> list[str]:
-    """The other system's translation of each source."""
-    if isinstance(system, list):
-        return system
-    if distributed.is_primary():
-        print(
-            f"translating with {FLAGS.compare}, checkpoint of step {system.checkpoint_step}, "
-            "by the search settings of that run",
-            flush=True,
-        )
-    sources_share = distributed.local_share([source for source, _ in pairs])
-    n_best = system.engine.translate(
-        system.params,
-        sources_share,
-        TranslationSettings(system.config.decode, 1, FLAGS.target_lang, FLAGS.source_lang),
-    )
-    return distributed.gather_shares([hypotheses[0].text for hypotheses in n_best])
-
-
 def _print_scores(result: dict[str, Any], data: DataConfig, eval_set: EvalSet) -> None:
     part = f" (a part of it: {eval_set.part})" if eval_set.part else ""
     print(
@@ -302,14 +260,3 @@ def _conventions(
         score = "-" if row.bleu is None else f"{row.bleu:.2f}"
         print(f"  {row.name:<26}{score:>6}  {row.signature}")
     return [dataclasses.asdict(row) for row in rows]
-
-
-def _print_comparison(metrics: Sequence[corpus_metrics.Comparison]) -> None:
-    note = ": identical translations" if metrics[0].identical else ""
-    print(f"compared with {FLAGS.compare}, by paired bootstrap{note}")
-    for metric in metrics:
-        print(
-            f"  {metric.metric:<5} {metric.score:.2f} ± {metric.interval:.2f} here, "
-            f"{metric.other_score:.2f} ± {metric.other_interval:.2f} there, "
-            f"p = {metric.p_value:.4f}  {metric.signature}"
-        )

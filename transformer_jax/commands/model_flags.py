@@ -175,13 +175,15 @@ def load_translator(needs_parameters: bool = True) -> "Translator":
     if "source_prefix" in FLAGS and FLAGS.source_prefix:
         data = dataclasses.replace(config.data, source_prefix=FLAGS.source_prefix)
         config = dataclasses.replace(config, data=data)
-    return Translator.load(FLAGS.workdir, FLAGS.checkpoint, config, FLAGS.allow_pickle, _ensemble())
+    return Translator.load(FLAGS.workdir, FLAGS.checkpoint, config, FLAGS.allow_pickle, ensemble())
 
 
-def _ensemble() -> list[tuple[str, str]]:
+def ensemble() -> list[tuple[str, str]]:
     """(path, checkpoint) of the further models, for commands with `--ensemble`."""
-    models = []
-    for name in FLAGS.ensemble if "ensemble" in FLAGS else []:
-        path, _, checkpoint = name.rpartition("@")
-        models.append((path, checkpoint) if path else (name, "best"))
-    return models
+    return models(FLAGS.ensemble) if "ensemble" in FLAGS else []
+
+
+def models(names: Sequence[str]) -> list[tuple[str, str]]:
+    """(path, checkpoint) of each `DIR` or `DIR@CHECKPOINT`."""
+    parts = [name.rpartition("@") for name in names]
+    return [(path, checkpoint) if path else (checkpoint, "best") for path, _, checkpoint in parts]

@@ -51,7 +51,7 @@ def define_flags(argv: list[str]) -> list[str]:
     flags.DEFINE_enum(
         "metric",
         None,
-        list(scores.LABELS),
+        [*scores.LABELS, *scores.OTHER_LABELS],
         "Score to show and sort by; default: the one by which the runs choose their best.",
     )
     flags.DEFINE_bool("json", False, "Print all that is known of each run as JSON instead.")
@@ -182,10 +182,10 @@ def _row(run: "RunSummary", metric: str, now: datetime.datetime) -> dict[str, st
         "run": run.name,
         "state": run.state,
         "step": f"{run.step}/{'?' if run.num_steps is None else run.num_steps}",
-        scores.LABELS[metric]: "-" if newest is None else f"{newest:.2f}",
+        scores.label(metric): "-" if newest is None else f"{newest:.2f}",
         "best": "-" if best is None else f"{best[metric]:.2f}",
         "at step": "-" if best is None else str(best["step"]),
-        "test": f"{run.test[metric]:.2f}" if run.test else "",
+        "test": f"{run.test[metric]:.2f}" if run.test and metric in run.test else "",
         "age": _age(run.updated, now),
         "size": units.size(run.size),
     }
@@ -200,5 +200,6 @@ def _age(written: str, now: datetime.datetime) -> str:
 
 def _as_json(run: "RunSummary") -> dict[str, Any]:
     fields = dataclasses.asdict(run)
+    names = dict.fromkeys([*scores.LABELS, run.best_metric])
     newest = run.evaluations[-1] if run.evaluations else None
-    return fields | {"newest": newest, "best": {name: run.best(name) for name in scores.LABELS}}
+    return fields | {"newest": newest, "best": {name: run.best(name) for name in names}}

@@ -1,18 +1,18 @@
 """The settings of a run.
 
-- `fields`, `data_fields`: the tree of dataclasses; a new setting is one more field there.
+- `fields`, `data_fields`, `decode_fields`: the tree of dataclasses; a setting is one field.
 - `setting`: what a field knows besides its type: meaning, range, whether it may change.
-- `checks`: `validate`, for single settings and for combinations.
+- `checks`, `data_checks`: `validate`, for single settings and for combinations.
 - `json_format`: `config.json`, and what older ones mean.
 - `__main__`: `python -m transformer_jax.config` prints all settings as a page of documentation.
 """
 
 from transformer_jax.config.checks import validate
 from transformer_jax.config.data_fields import DataConfig
+from transformer_jax.config.decode_fields import DecodeConfig
 from transformer_jax.config.fields import (
     CheckpointConfig,
     Config,
-    DecodeConfig,
     ModelConfig,
     OptimizerConfig,
     ParallelConfig,

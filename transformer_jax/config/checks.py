@@ -4,24 +4,13 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from transformer_jax.config.data_fields import DataConfig, parse_stage
-from transformer_jax.config.fields import Config, DecodeConfig, ModelConfig
+from transformer_jax.config.data_checks import data_conflicts
+from transformer_jax.config.decode_fields import DecodeConfig
+from transformer_jax.config.fields import Config, ModelConfig
 from transformer_jax.config.json_format import typed
 from transformer_jax.config.setting import Setting, all_settings
 from transformer_jax.errors import UserError, did_you_mean
 
-NORMALIZATIONS = ("identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf")  # SentencePiece's
-FILTERS = (  # of `data.filters`; `data.shards.filters` says what each is for
-    "empty",
-    "control",
-    "identical",
-    "language",
-    "test_leaks",
-    "duplicates",
-    "near_duplicates",
-    "length",
-    "ratio",
-)
 LOGGERS = ("wandb", "mlflow")  # of `train.loggers`
 SINUSOIDS = ("interleaved", "halves", "tensor2tensor")
 
@@ -69,9 +58,10 @@ def _conflicts(config: Config) -> Iterator[str]:
     """A sentence for each combination of settings that cannot work."""
     yield from _model_conflicts(config.model)
     yield from _batch_conflicts(config)
-    yield from _corpus_conflicts(config.data)
+    yield from data_conflicts(config.data)
     yield from _training_conflicts(config)
     yield from _r_drop_conflicts(config)
+    yield from _fine_tuning_conflicts(config)
     yield from _search_conflicts(config.decode)
 
 
@@ -129,10 +119,10 @@ def _batch_conflicts(config: Config) -> Iterator[str]:
             f"config.data.batch_sentences={data.batch_sentences} needs "
             "config.data.batching=bucket; packed rows hold several sentences each."
         )
-    if data.subword_sampling and data.batching != "pack":
+    if data.tokens_differ_by_epoch and data.batching != "pack":
         yield (
-            f"config.data.subword_sampling={data.subword_sampling:g} needs "
-            f"config.data.batching=pack: the shapes of {data.batching} depend on how words are cut."
+            f"{data.why_tokens_differ} needs config.data.batching=pack: the shapes of "
+            f"{data.batching} depend on the tokens, which differ in each epoch."
         )
     if not data.batch_sentences and data.batch_tokens < row_len * config.train.accumulate_steps:
         yield (
@@ -152,104 +142,6 @@ def _batch_conflicts(config: Config) -> Iterator[str]:
         )
 
 
-def _corpus_conflicts(data: DataConfig) -> Iterator[str]:
-    rules = [name.strip() for name in data.normalization.split(",")]
-    if len(rules) > 2 or not {*rules} <= {*NORMALIZATIONS}:
-        yield (
-            f"config.data.normalization={data.normalization!r} must be one of "
-            f"{', '.join(NORMALIZATIONS)}, or two of them as SOURCE,TARGET."
-        )
-    (setting,) = (s for s in all_settings(DataConfig) if s.path == "normalization")
-    unchosen = (setting.default, setting.former)  # of new runs, and of those of 0.1.0
-    if data.tokenizer_model and data.normalization not in unchosen:
-        yield (
-            f"config.data.normalization={data.normalization} is for a tokenizer that is trained; "
-            "those of config.data.tokenizer_model have their own rules."
-        )
-    # A prepared folder knows its number of corpora, and is asked when it is opened.
-    corpora = len(data.train.split(",")) if data.source != "prepared" else 0
-    mixes = data.train_languages or data.train_weights or data.stages
-    if data.source == "tfds" and (corpora > 1 or mixes):
-        yield (
-            "config.data.train may name several corpora, weights and languages "
-            "only with config.data.source=files."
-        )
-    yield from _mixture_conflicts(data, corpora)
-    yield from _filter_conflicts(data)
-    for name in ("train_weights", "train_languages"):
-        if corpora and getattr(data, name) and len(getattr(data, name)) != corpora:
-            yield (
-                f"config.data.{name} has {len(getattr(data, name))} entries, "
-                f"config.data.train names {corpora} corpora."
-            )
-    if any(weight <= 0 for weight in data.train_weights):
-        yield f"config.data.train_weights={data.train_weights} must all be above 0."
-    if any(pair.count("-") != 1 for pair in data.train_languages):
-        yield f"config.data.train_languages={data.train_languages} must look like en-de."
-    if data.train_languages and not data.target_language_tags:
-        targets = {pair.split("-")[1] for pair in data.train_languages}
-        if len(targets) > 1:
-            yield (
-                f"config.data.train_languages has targets {', '.join(sorted(targets))}: set "
-                "config.data.target_language_tags=True so that the model reads which one to write."
-            )
-    if data.source_lang == data.target_lang:
-        yield f"config.data.source_lang and target_lang are both {data.source_lang!r}."
-
-
-def _filter_conflicts(data: DataConfig) -> Iterator[str]:
-    for name in data.filters:
-        if name not in FILTERS:
-            yield (
-                f"config.data.filters has no filter {name!r}{did_you_mean(name, FILTERS)} There "
-                f"are {', '.join(FILTERS)}."
-            )
-    if {"duplicates", "near_duplicates"} <= {*data.filters}:
-        yield "config.data.filters: near_duplicates are duplicates too; name one of the two."
-    if data.context_sentences and (data.filters or data.filter_function):
-        yield (
-            "config.data.filters would take sentences out of documents, which "
-            "config.data.context_sentences reads; use one of the two."
-        )
-
-
-def _mixture_conflicts(data: DataConfig, corpora: int) -> Iterator[str]:
-    ways = [name for name in ("train_weights", "stages") if getattr(data, name)]
-    ways += ["temperature"] * (data.temperature != 1)
-    if len(ways) > 1:
-        yield f"config.data.{ways[0]} and {ways[1]} both set the shares of the corpora; choose one."
-    if data.plan_version < 3 and (data.stages or data.temperature != 1):
-        yield (
-            f"config.data.{ways[-1]} needs batches planned by config.data.plan_version=3; this run "
-            f"has {data.plan_version}. Use another work directory."
-        )
-    if data.stages and data.subword_sampling:
-        yield (
-            "config.data.stages cannot be used with subword_sampling, which plans each epoch by "
-            "itself; set one of the two to its default."
-        )
-    try:
-        stages = [parse_stage(stage) for stage in data.stages]
-    except ValueError:
-        yield f'config.data.stages={data.stages} must look like ("0:1,1", "20000:1,4").'
-        return
-    steps = [step for step, _ in stages]
-    if stages and (steps[0] != 0 or steps != sorted(set(steps))):
-        yield f"config.data.stages={data.stages} must begin at step 0 and ascend."
-    for stage, (_, shares) in zip(data.stages, stages, strict=True):
-        if (
-            (corpora and len(shares) != corpora)
-            or min(shares) < 0
-            or not sum(shares) < float("inf")
-        ):
-            yield (
-                f"config.data.stages: {stage!r} must have a share of at least 0 for each "
-                "corpus of config.data.train."
-            )
-        elif not sum(shares):
-            yield f"config.data.stages: the shares of {stage!r} are all 0."
-
-
 def _r_drop_conflicts(config: Config) -> Iterator[str]:
     model = config.model
     rates = model.dropout_rate, model.attention_dropout_rate, model.activation_dropout_rate
@@ -257,6 +149,22 @@ def _r_drop_conflicts(config: Config) -> Iterator[str]:
         yield (
             f"config.train.r_drop={config.train.r_drop:g} compares two passes with other dropout, "
             "and config.model has none; set config.model.dropout_rate."
+        )
+
+
+def _fine_tuning_conflicts(config: Config) -> Iterator[str]:
+    if not config.data.new_tokens:
+        return
+    if config.data.source == "prepared":
+        yield (
+            f"config.data.new_tokens={config.data.new_tokens} changes the tokenizer, and "
+            f"config.data.train={config.data.train} is tokenised already; use "
+            "config.data.source=files."
+        )
+    if config.train.lora_rank:
+        yield (
+            f"config.data.new_tokens={config.data.new_tokens} would not be trained with "
+            f"config.train.lora_rank={config.train.lora_rank}; set one of them to 0."
         )
 
 
@@ -290,11 +198,11 @@ def _training_conflicts(config: Config) -> Iterator[str]:
             "config.train.scan_layers=True hides the layer that config.train.alignment_weight="
             f"{config.train.alignment_weight:g} teaches; set one of them to its default."
         )
-    if config.train.alignment_weight and config.data.subword_sampling:
+    if config.train.alignment_weight and config.data.tokens_differ_by_epoch:
         yield (
             f"config.train.alignment_weight={config.train.alignment_weight:g} aligns the tokens of "
-            "a corpus once, but config.data.subword_sampling changes them in each epoch; set one "
-            "of them to 0."
+            f"a corpus once, but {config.data.why_tokens_differ} changes them in each epoch; set "
+            "one of them to its default."
         )
     if config.train.early_stopping_patience and not config.train.eval_every_steps:
         yield (

@@ -60,6 +60,12 @@ class DataConfig:
     vocab_size: int = setting(8000, "Tokens of the tokenizer that is trained.", at_least=8)
     target_vocab_size: int = setting(0, "The same of the target; 0: vocab_size.", at_least=0)
     tokenizer: Literal["unigram", "bpe"] = setting("unigram", "Kind of tokenizer to train.")
+    new_tokens: int = setting(
+        0,
+        "Tokens of the training text that the vocabulary of `train.init_from` gets, for a new "
+        "language, besides the tags of its languages.",
+        at_least=0,
+    )
     tokenizer_model: str = path_setting(
         "", "Use this SentencePiece model instead; two files as SOURCE,TARGET.", "several"
     )
@@ -80,6 +86,12 @@ class DataConfig:
         0.0,
         "Segment words at random, again in each epoch. bpe: probability that a merge is skipped; "
         "unigram: smoothing alpha; 0: off.",
+    )
+    augment: tuple[str, ...] = setting(
+        (),
+        'Noise in the sources of training, drawn again in each epoch: "KIND:SHARE" of the pairs, '
+        'such as ("upper_case:0.05", "typos:0.1"). Kinds: upper_case, lower_case, title_case, '
+        "no_punctuation, no_end_punctuation, extra_spaces, typos.",
     )
     character_coverage: float = setting(
         1.0, "Share of the text's characters that get tokens.", above=0, at_most=1
@@ -146,6 +158,28 @@ class DataConfig:
     batch_sentences: int = setting(
         0, "With bucket: sentences of a step, instead of batch_tokens; 0: off.", at_least=0
     )
+
+    @property
+    def tokens_differ_by_epoch(self) -> bool:
+        """Whether each epoch is tokenised by itself."""
+        return bool(self.why_tokens_differ)
+
+    @property
+    def why_tokens_differ(self) -> str:
+        """The setting that changes tokens in each epoch, for messages; empty: none does."""
+        if self.subword_sampling:
+            return f"config.data.subword_sampling={self.subword_sampling:g}"
+        return f"config.data.augment={self.augment}" if self.augment else ""
+
+
+def parse_augment(augment: tuple[str, ...]) -> dict[str, float]:
+    """Share of the pairs that have each kind of noise.
+
+    Raises:
+      ValueError: an entry does not look like `KIND:SHARE`.
+    """
+    parts = [entry.partition(":") for entry in augment]
+    return {kind: float(share) for kind, _, share in parts}
 
 
 def parse_stage(stage: str) -> tuple[int, list[float]]:

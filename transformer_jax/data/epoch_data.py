@@ -3,10 +3,10 @@
 In: the corpora of `sources`, tokenizers, config. Out: `Epochs`, which maps the number of a training
 step to an `EpochData` (token ids and batch plan) and to the number of a batch in that plan.
 
-Without subword sampling one `EpochData` serves every epoch. With it each epoch has its own
-segmentation of words into tokens. All epochs have as many batches as epoch 0, so batch `t` needs
-none of the batches before it. Where a later segmentation needs more rows, those are left out of
-that epoch; where it needs fewer, some rows are seen twice.
+One `EpochData` serves every epoch, unless subword sampling or noise (`data.augment`) gives each
+epoch other tokens: a drawn epoch. All epochs have as many batches as epoch 0, so batch `t` needs
+none of the batches before it. Where the tokens of a later epoch need more rows, those are left out
+of that epoch; where they need fewer, some rows are seen twice.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.data.workers import Workers
 from transformer_jax.errors import UserError
 
-KEPT_EPOCHS = 3  # sampled epochs in the token cache: the previous, the current and the next one
+KEPT_EPOCHS = 3  # drawn epochs in the token cache: the previous, the current and the next one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +48,12 @@ class EpochData:
 
 
 class Epochs:
-    """The data of every epoch; sampled epochs are prepared by a thread, one epoch ahead.
+    """The data of every epoch; drawn epochs are prepared by a thread, one epoch ahead.
 
     Args:
       first: data of epoch 0, and of all epochs if `load` is None.
-      load: returns the data of a sampled epoch, given its number from 1.
-      remove: deletes the token cache of a sampled epoch.
+      load: returns the data of a drawn epoch, given its number from 1.
+      remove: deletes the token cache of a drawn epoch.
       num_steps: length of the run; epochs that begin after it are not prepared ahead.
     """
 
@@ -81,7 +81,7 @@ class Epochs:
         return (current.result() if current else self.first), batch
 
     def close(self) -> None:
-        """Removes all sampled epochs but the first from the token cache."""
+        """Removes all drawn epochs but the first from the token cache."""
         with self._lock:
             futures, self._futures = self._futures, {}
 
@@ -168,10 +168,11 @@ def prepare_epochs(
             "To have exact batches, install sentencepiece==0.2.1.",
             sentencepiece.__version__,
         )
-    corpus = tokenize(epoch_seed(0) if sampled else None)
+    drawn = data.tokens_differ_by_epoch
+    corpus = tokenize(epoch_seed(0) if drawn else None)
     plan, facts = _make_plan(corpora, corpus, config, None, row_multiple, workers)
     first = EpochData(corpus, plan)
-    if not sampled:
+    if not drawn:
         return Epochs(first), facts
 
     def load(epoch: int) -> EpochData:
@@ -213,8 +214,8 @@ def _make_plan(
     sizes = [shard.num_pairs for part in parts for shard in part]
     starts = iter((np.cumsum(sizes) - sizes).tolist())
     first_pairs = [[next(starts) for _ in part] for part in parts]
-    # Plans of sampled tokens serve one epoch only.
-    folder = None if data.subword_sampling else token_cache.folder_of(data) / "plans"
+    # Plans of drawn tokens serve one epoch only.
+    folder = None if data.tokens_differ_by_epoch else token_cache.folder_of(data) / "plans"
     with token_cache.write_errors(folder):
         files = PlanFiles(folder, workers or Workers.of(data.num_workers))
         if data.source == "prepared":

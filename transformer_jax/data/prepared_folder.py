@@ -159,10 +159,10 @@ class PreparedFolder:
 
     def check_settings(self, config: DataConfig) -> None:
         """Raises a `UserError` where a run needs other tokens."""
-        if config.subword_sampling:
+        if config.tokens_differ_by_epoch:
             raise UserError(
-                "config.data.subword_sampling segments text again in each epoch, and a prepared "
-                "folder has no text; use config.data.source=files."
+                f"{config.why_tokens_differ} tokenises the text again in each epoch, and a "
+                "prepared folder has no text; use config.data.source=files."
             )
         for name in FILTER_SETTINGS:
             given = getattr(config, name)

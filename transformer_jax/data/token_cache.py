@@ -1,8 +1,8 @@
 """A corpus as token ids in shards on disk, in a cache.
 
 In: `Corpus` objects and a `TokenizerPair`. Out: `TokenizedCorpus`. The cache has a folder for each
-corpus and tokenizer, and with subword sampling for each seed. So a corpus that is added to a run is
-the only one that is tokenised.
+corpus and tokenizer, and for each seed of drawn tokens (`epoch_data`). So a corpus that is added to
+a run is the only one that is tokenised.
 """
 
 import contextlib
@@ -142,6 +142,8 @@ class _Inputs:
         digest = hashlib.blake2b(digest_size=16)
         for text in (FORMAT, self.tokenizers.fingerprint, str(self.config.target_language_tags)):
             digest.update(text.encode())
+        if self.config.augment:
+            digest.update(f"augment {self.config.augment} {self.seed} {self.number}".encode())
         if self.seed is not None:
             sampling = f"{self.config.subword_sampling} {self.config.max_len} {self.seed}"
             digest.update(f"{sampling} {self.number}".encode())
@@ -176,7 +178,8 @@ class _Inputs:
 
         with write_errors(folder.parent):
             _remove_abandoned(folder.parent)
-            # Sampling seeds a generator of each process; one thread after another uses it.
+            # Sampling seeds a generator of each process; one thread after another uses it. And the
+            # processes of a pool would compete with the training, and keep it from ending.
             workers = IN_THIS_PROCESS if self.seed is not None else self.workers
             return shard_store.open_shards(folder, blocks, writer, workers)
 
@@ -200,15 +203,15 @@ def tokenize_corpora(
     Args:
       corpora: what to tokenise.
       tokenizers: of both sides.
-      config: where the cache is, whether languages are tagged, and the rate of subword sampling.
-      seed: of subword sampling; None: each word in its best segmentation.
+      config: where the cache is, whether languages are tagged, subword sampling and noise.
+      seed: of subword sampling and noise; None: neither.
       has_links: whether tokens are aligned too.
       workers: the processes; None: as many as the config says.
 
     Raises:
       UserError: where the cache cannot be written, or is damaged each time.
     """
-    # Sampled tokens serve one epoch only, so they are not shared between machines.
+    # Drawn tokens serve one epoch only, so they are not shared between machines.
     is_shared = seed is None and paths.is_remote(config.cache_dir)
     parts = []
     all_inputs = _inputs(corpora, tokenizers, config, seed, workers)
@@ -225,7 +228,7 @@ def tokenize_corpora(
     names = [inputs.folder.name for inputs in all_inputs]
     digest = hashlib.blake2b("".join(names).encode(), digest_size=16)
     corpus = TokenizedCorpus(
-        # Sampled tokens are removed after some epochs.
+        # Drawn tokens are removed after some epochs.
         ShardedSide(shards, "source", keeps_open=seed is not None),
         ShardedSide(shards, "target", keeps_open=seed is not None),
         tuple(sum(shard.num_pairs for shard in part) for part in parts),
@@ -265,7 +268,7 @@ def _inputs(
 def remove(
     corpora: Sequence[Corpus], tokenizers: TokenizerPair, config: DataConfig, seed: int
 ) -> None:
-    """Removes the tokens that were sampled with `seed`; open memory maps stay readable."""
+    """Removes the tokens that were drawn with `seed`; open memory maps stay readable."""
     for inputs in _inputs(corpora, tokenizers, config, seed):
         paths.remove_at_once(inputs.folder)
 
@@ -287,7 +290,7 @@ def write_errors(root: Path | None) -> Iterator[None]:
 def _temporary_folders(root: Path) -> Iterator[Path]:
     """Those in the folder of the cache, and in the folders of corpora."""
     for folder in (root, *(root.iterdir() if root.exists() else ())):
-        # The folder of a sampled epoch may be removed at the same time.
+        # The folder of a drawn epoch may be removed at the same time.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             yield from [*folder.glob(paths.TEMPORARY)]
 

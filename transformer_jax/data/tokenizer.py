@@ -133,6 +133,11 @@ class Tokenizer:
         added = {self.pad_id: "<pad>", self.bos_id: "<s>", self.eos_id: "</s>"}
         return [self._processor.id_to_piece(int(i)) if i < size else added[int(i)] for i in ids]
 
+    @property
+    def num_model_tokens(self) -> int:
+        """Tokens of the SentencePiece model."""
+        return self._processor.get_piece_size()
+
     def token_id(self, token: str) -> int:
         """Id of a token; `unk_id` where there is none."""
         return self._processor.piece_to_id(token)

@@ -3,7 +3,8 @@
 import io
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -124,8 +125,34 @@ def _with_rule(model: bytes, rule: str) -> bytes:
 
 
 def _train(config: DataConfig, vocab_size: int, texts: Iterator[str], tags: list[str]) -> bytes:
-    """Trains a SentencePiece model; its rule is `identity`, as `texts` are normalised already."""
     logging.info("training a SentencePiece tokenizer of %d tokens", vocab_size)
+    return train_model(
+        texts,
+        f"A tokenizer of config.data.vocab_size={vocab_size} tokens cannot be trained on this "
+        "corpus",
+        model_type=config.tokenizer,
+        vocab_size=vocab_size,
+        character_coverage=config.character_coverage,
+        byte_fallback=config.byte_fallback,
+        control_symbols=tags,  # which no text can spell
+        pad_id=0,
+        bos_id=1,
+        eos_id=2,
+        unk_id=3,
+    )
+
+
+def train_model(texts: Iterable[str], failure: str, **options: Any) -> bytes:
+    """Trains a SentencePiece model; its rule is `identity`, as `texts` are normalised already.
+
+    Args:
+      texts: of the corpus.
+      failure: what does not work if training fails, for a message.
+      **options: of SentencePiece's trainer.
+
+    Raises:
+      UserError: a text cannot be read, or no such model can be trained on these.
+    """
     model = io.BytesIO()
     damage: list[UserError] = []
 
@@ -139,29 +166,18 @@ def _train(config: DataConfig, vocab_size: int, texts: Iterator[str], tags: list
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=sentences(),
             model_writer=model,
-            model_type=config.tokenizer,
-            vocab_size=vocab_size,
-            character_coverage=config.character_coverage,
-            byte_fallback=config.byte_fallback,
             normalization_rule_name="identity",
-            control_symbols=tags,  # which no text can spell
             input_sentence_size=MAX_TRAINING_SENTENCES,
             shuffle_input_sentence=True,
             max_sentence_length=65_536,
-            pad_id=0,
-            bos_id=1,
-            eos_id=2,
-            unk_id=3,
             minloglevel=2,
+            **options,
         )
     except RuntimeError as error:
         if damage:
             raise damage[0] from error
         reason = " ".join(str(error).split()).rpartition("] ")[2]
-        raise UserError(
-            f"A tokenizer of config.data.vocab_size={vocab_size} tokens cannot be trained "
-            f"on this corpus: {reason}"
-        ) from error
+        raise UserError(f"{failure}: {reason}") from error
     if damage:
         raise damage[0]
     return model.getvalue()

@@ -3,13 +3,16 @@
 import collections
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
 from transformer_jax.evaluation.bleu_tokenizers import DEFAULT, make_bleu
 
-CHRF_ORDER, BLEU_ORDER = 6, 4  # longest n-grams, of characters and of words
+# Longest n-grams: of characters in chrF, of words in BLEU, of words in chrF++.
+CHRF_ORDER, BLEU_ORDER, WORD_ORDER = 6, 4, 2
 BETA = 2  # of chrF: how many times more recall counts than precision
 COLUMNS = 1 << 15  # of the matrix of bits, computed at a time
 
@@ -21,14 +24,17 @@ def expected_utilities(texts: Sequence[str], metric: str, tokenizer: str = DEFAU
 
     Args:
       texts: samples of one sentence.
-      metric: `chrf` or `bleu`, as sacreBLEU scores sentences; 0 to 100.
+      metric: `chrf`, `chrf++` or `bleu`, as sacreBLEU scores sentences; 0 to 100.
       tokenizer: of BLEU, from `bleu_tokenizers.choose`.
     """
     if not texts:
         return []
     counts = collections.Counter(texts)
     distinct = list(counts)
-    scores = _chrf(distinct) if metric == "chrf" else _bleu(distinct, tokenizer)
+    if metric == "bleu":
+        scores = _bleu(distinct, tokenizer)
+    else:
+        scores = _chrf(distinct, WORD_ORDER if metric == "chrf++" else 0)
     weighted = (scores * list(counts.values())).tolist()
     # The exact sum, so that equal utilities stay equal in whatever order samples come.
     utilities = {
@@ -37,10 +43,11 @@ def expected_utilities(texts: Sequence[str], metric: str, tokenizer: str = DEFAU
     return [utilities[text] for text in texts]
 
 
-def _chrf(texts: Sequence[str]) -> np.ndarray:
+def _chrf(texts: Sequence[str], word_order: int) -> np.ndarray:
     """Sentence chrF, `[texts, texts]`: of each row's text with each column's as its reference.
 
-    In the order of operations of sacreBLEU, so that its numbers are the same to the last bit.
+    With a `word_order` above 0 it is chrF++, which counts words too, punctuation marks apart. In
+    the order of operations of sacreBLEU, so that its numbers are the same to the last bit.
     """
     characters = [
         np.frombuffer("".join(text.split()).encode("utf-32-le", "surrogatepass"), np.uint32)
@@ -48,7 +55,12 @@ def _chrf(texts: Sequence[str]) -> np.ndarray:
     ]
     precision = np.zeros((len(texts), len(texts)))
     recall, orders = np.zeros_like(precision), np.zeros_like(precision)
-    for sizes, matches in ngram_matches(characters, CHRF_ORDER):
+    by_order = ngram_matches(characters, CHRF_ORDER)
+    if word_order:
+        # sacreBLEU has no public name for it.
+        split: Any = CHRF(word_order=word_order)._remove_punctuation
+        by_order += ngram_matches(_word_ids([split(text) for text in texts]), word_order)
+    for sizes, matches in by_order:
         both = (sizes[:, None] > 0) & (sizes > 0)
         precision += np.where(both, matches / np.maximum(sizes, 1)[:, None], 0.0)
         recall += np.where(both, matches / np.maximum(sizes, 1), 0.0)
@@ -65,10 +77,7 @@ def _bleu(texts: Sequence[str], tokenizer: str) -> np.ndarray:
     """Sentence BLEU by its effective order, `[texts, texts]`, as `_chrf`."""
     split = make_bleu(tokenizer).tokenizer
     words = [split(text.rstrip()).split() for text in texts]
-    vocabulary = dict.fromkeys(word for text_words in words for word in text_words)
-    ids = {word: number for number, word in enumerate(vocabulary)}
-    sequences = [np.array([ids[word] for word in text_words], np.int64) for text_words in words]
-    by_order = ngram_matches(sequences, BLEU_ORDER)
+    by_order = ngram_matches(_word_ids(words), BLEU_ORDER)
     totals = np.stack([sizes for sizes, _ in by_order], axis=-1).tolist()
     matches = np.stack([matches for _, matches in by_order], axis=-1).tolist()
     lengths = [len(text_words) for text_words in words]
@@ -82,6 +91,13 @@ def _bleu(texts: Sequence[str], tokenizer: str) -> np.ndarray:
         for i in range(len(texts))
     ]
     return np.asarray(scores)
+
+
+def _word_ids(words: Sequence[Sequence[str]]) -> list[np.ndarray]:
+    """The words of each text as numbers, int64."""
+    vocabulary = dict.fromkeys(word for of_text in words for word in of_text)
+    ids = {word: number for number, word in enumerate(vocabulary)}
+    return [np.array([ids[word] for word in of_text], np.int64) for of_text in words]
 
 
 def ngram_matches(

@@ -133,14 +133,13 @@ def _devices(topology: str) -> tuple[list[jax.Device], str]:
 
 def _fill_in(config: Config, platform: str) -> Config:
     """The config with what the tokenizers and the devices determine in a run."""
+    data = config.data
+    source = config.model.source_vocab_size or data.vocab_size
+    target = config.model.target_vocab_size or data.target_vocab_size or data.vocab_size
     model = dataclasses.replace(
         config.model,
-        source_vocab_size=config.model.source_vocab_size or config.data.vocab_size,
-        target_vocab_size=(
-            config.model.target_vocab_size
-            or config.data.target_vocab_size
-            or config.data.vocab_size
-        ),
+        source_vocab_size=source + data.new_tokens,
+        target_vocab_size=target + data.new_tokens,
         decoder_start_id=max(config.model.decoder_start_id, 0),
         dtype=compute_dtype(config.model, platform).name,  # type: ignore[arg-type]
     )

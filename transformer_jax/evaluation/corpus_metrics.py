@@ -11,7 +11,12 @@ from sacrebleu.metrics.chrf import CHRF
 
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import bleu_tokenizers
-from transformer_jax.evaluation.significance import Comparison, paired_bootstrap
+from transformer_jax.evaluation.significance import (
+    Comparison,
+    Statistics,
+    of_sacrebleu,
+    paired_bootstrap,
+)
 
 NO_FOUR_WORDS = "BLEU is 0 because no output shares four words in a row with its reference."
 MIN_SENTENCES = 100  # resampling of fewer has no meaning
@@ -161,18 +166,22 @@ def compare(
     others: Sequence[str],
     references: Sequence[str],
     tokenizer: str = bleu_tokenizers.DEFAULT,
+    more: Sequence[tuple[Statistics, Statistics]] = (),
 ) -> list[Comparison]:
     """Whether one system's BLEU and chrF differ from another's by more than chance.
 
     Args:
       hypotheses, others, references: in the same order.
       tokenizer: of BLEU, from `bleu_tokenizers.choose`.
+      more: statistics of both systems by other metrics, which are compared too.
 
     Raises:
       UserError: there are too few sentences.
     """
     check_comparable(len(references))
-    return [
-        paired_bootstrap(metric, hypotheses, others, references)
+    usual = [
+        (of_sacrebleu(metric, hypotheses, references), of_sacrebleu(metric, others, references))
         for metric in (bleu_tokenizers.make_bleu(tokenizer), CHRF())
     ]
+    identical = list(hypotheses) == list(others)
+    return [paired_bootstrap(*both, identical=identical) for both in (*usual, *more)]

@@ -70,9 +70,7 @@ def evaluate(
       The scores, and the best hypothesis of each pair, in order.
     """
     references = [reference for _, reference in pairs]
-    requests = distributed.local_share(
-        _requests([source for source, _ in pairs], engine.config.data.context_sentences)
-    )
+    requests = distributed.local_share(_requests(engine, [source for source, _ in pairs]))
     local_pairs = distributed.local_share(pairs)
     sources = [source for source, _ in local_pairs]
     targets = [reference for _, reference in local_pairs]
@@ -105,8 +103,21 @@ def evaluate(
     return evaluation, outputs
 
 
-def _requests(sources: Sequence[str], num_context: int) -> list[Request]:
+def translate(
+    engine: Engine,
+    params: Params | tuple[Params, ...],
+    sources: Sequence[str],
+    settings: TranslationSettings,
+) -> list[str]:
+    """The best hypothesis of each source; several processes share them, and each gets all."""
+    requests = distributed.local_share(_requests(engine, sources))
+    n_best = engine.translate(params, requests, settings)
+    return distributed.gather_shares([hypotheses[0].text for hypotheses in n_best])
+
+
+def _requests(engine: Engine, sources: Sequence[str]) -> list[Request]:
     """The sources, with their lines for messages, and the sentences before each."""
+    num_context = engine.config.data.context_sentences
     before = context.previous((source.strip() for source in sources), num_context)
     return [
         Request(source, context=texts, line=number)

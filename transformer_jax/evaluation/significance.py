@@ -2,12 +2,13 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import estimate_ci
 
 NUM_RESAMPLES = 1000
@@ -35,48 +36,84 @@ class Comparison:
     identical: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """What a metric counts in each sentence of one system.
+
+    Attributes:
+      metric: its name.
+      sentences: `[num_sentences, num_statistics]`.
+      score: the metric of summed statistics `[num_statistics]`.
+      signature: what it was computed with.
+    """
+
+    metric: str
+    sentences: np.ndarray
+    score: Callable[[np.ndarray], float]
+    signature: str
+
+    @property
+    def total(self) -> float:
+        """The metric of all sentences."""
+        return self.score(self.sentences.sum(axis=0))
+
+
+def of_sacrebleu(
+    metric: BLEU | CHRF | TER, hypotheses: Sequence[str], references: Sequence[str]
+) -> Statistics:
+    """Statistics of a metric of sacreBLEU; its signature is without the resamples."""
+    # sacreBLEU has no public names for the statistics of sentences, and for a score of their sum.
+    private: Any = metric
+    counts = private._extract_corpus_statistics(list(hypotheses), [list(references)])
+    sentences = np.array(counts, np.float64)
+    name = private._compute_score_from_stats(sentences.sum(axis=0)).name
+    return Statistics(
+        name,
+        sentences,
+        lambda sums: float(private._compute_score_from_stats(sums).score),
+        str(metric.get_signature()),
+    )
+
+
+def of_sentence_scores(metric: str, scores: Sequence[float], signature: str) -> Statistics:
+    """Statistics of a metric that is the mean of the scores of sentences."""
+    sentences = np.stack([np.asarray(scores, np.float64), np.ones(len(scores))], axis=1)
+    return Statistics(metric, sentences, lambda sums: float(sums[0] / sums[1]), signature)
+
+
 def paired_bootstrap(
-    metric: BLEU | CHRF,
-    hypotheses: Sequence[str],
-    others: Sequence[str],
-    references: Sequence[str],
+    this: Statistics,
+    other: Statistics,
     resamples: Iterable[np.ndarray] | None = None,
+    identical: bool = False,
 ) -> Comparison:
     """Compares two systems by a metric, on random resamples of their sentences.
 
     Args:
-      metric: of sacreBLEU.
-      hypotheses, others, references: in the same order.
+      this, other: of the two systems, sentence by sentence in the same order.
       resamples: `[num_sentences]` indices each; None: sacreBLEU's.
+      identical: whether both gave the same translations.
     """
-    # sacreBLEU has no public names for the statistics of sentences, and for a score of their sum.
-    private: Any = metric
-    systems = [
-        np.array(private._extract_corpus_statistics(list(texts), [list(references)]), np.float64)
-        for texts in (hypotheses, others)
-    ]  # [num_sentences, num_statistics] each
-    this, other = (private._compute_score_from_stats(s.sum(axis=0)) for s in systems)
     if resamples is None:
-        resamples = random_resamples(len(references))
+        resamples = random_resamples(len(this.sentences))
     scores = np.array(
         [
-            [private._compute_score_from_stats(s[indices].sum(axis=0)).score for s in systems]
+            [system.score(system.sentences[indices].sum(axis=0)) for system in (this, other)]
             for indices in resamples
         ]
     )  # [num_resamples, 2]
-    signature = metric.get_signature()
-    signature.update("seed", _seed().lower())
-    signature.update("bs", len(scores))
+    first, *rest = this.signature.split("|")
     intervals = [float(estimate_ci(column)[1]) for column in scores.T]
     return Comparison(
-        metric=this.name,
-        score=float(this.score),
+        metric=this.metric,
+        score=this.total,
         interval=intervals[0],
-        other_score=float(other.score),
+        other_score=other.total,
         other_interval=intervals[1],
-        p_value=p_value(scores[:, 0] - scores[:, 1], this.score - other.score),
-        signature=str(signature),
-        identical=list(hypotheses) == list(others),
+        p_value=p_value(scores[:, 0] - scores[:, 1], this.total - other.total),
+        # Where sacreBLEU has them.
+        signature="|".join([first, f"bs:{len(scores)}", f"seed:{_seed().lower()}", *rest]),
+        identical=identical,
     )
 
 

@@ -110,7 +110,7 @@ def load(
     config = validate(config or workdir_lib.read_config(path))
     tokenizers = workdir_lib.read_tokenizers(path)
     target = jax.eval_shape(lambda: init_params(config.model, jax.random.key(0)))
-    params, step = load_params(path, checkpoint, config.checkpoint, target)
+    params, step = load_params(path, checkpoint, config, target)
     return Pretrained(config, tokenizers, params, step, calibration.read(path, step))
 
 

@@ -13,7 +13,8 @@ These arguments have one meaning in all layers:
   deterministic: True disables dropout. Positional, because `nn.remat` needs its number.
   encoded: `[B, S, M]`, output of the encoder.
   positions: `[B, L]` or `[1, L]` integers; only rotary positions read them here.
-  position_bias: `[1, H, L, L]`, added to the scores of self-attention; None: nothing.
+  position_bias: `[H, 2 L - 1]`, added to the scores of self-attention by the distance between
+    query and key, from 1 - L on; None: nothing.
   segment_ids: `[B, L]` integers, of the sequence `x`. A token attends only to tokens of its
     segment, so a row may pack several sentences. Segment 0 is padding: no token attends to it, and
     the context vector of padding is zero, whatever implements attention.
@@ -27,7 +28,7 @@ import jax.numpy as jnp
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.primitives import Dense, Dropout, HeadNorm, Norm, PositionBias
 from transformer_jax.ops.activations import ACTIVATIONS
-from transformer_jax.ops.attention import attention_weights, dot_product_attention
+from transformer_jax.ops.attention import attention_weights, by_distance, dot_product_attention
 from transformer_jax.ops.dense import dense
 from transformer_jax.ops.masks import make_causal_mask, make_segment_mask
 from transformer_jax.ops.positional import apply_rotary
@@ -160,7 +161,7 @@ class MultiHeadAttention(nn.Module):
         query_segment_ids: jax.Array,
         key_segment_ids: jax.Array,
         causal: bool,
-        bias: jax.Array | None = None,
+        position_bias: jax.Array | None = None,
     ) -> jax.Array:
         """Attention of all heads, projected to `[B, T, M]`.
 
@@ -172,7 +173,7 @@ class MultiHeadAttention(nn.Module):
           query_segment_ids: `[B, T]`.
           key_segment_ids: `[B, S]`.
           causal: position t attends to positions 0 .. t only.
-          bias: added to the scores, broadcastable to `[B, H, T, S]`.
+          position_bias: `[H, T + S - 1]`.
         """
         config = self.config
         dropout_rate = 0.0 if deterministic else config.attention_dropout_rate
@@ -180,7 +181,7 @@ class MultiHeadAttention(nn.Module):
             query,
             key,
             value,
-            bias=bias,
+            distance_bias=position_bias,
             causal=causal,
             query_segment_ids=query_segment_ids,
             key_segment_ids=key_segment_ids,
@@ -194,7 +195,7 @@ class MultiHeadAttention(nn.Module):
             mask = make_segment_mask(query_segment_ids, key_segment_ids)
             if causal:
                 mask = mask & make_causal_mask(query.shape[1], key.shape[1])
-            self.capture(query, key, value, mask, bias)
+            self.capture(query, key, value, mask, position_bias)
         return self.out(context)
 
     def capture(
@@ -203,7 +204,7 @@ class MultiHeadAttention(nn.Module):
         key: jax.Array,
         value: jax.Array,
         mask: jax.Array,
-        bias: jax.Array | None,
+        position_bias: jax.Array | None,
     ) -> None:
         """Stores what the heads compute in the collection `intermediates`, if it is mutable.
 
@@ -214,6 +215,9 @@ class MultiHeadAttention(nn.Module):
         self.sow("intermediates", "queries", query)
         self.sow("intermediates", "keys", key)
         self.sow("intermediates", "values", value)
+        bias = position_bias
+        if bias is not None:
+            bias = by_distance(bias, query.shape[1], key.shape[1])  # --> [H, T, S]
         weights = attention_weights(
             query,
             key,
@@ -265,7 +269,7 @@ class SelfAttention(MultiHeadAttention):
             query_segment_ids=segment_ids,
             key_segment_ids=segment_ids,
             causal=self.causal,
-            bias=position_bias,
+            position_bias=position_bias,
         )
 
 

@@ -131,21 +131,19 @@ class PositionBias(nn.Module):
             self.table = self.param("table", init, shape)
 
     def __call__(self, length: int) -> jax.Array | None:
-        """`[1, H, L, L]` float32, of queries and keys; None where nothing is added.
+        """`[H, 2 L - 1]` float32, for each distance from 1 - L on; None where nothing is added.
 
         Indices count, not positions: sentences that share a row do not attend to one another.
         """
         if isinstance(length, int):
-            distances = np.arange(length)[None, :] - np.arange(length)[:, None]
-            bias = position_bias(self.config, self.table, distances, self.causal)  # --> [H, L, L]
-            return None if bias is None else bias[None]
+            distances = np.arange(1 - length, length)
+            return position_bias(self.config, self.table, distances, self.causal)
         # A symbol, in an export (`interop.stablehlo`): selected from those of all distances.
         longest = self.config.max_len
         every = position_bias(self.config, self.table, np.arange(1 - longest, longest), self.causal)
         if every is None:
             return None
-        positions = jnp.arange(length)
-        return every[None, :, positions[None, :] - positions[:, None] + longest - 1]
+        return every[:, jnp.arange(2 * length - 1) + longest - length]
 
 
 class Dropout(nn.Module):

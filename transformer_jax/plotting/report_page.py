@@ -7,9 +7,12 @@ and dark mode, with a keyboard and with a screen reader.
 import base64
 import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformer_jax import plotting
+
+if TYPE_CHECKING:
+    from transformer_jax.plotting.style import Figure
 
 # Contrast of text on its background is at least 4.5, as WCAG 2 asks for.
 _LIGHT = """
@@ -156,6 +159,7 @@ def table(
     columns: Iterable[str],
     rows: Mapping[str, Sequence[float]],
     best: str = "",
+    form: str = "{:.2f}",
 ) -> str:
     """A table of numbers.
 
@@ -165,6 +169,7 @@ def table(
       columns: titles of the others.
       rows: name -> its numbers.
       best: name of the row to mark.
+      form: how a number is written.
     """
     parts = ["<table><thead><tr>"]
     parts += [f'<th scope="col">{text(name)}</th>' for name in (first, *columns)]
@@ -172,13 +177,13 @@ def table(
     for name, values in rows.items():
         parts.append('<tr class="best">' if name == best else "<tr>")
         parts.append(f'<th scope="row">{text(name)}</th>')
-        parts += [f"<td>{value:.2f}</td>" for value in values]
+        parts += [f"<td>{form.format(value)}</td>" for value in values]
         parts.append("</tr>")
     parts.append("</tbody></table>")
     return scrolling("".join(parts), description)
 
 
-def image(figure: plotting.Figure, description: str) -> str:
+def image(figure: "Figure", description: str) -> str:
     """The figure as an image inside the page, without a background."""
     figure.patch.set_alpha(0.0)
     for axes in figure.axes:

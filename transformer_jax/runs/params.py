@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from transformer_jax.config import CheckpointConfig
+from transformer_jax.config import CheckpointConfig, Config, TrainConfig
 from transformer_jax.errors import UserError
+from transformer_jax.model import lora
 from transformer_jax.ops import platforms
 from transformer_jax.runs import checkpoint, digests
 from transformer_jax.runs.checkpoint import PyTree
@@ -17,15 +18,17 @@ from transformer_jax.runs.retention import quality
 
 
 def load_params(
-    workdir: epath.PathLike, which: str, config: CheckpointConfig, target: PyTree
+    workdir: epath.PathLike, which: str, config: Config, target: PyTree
 ) -> tuple[PyTree, int]:
-    """Parameters of a checkpoint, their exponential average where one was kept.
+    """The model's parameters of a checkpoint, their exponential average where one was kept.
+
+    The adapters of `train.lora_rank` are added to the kernels.
 
     Args:
       workdir: of a run.
       which: `best`, `latest`, a step, or `average:N` (mean of the N newest scheduled ones).
-      config: defines what `best` means, and how many of the newest were kept.
-      target: tree of `jax.ShapeDtypeStruct`.
+      config: of the run; defines what `best` means, and how many of the newest were kept.
+      target: parameters of the model, a tree of `jax.ShapeDtypeStruct`.
 
     Returns:
       The parameters on the default device, and the (newest) step they are of.
@@ -37,15 +40,15 @@ def load_params(
     all_steps = checkpoint.steps(workdir)
     if not all_steps:
         raise UserError(f"{workdir} has no checkpoint; train there first.")
-    steps = _choose_steps(folder, all_steps, which, config)
+    steps = _choose_steps(folder, all_steps, which, config.checkpoint)
     if len(steps) == 1:
-        params = _read_params(folder / str(steps[0]), target)
+        params = _read_params(folder / str(steps[0]), target, config.train)
     else:
         params = None
         for step in steps:  # one at a time: all of them may not fit
             part = jax.tree.map(
                 lambda x: np.asarray(x, np.float64) / len(steps),
-                _read_params(folder / str(step), target),
+                _read_params(folder / str(step), target, config.train),
             )
             params = part if params is None else jax.tree.map(np.add, params, part)
     return jax.tree.map(lambda x, t: jnp.asarray(x, t.dtype), params, target), max(steps)
@@ -104,11 +107,16 @@ def _newest_steps(folder: epath.Path, steps: list[int], count: int, max_to_keep:
     return newest[::-1]
 
 
-def _read_params(folder: epath.Path, target: PyTree) -> PyTree:
+def _read_params(folder: epath.Path, target: PyTree, config: TrainConfig) -> PyTree:
     item = "ema" if digests.has(folder, "ema") else "params"
     checkpoint.refuse_damage(folder, item)
+    if config.lora_rank:
+        target = jax.eval_shape(
+            lambda params: lora.add_adapters(params, config.lora_rank, jax.random.key(0)), target
+        )
     device = jax.sharding.SingleDeviceSharding(platforms.local_devices()[0])
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), target)
     logging.info("reading %s", folder / item)
     with checkpoint.read_errors(f"Checkpoint {folder} cannot be read as this model"):
-        return checkpoint.read_item(folder, item, target)
+        params = checkpoint.read_item(folder, item, target)
+    return lora.merge(params, config) if config.lora_rank else params

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from transformer_jax.config import CheckpointConfig
+from transformer_jax.runs import scores
 
 UNSCHEDULED = "unscheduled"  # metric of a checkpoint that was saved only because the run stopped
 
@@ -14,7 +15,8 @@ UNSCHEDULED = "unscheduled"  # metric of a checkpoint that was saved only becaus
 def quality(metrics: dict[str, float], metric: str) -> list[float]:
     """Score and minus loss: higher is better. NaN counts as the worst; a list, as JSON has it."""
     loss = metrics.get("eval_loss", np.inf)
-    score = -loss if metric == "eval_loss" else metrics[metric]
+    is_lower_better = metric.removeprefix("eval_") in scores.LOWER_IS_BETTER
+    score = -metrics[metric] if is_lower_better else metrics[metric]
     return [-np.inf if np.isnan(x) else x for x in (score, -loss)]
 
 

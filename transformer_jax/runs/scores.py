@@ -15,12 +15,19 @@ LABELS = {
     "perplexity": "perplexity",
     "token_accuracy": "token accuracy",
 }
-_LOWER_IS_BETTER = ("loss", "perplexity")
+# Those of `checkpoint.best_metric` that other runs do not have.
+OTHER_LABELS = {"chrf++": "chrF++", "ter": "TER", "comet": "COMET", "comet_qe": "COMET-QE"}
+LOWER_IS_BETTER = ("loss", "perplexity", "ter")
+
+
+def label(metric: str) -> str:
+    """What tables call a metric."""
+    return {**LABELS, **OTHER_LABELS}[metric]
 
 
 def quality(scores: Scores, metric: str) -> tuple[float, float]:
     """The score, negative where lower is better, and minus the loss: higher is better."""
-    value = -scores[metric] if metric in _LOWER_IS_BETTER else scores[metric]
+    value = -scores[metric] if metric in LOWER_IS_BETTER else scores[metric]
     return value, -scores["loss"]
 
 

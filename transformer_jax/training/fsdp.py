@@ -7,6 +7,7 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from transformer_jax.training import partition
+from transformer_jax.training.frozen import is_masked
 
 PyTree = Any
 
@@ -58,6 +59,8 @@ class FsdpParams:
         others = tuple(a for a in self.reduced_axes if a != "fsdp")
 
         def reduce(grad: jax.Array, spec: PartitionSpec, is_scattered: bool) -> jax.Array:
+            if is_masked(grad):
+                return grad
             axis = partition.axis_of(spec, "fsdp")
             if axis is None:
                 return jax.lax.psum(grad, self.reduced_axes)
@@ -68,6 +71,7 @@ class FsdpParams:
                 functools.partial(reduce, is_scattered=self._is_later(name)),
                 part,
                 self.specs[name],
+                is_leaf=is_masked,
             )
             for name, part in grads.items()
         }

@@ -207,7 +207,10 @@ def _open_mlflow(config: Config, workdir: epath.Path, run_id: str | None) -> Ser
         mlflow.log_params({s.path: str(s.value(config)) for s in all_settings(Config)})
     return Service(
         run.info.run_id,
-        lambda step, metrics: mlflow.log_metrics(metrics, step=step),
+        # It allows few characters besides letters.
+        lambda step, metrics: mlflow.log_metrics(
+            {name.replace("+", "p"): value for name, value in metrics.items()}, step=step
+        ),
         lambda outcome: mlflow.end_run(_MLFLOW_STATUS[outcome]),
     )
 

@@ -330,6 +330,7 @@ class Trainer:
         """Scores and translates the validation set, and reports; returns the scores."""
         state = self.runner.to_checkpoint_layout(self.state)
         params = self.runner.gather(state.params if state.ema is None else state.ema)
+        params = jax.jit(self.runner.train_step.model_params)(params)
         metrics, samples = evaluate(self.config, self._engine, params, self.data.validation)
         self._reporter.evaluation(self.step, metrics, samples)
         scores = {name: value for name, value in metrics.items() if isinstance(value, float)}

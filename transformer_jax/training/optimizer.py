@@ -73,13 +73,13 @@ def num_updates(opt_state: PyTree) -> jax.Array:
 def decays(config: OptimizerConfig, params: PyTree) -> PyTree:
     """For each parameter, whether weight decay applies to it by `weight_decay_on`.
 
-    `matrices` are the kernels of dense layers. Biases, norms, embeddings and learned positions do
-    not decay, as is customary.
+    `matrices` are the kernels of dense layers and their adapters. Biases, norms, embeddings and
+    learned positions do not decay, as is customary.
     """
 
     def decays_at(path: tuple[Any, ...], _: jax.Array) -> bool:
-        is_kernel = jax.tree_util.keystr(path[-1:], simple=True) == "kernel"
-        return is_kernel or config.weight_decay_on == "all"
+        names = [jax.tree_util.keystr((key,), simple=True) for key in path[-2:]]
+        return "kernel" in names or config.weight_decay_on == "all"
 
     return jax.tree_util.tree_map_with_path(decays_at, params)
 

@@ -15,8 +15,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transformer_jax.config import Config, ModelConfig, ParallelConfig
 from transformer_jax.errors import UserError
+from transformer_jax.model import lora
 from transformer_jax.model.transformer import init_params, param_axes
 from transformer_jax.ops import platforms
+from transformer_jax.training.frozen import is_masked
 from transformer_jax.training.step import PyTree, TrainState, TrainStep
 
 AXES = ("data", "fsdp", "tensor")
@@ -84,24 +86,34 @@ def make_mesh(config: Config, devices: list[jax.Device]) -> Mesh:
 
 
 def param_specs(config: Config, mesh: Mesh, shapes: PyTree) -> PyTree:
-    """A `PartitionSpec` over mesh axes for each parameter, by `RULES`.
+    """A `PartitionSpec` over mesh axes for each parameter of a state.
 
     Args:
       config: of the run.
       mesh: with `AXES`.
       shapes: the parameters, or `jax.ShapeDtypeStruct`s of them.
     """
+    if not config.train.lora_rank:
+        return _model_specs(config.model, mesh, shapes)
+    return {
+        lora.BASE: _model_specs(config.model, mesh, shapes[lora.BASE]),
+        # Few numbers, so every device has all of them.
+        lora.ADAPTERS: jax.tree.map(lambda _: PartitionSpec(), shapes[lora.ADAPTERS]),
+    }
+
+
+def _model_specs(model: ModelConfig, mesh: Mesh, shapes: PyTree) -> PyTree:
+    """A `PartitionSpec` for each parameter of the model, by `RULES`."""
     return jax.tree.map(
-        lambda x, names: _spec(x.shape, names, mesh.shape), shapes, param_axes(config.model)
+        lambda x, names: _spec(x.shape, names, mesh.shape), shapes, param_axes(model)
     )
 
 
 def param_shardings(config: Config, model: ModelConfig) -> PyTree:
     """A `NamedSharding` for each parameter of `model`, on the devices that `config` asks for."""
-    config = dataclasses.replace(config, model=model)
     mesh = make_mesh(config, choose_devices(config))
     shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
-    return shardings(mesh, param_specs(config, mesh, shapes))
+    return shardings(mesh, _model_specs(model, mesh, shapes))
 
 
 def _spec(
@@ -146,6 +158,8 @@ def state_specs(step: TrainStep, specs: PyTree, shapes: TrainState) -> PyTree:
     replicated = PartitionSpec()
 
     def like_param(x, spec, param):
+        if is_masked(x):
+            return x
         return spec if x.shape == param.shape else replicated
 
     return TrainState(
@@ -158,6 +172,7 @@ def state_specs(step: TrainStep, specs: PyTree, shapes: TrainState) -> PyTree:
             specs,
             shapes.params,
             transform_non_params=lambda _: replicated,
+            is_leaf=is_masked,
         ),
         ema=None if shapes.ema is None else specs,
         usual_norm=None if shapes.usual_norm is None else replicated,  # type: ignore[arg-type]

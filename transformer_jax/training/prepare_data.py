@@ -86,10 +86,15 @@ def _check(config: Config, folder: Path) -> None:
             f"config.data.source=prepared: {config.data.train} is prepared already. Name the text "
             "with config.data.source=files and config.data.train."
         )
-    if config.data.subword_sampling:
+    if config.data.new_tokens:
         raise UserError(
-            "config.data.subword_sampling segments text again in each epoch, so it cannot be "
-            "prepared; set it to 0."
+            f"config.data.new_tokens={config.data.new_tokens} extends the tokenizer when training "
+            "starts, from text; such a run cannot read prepared data."
+        )
+    if config.data.tokens_differ_by_epoch:
+        raise UserError(
+            f"{config.data.why_tokens_differ} tokenises the text again in each epoch, so it cannot "
+            "be prepared; set it to its default."
         )
     if config.data.plan_version < 3:
         raise UserError("`prepare` needs config.data.plan_version=3, the default.")

@@ -20,6 +20,7 @@ from transformer_jax import distributed
 from transformer_jax.config import Config
 from transformer_jax.data.loader import MAX_LINKS, Batch
 from transformer_jax.data.plans.batch_shapes import BatchShape
+from transformer_jax.model import lora
 from transformer_jax.ops.platforms import compute_dtype
 from transformer_jax.training import partition
 from transformer_jax.training.fsdp import FsdpParams
@@ -101,6 +102,9 @@ class Runner(abc.ABC):
             + f", runner {self.train_step.config.parallel.runner}"
             + (f", {mesh}" if mesh else "")
         )
+        trained = _size(self.train_step.trained(self._shapes.params))
+        if trained != self.num_params():
+            yield f"trained are {trained:,} parameters"
         for axis, share in self.replicated_share().items():
             if share:
                 yield (
@@ -110,15 +114,21 @@ class Runner(abc.ABC):
 
     def replicated_share(self) -> dict[str, float]:
         """Share of the parameters that `fsdp` and `tensor` could not shard, 0 .. 1."""
-        return partition.replicated_share(self.specs, self._shapes.params, self.mesh)
+        specs, shapes = map(self._of_model, (self.specs, self._shapes.params))
+        return partition.replicated_share(specs, shapes, self.mesh)
 
     def num_params(self) -> int:
-        return sum(x.size for x in jax.tree.leaves(self._shapes.params))
+        """Parameters of the model, without adapters."""
+        return _size(self._of_model(self._shapes.params))
+
+    def _of_model(self, params: PyTree) -> PyTree:
+        """The part of a tree like a state's parameters that is like the model's."""
+        return params[lora.BASE] if self.train_step.config.train.lora_rank else params
 
     def init(self, seed: int, params: PyTree = None) -> TrainState:
         """State before the first step, with given parameters (on the host) or fresh ones."""
         if params is not None:
-            params = jax.device_put(params, self.shardings.params)
+            params = jax.device_put(params, self._of_model(self.shardings.params))
         init = jax.jit(self.train_step.init_state, out_shardings=self.shardings)
         return self.from_checkpoint_layout(init(jax.random.key(seed), params))
 
@@ -209,6 +219,9 @@ class JitRunner(Runner):
         # `shard_map` handles `data` and `fsdp` alone; the compiler shards over `tensor`.
         train, dtype = step.config.train, compute_dtype(step.config.model)
         by_layer = train.scan_layers and train.remat != "none" and self.mesh.shape["fsdp"] > 1
+        by_layer &= not train.lora_rank  # adapters are added to all layers at the beginning
+        # With adapters, kernels are rounded after these are added.
+        dtype = jnp.float32 if train.lora_rank else dtype
         fsdp = FsdpParams(self.specs, self.mesh, dtype, by_layer)
         if by_layer:
             step.model = step.model.clone(gather=fsdp.gather_layer)
@@ -325,6 +338,10 @@ class PmapRunner(Runner):
             return jax.make_array_from_single_device_arrays(shape, self._replicated, shards)
 
         return jax.tree.map(remove, tree)
+
+
+def _size(params: PyTree) -> int:
+    return sum(x.size for x in jax.tree.leaves(params))
 
 
 def _map_shards(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> list[jax.Array]:

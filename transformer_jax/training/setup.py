@@ -2,9 +2,7 @@
 
 import dataclasses
 import hashlib
-import itertools
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,23 +14,22 @@ from transformer_jax.data import sources
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.epoch_data import Epochs, prepare_epochs
 from transformer_jax.data.loader import BatchSource
-from transformer_jax.data.plans.batch_shapes import BatchPlan, BatchShape
-from transformer_jax.data.plans.pair_selection import SelectionCounts
+from transformer_jax.data.plans.batch_shapes import BatchShape
 from transformer_jax.data.plans.stream_plan import StreamPlan
 from transformer_jax.data.prepared_folder import PreparedFolder
 from transformer_jax.data.shards import shard_store
-from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
 from transformer_jax.data.tokenizer_training import make_tokenizers
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import model_metrics
 from transformer_jax.interop import pretrained
 from transformer_jax.runs import workdir as workdir_lib
-from transformer_jax.training import loggers, partition
+from transformer_jax.training import data_description, loggers, partition
+from transformer_jax.training.evaluate import require_best_metric
+from transformer_jax.training.new_tokens import add_new_tokens
 from transformer_jax.training.step import PyTree
 
 Say = Callable[[str], None]
-REPORTED_LOSS = 0.001  # share of references changed by the tokenizer from which it is reported
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +93,7 @@ def prepare(
         workdir_lib.read_config(workdir)  # raises where there is no run
     elif distributed.is_primary():
         loggers.require(config.train.loggers)
+        require_best_metric(config)
     corpora = sources.open_corpora(config.data, "train")
     validation = _read_validation(config)
     config, tokenizers, initial_params = _starting_point(config, workdir, corpora, say)
@@ -105,7 +103,7 @@ def prepare(
     row_multiple = partition.num_batch_shards(config) * config.train.accumulate_steps
     epochs, facts = prepare_epochs(corpora, tokenizers, config, row_multiple)
 
-    fingerprints = {"corpus": _fingerprint(corpora), "tokenizer": tokenizers.fingerprint}
+    fingerprints = {"corpus": corpora_fingerprint(corpora), "tokenizer": tokenizers.fingerprint}
     workdir_lib.check_same_data(workdir, fingerprints)
     if distributed.is_primary() and not read_only:
         if not workdir_lib.has_checkpoints(workdir):
@@ -113,15 +111,17 @@ def prepare(
             record = {**fingerprints, "tokenizer_settings": _tokenizer_settings(config)}
             workdir_lib.write_data_record(workdir, record)
         workdir_lib.write_config(workdir, config)
-    for line in _describe_corpora(config, corpora, tokenizers, facts.counts):
+    for line in data_description.describe_corpora(config, corpora, tokenizers, facts.counts):
         say(line)
     if config.data.source != "prepared":  # `prepare` has said it
         for shards in epochs.first.corpus.shards:
             for line in shard_store.read_report(shards).lines():
                 say(line)
-    for line in _describe_batches(config, epochs.first.plan, facts.padding, row_multiple):
+    for line in data_description.describe_batches(
+        config, epochs.first.plan, facts.padding, row_multiple
+    ):
         say(line)
-    for line in _describe_lost_references(validation, tokenizers.target):
+    for line in data_description.describe_lost_references(validation, tokenizers.target):
         say(line)
     return config, TrainingData(tokenizers, epochs, facts.padding, validation, initial_params)
 
@@ -154,8 +154,15 @@ def _starting_point(
         start = pretrained.load(
             config.train.init_from,
             allow_pickle=config.train.allow_pickle,
-            shardings=lambda model: partition.param_shardings(config, model),
+            # A process cannot lengthen a table of which others have shards.
+            shardings=None
+            if config.data.new_tokens and distributed.process_count() > 1
+            else lambda model: partition.param_shardings(config, model),
         )
+        if config.data.new_tokens:
+            start = add_new_tokens(start, config, corpora)
+            sizes = [t.vocab_size for t in (start.tokenizers.source, start.tokenizers.target)]
+            say(f"with new tokens: {sizes[0]:,} of the source, {sizes[1]:,} of the target")
         say(
             f"starting from {config.train.init_from}: its model, tokenizer and suppressed tokens; "
             "of config.model, dropout rates, dtype and attention are the recipe's"
@@ -166,6 +173,15 @@ def _starting_point(
                 f"config.train.init_from={config.train.init_from}; prepare it with this setting."
             )
         return adopt_model(config, start.config), start.tokenizers, start.params
+    for name, value in (
+        ("train.lora_rank", config.train.lora_rank),
+        ("data.new_tokens", config.data.new_tokens),
+    ):
+        if value:
+            raise UserError(
+                f"config.{name}={value} changes a trained model: name it by "
+                f"config.train.init_from, or set config.{name}=0."
+            )
     if prepared:
         return config, prepared, None
     tokenizers = _earlier_tokenizers(workdir, config, corpora) or make_tokenizers(
@@ -200,7 +216,7 @@ def _earlier_tokenizers(
 ) -> TokenizerPair | None:
     """Those of a run without a checkpoint, if training them again would give the same."""
     record = workdir_lib.read_data_record(workdir) or {}
-    same = record.get("corpus") == _fingerprint(corpora) and (
+    same = record.get("corpus") == corpora_fingerprint(corpora) and (
         record.get("tokenizer_settings") == _tokenizer_settings(config)
     )
     folder = workdir / "tokenizer"
@@ -212,7 +228,8 @@ def _earlier_tokenizers(
     return tokenizers if tokenizers.fingerprint == record.get("tokenizer") else None
 
 
-def _fingerprint(corpora: Sequence[Corpus]) -> str:
+def corpora_fingerprint(corpora: Sequence[Corpus]) -> str:
+    """Digest of the texts and languages of all corpora of a run."""
     identity = [(c.fingerprint, c.source_lang, c.target_lang) for c in corpora]
     return hashlib.blake2b(repr(identity).encode(), digest_size=16).hexdigest()
 
@@ -279,65 +296,3 @@ def _fill_in_tokenizers(config: Config, tokenizers: TokenizerPair) -> Config:
                 "leave it at 0 to take the tokenizer's."
             )
     return dataclasses.replace(config, model=model)
-
-
-def _describe_corpora(
-    config: Config,
-    corpora: Sequence[Corpus],
-    tokenizers: TokenizerPair,
-    counts: SelectionCounts,
-) -> Iterator[str]:
-    """Names and examples of the corpora, and which of their pairs are left out."""
-    for corpus in corpora:
-        yield f"{corpus.source_lang} -> {corpus.target_lang}: {corpus.name}"
-        for source, target in itertools.islice(corpus.read(), 3):
-            yield f"  {source}  ->  {target}"
-    sizes = {tokenizers.source.vocab_size, tokenizers.target.vocab_size}
-    yield (
-        f"{counts.num_pairs:,} pairs, {' and '.join(map(str, sorted(sizes)))} tokens; "
-        f"left out: {counts.num_empty:,} with an empty side, "
-        f"{counts.num_too_long:,} above data.max_len={config.data.max_len}, "
-        f"{counts.num_uneven:,} with one side over data.max_ratio={config.data.max_ratio:g} "
-        "times as long as the other"
-    )
-
-
-def _describe_batches(
-    config: Config, plan: BatchPlan, padding: float, row_multiple: int
-) -> Iterator[str]:
-    """Shapes and padding of the batches."""
-    largest = plan.shapes[0]
-    yield (
-        f"batches ({config.data.batching}): {plan.batches_per_epoch:.1f} an epoch, "
-        f"{len(plan.shapes)} shape(s), the largest {largest.rows} x {largest.source_len} + "
-        f"{largest.target_len} positions; padding {100 * padding:.1f}%"
-    )
-    rows = largest.padded(row_multiple).rows
-    if rows > largest.rows:
-        yield (
-            f"  {rows - largest.rows} empty rows are added to {largest.rows}: {row_multiple} parts "
-            f"of a batch (devices x accumulate_steps) have {rows // row_multiple} rows each"
-        )
-    if padding > 0.5:
-        logging.warning("more than half of all positions are padding: lower data.max_len")
-
-
-def _describe_lost_references(pairs: list[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[str]:
-    """How many references no output can equal, because the tokenizer cannot write them."""
-    references = [reference for _, reference in pairs]
-    lost = tokenizer.lost_texts(references)
-    if lost and len(lost) > REPORTED_LOSS * len(references):
-        before, after = _around_difference(*lost[0])
-        yield (
-            f"{100 * len(lost) / len(references):.1f}% of the validation references do not survive "
-            f"the tokenizer, so no output can equal them: {before!r} becomes {after!r}"
-        )
-
-
-def _around_difference(first: str, second: str) -> tuple[str, str]:
-    """Both texts, shortened to a few words around where they begin to differ."""
-    pairs = zip(first, second, strict=False)
-    same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
-    start = max(0, same - 30)
-    ellipsis = "…" if start else ""
-    return ellipsis + first[start : same + 30], ellipsis + second[start : same + 30]

@@ -18,9 +18,11 @@ import jax.numpy as jnp
 import optax
 
 from transformer_jax.config import Config
+from transformer_jax.model import lora
 from transformer_jax.model.transformer import Transformer, alignment_head, init_params
 from transformer_jax.ops import losses
 from transformer_jax.ops.masks import make_segment_mask
+from transformer_jax.training import frozen
 from transformer_jax.training.optimizer import PyTree, make_optimizer, make_schedule, num_updates
 
 Metrics = dict[str, jax.Array]  # float32 scalars of one step, by name
@@ -67,12 +69,15 @@ class TrainState:
 class Sums(NamedTuple):
     """Sums over target tokens, not yet divided."""
 
-    grads: PyTree
+    grads: PyTree  # of the parameters that are trained
     losses: losses.LossSums
 
 
 class TrainStep:
-    """The step of one run, with its model, schedule and optimizer."""
+    """The step of one run, with its model, schedule and optimizer.
+
+    With `train.lora_rank` the state's parameters are those of `lora.add_adapters`.
+    """
 
     def __init__(self, config: Config):
         self.config = config
@@ -83,24 +88,44 @@ class TrainStep:
             config.optimizer, config.model.d_model, config.train.num_steps
         )
         self.tx = make_optimizer(config.optimizer, self.schedule)
+        self._frozen = config.train.frozen
+        if config.train.lora_rank:
+            self._frozen = (lora.BASE, *[f"{lora.ADAPTERS}/{name}" for name in self._frozen])
 
     def init_state(self, rng: jax.Array, params: PyTree = None) -> TrainState:
-        """Fresh optimizer state, and fresh parameters unless `params` are given."""
+        """Fresh optimizer state, and fresh parameters of the model unless `params` are given."""
+        train = self.config.train
         if params is None:
             params = init_params(self.config.model, rng)
+        if train.lora_rank:
+            params = lora.add_adapters(params, train.lora_rank, rng)
+            adapters = params[lora.ADAPTERS]
+            frozen.check_names(adapters, train.frozen, "what has adapters (train.lora_rank)")
+        else:
+            frozen.check_names(params, train.frozen)
         return TrainState(
             step=jnp.zeros((), jnp.int32),
             params=params,
-            opt_state=self.tx.init(params),
+            opt_state=self.tx.init(self.trained(params)),
             # A copy: the step donates its state, and no buffer may be donated twice.
-            ema=jax.tree.map(jnp.copy, params) if self.config.train.ema_decay else None,
-            usual_norm=jnp.zeros(()) if self.config.train.skip_spikes else None,
+            ema=jax.tree.map(jnp.copy, params) if train.ema_decay else None,
+            usual_norm=jnp.zeros(()) if train.skip_spikes else None,
         )
+
+    def trained(self, params: PyTree) -> PyTree:
+        """The parameters of a state that are trained; see `frozen.trained`."""
+        return frozen.trained(params, self._frozen)
+
+    def model_params(self, params: PyTree) -> PyTree:
+        """The parameters of the model, from those of a state."""
+        return lora.merge(params, self.config.train) if self.config.train.lora_rank else params
 
     def loss_sums(
         self, params: PyTree, batch: dict[str, jax.Array], rng: jax.Array
     ) -> losses.LossSums:
         """Loss of a batch with dropout, without an array of all logits `[B, T, V]`.
+
+        `params` are those of the model.
 
         With `train.r_drop` it is the mean of two passes with other dropout, and their difference.
         """
@@ -168,9 +193,10 @@ class TrainStep:
         )
 
     def _loss(
-        self, params: PyTree, batch: dict[str, jax.Array], rng: jax.Array
+        self, trained: PyTree, params: PyTree, batch: dict[str, jax.Array], rng: jax.Array
     ) -> tuple[jax.Array, losses.LossSums]:
-        """The sum to differentiate, and all sums of a batch."""
+        """The sum to differentiate by `trained`, and all sums of a batch."""
+        params = self.model_params(frozen.with_frozen(trained, params))
         sums = self.loss_sums(params, batch, rng)
         return sums.loss, sums
 
@@ -178,14 +204,15 @@ class TrainStep:
         """Sums over `batch`, computed one after the other for `accumulate_steps` equal parts.
 
         Args:
-          params: the model's parameters.
+          params: of a state.
           batch: arrays `[B, S]` and `[B, T]`, as `data.loader.make_batch` returns them.
           rng: key of the dropout. The runner passes another one at each step, and on each device.
         """
         grad_fn = jax.grad(self._loss, has_aux=True)
+        trained = self.trained(params)
 
         def part_sums(part: dict[str, jax.Array], part_rng: jax.Array) -> Sums:
-            grads, loss_sums = grad_fn(params, part, part_rng)
+            grads, loss_sums = grad_fn(trained, params, part, part_rng)
             return Sums(grads, loss_sums)
 
         num_parts = self.config.train.accumulate_steps
@@ -201,7 +228,7 @@ class TrainStep:
         parts = jax.tree.map(lambda x: x.reshape(num_parts, -1, *x.shape[1:]), batch)
         zero = jnp.zeros(())
         zeros = Sums(
-            grads=jax.tree.map(jnp.zeros_like, params),
+            grads=jax.tree.map(jnp.zeros_like, trained),
             losses=losses.LossSums(loss=zero, nll=zero, correct=zero, tokens=zero),
         )
         return jax.lax.scan(add_part, zeros, (jnp.arange(num_parts), parts))[0]
@@ -228,8 +255,9 @@ class TrainStep:
             accept &= (count < SPIKE_WARMUP) | is_usual
 
         # Unless `accept`, updates are 0 and the optimizer's state stays as it was.
-        updates, opt_state = self.tx.update(grads, state.opt_state, state.params, accept=accept)
-        params = optax.apply_updates(state.params, updates)
+        trained = self.trained(state.params)
+        updates, opt_state = self.tx.update(grads, state.opt_state, trained, accept=accept)
+        params = frozen.with_frozen(optax.apply_updates(trained, updates), state.params)
         new_state = TrainState(
             step=state.step + 1,
             params=params,

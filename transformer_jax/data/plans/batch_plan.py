@@ -57,7 +57,7 @@ def make_plan(
         source_len = like.shapes[0].source_len
     else:
         source_len = balanced_source_len(selection, target_len)
-        if data.subword_sampling:  # a later epoch may have longer sentences
+        if data.tokens_differ_by_epoch:  # a later epoch may have longer sentences
             source_len = max(source_len, data.max_len)
     rows = data.batch_tokens // target_len
     if data.plan_version > 1:
@@ -128,7 +128,7 @@ def _packed_shape(lengths: LengthCounts, config: Config) -> tuple[list[BatchShap
     source_positions, target_positions = lengths.positions
     longest = int(lengths.lengths[0].max())
     source_len = max(round(target_len * source_positions / target_positions), longest)
-    if data.subword_sampling:  # a later epoch may have longer sentences
+    if data.tokens_differ_by_epoch:  # a later epoch may have longer sentences
         source_len = max(source_len, data.max_len)
     shape = BatchShape(divisible_rows(data.batch_tokens // target_len), source_len, target_len)
     return [shape], _row_shape(config, packed=(source_len, target_len))

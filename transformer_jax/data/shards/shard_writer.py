@@ -9,7 +9,8 @@ import numpy as np
 
 from transformer_jax import paths
 from transformer_jax.config import DataConfig
-from transformer_jax.data import cache_manifest, context
+from transformer_jax.config.data_fields import parse_augment
+from transformer_jax.data import cache_manifest, context, noise
 from transformer_jax.data.plans.pair_selection import select_shard
 from transformer_jax.data.plans.permutation import make_key
 from transformer_jax.data.shards.filter_report import FilterReport
@@ -32,11 +33,11 @@ class ShardWriter:
 
     Attributes:
       tokenizers: of both sides.
-      config: languages tags, context and subword sampling.
+      config: languages tags, context, subword sampling and noise.
       languages: of source and target.
-      seed: of subword sampling; None: each word in its best segmentation. A sentence that sampling
-        makes longer than `config.max_len` gets its best segmentation too.
-      number: of the corpus in the run, from 0; sampling depends on it.
+      seed: of subword sampling and noise; None: neither. A sentence that they make longer than
+        `config.max_len` has neither, too.
+      number: of the corpus in the run, from 0; what is drawn depends on it.
       filters: of the pairs.
       num_threads: of the tokenizer.
     """
@@ -127,11 +128,24 @@ class ShardWriter:
     def _ids(
         self, tokenizer: Tokenizer, texts: Sequence[str], name: tuple[int, int], num_tags: int
     ) -> list[list[int]]:
-        """Token ids of a chunk, which `name` tells from others, without tags."""
+        """Token ids of a chunk, without tags; with a seed, with noise and subword sampling.
+
+        Args:
+          tokenizer: of the side.
+          texts: of the chunk.
+          name: number of the chunk, and 0 for sources, 1 for targets, which have no noise.
+          num_tags: tokens that come before those of each text.
+        """
         if self.seed is None:
             return tokenizer.encode_batch(texts, self.num_threads)
-        chunk_seed = int(make_key(self.seed, *name) >> np.uint64(32))
-        drawn = tokenizer.sample_batch(texts, self.config.subword_sampling, chunk_seed)
+        seed = int(make_key(self.seed, *name) >> np.uint64(32))
+        noisy, (_, side) = texts, name
+        if self.config.augment and side == 0:
+            noisy = noise.add_to_some(texts, parse_augment(self.config.augment), seed)
+        if self.config.subword_sampling:
+            drawn = tokenizer.sample_batch(noisy, self.config.subword_sampling, seed)
+        else:
+            drawn = tokenizer.encode_batch(noisy, self.num_threads)
         max_tokens = self.config.max_len - 1 - num_tags
         return [
             ids if len(ids) <= max_tokens else tokenizer.encode(text)

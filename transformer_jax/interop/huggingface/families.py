@@ -7,7 +7,8 @@ Marian and BART are post-norm; M2M-100 (also NLLB), Pegasus and mBART are pre-no
 import dataclasses
 from typing import Any
 
-from transformer_jax.config.fields import Activation, NormPosition, Positional, Stopping
+from transformer_jax.config.decode_fields import Stopping
+from transformer_jax.config.fields import Activation, NormPosition, Positional
 
 NORM_EPSILON = 1e-5  # torch's default; no config of these classes can change it
 

@@ -25,7 +25,7 @@ def model_config(
     Args:
       settings: of the directory.
       positional: our name for its positions.
-      tie_embeddings: `all`, `decoder` or `none`.
+      tie_embeddings: `all`, `inputs`, `decoder` or `none`.
 
     Raises:
       UserError: naming a setting that is not supported.

@@ -68,7 +68,9 @@ def _report_malformed_files(path: epath.PathLike) -> Iterator[None]:
 
 
 def _config(settings: Settings, tokenization: Tokenization) -> Config:
-    model = model_config(settings, settings.family.positional, "none")
+    # The weights of a T5 may say otherwise.
+    tying = settings.tying(settings.tied_output)
+    model = model_config(settings, settings.family.positional, tying)
     pair, ours = tokenization.pair, settings.raw.get(settings_lib.OWN_KEY) or {}
     source_lang = tokenization.source_lang or "source"
     target_lang = _forced_language(settings, pair) or tokenization.target_lang

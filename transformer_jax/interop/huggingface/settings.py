@@ -9,7 +9,8 @@ from typing import Any
 from etils import epath
 
 from transformer_jax.config import DecodeConfig
-from transformer_jax.config.fields import AtLimit
+from transformer_jax.config.decode_fields import AtLimit
+from transformer_jax.config.fields import TieEmbeddings
 from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import families
 from transformer_jax.interop.huggingface.families import Family
@@ -123,6 +124,12 @@ class Settings:
     def tied_output(self) -> bool:
         """Whether the projection to the vocabulary is the target embedding."""
         return bool(self.get("tie_word_embeddings", True))
+
+    def tying(self, tied_output: bool) -> TieEmbeddings:
+        """Which tables are one, given whether the output's is the target's."""
+        if tied_output:
+            return "all" if self.shared else "decoder"
+        return "inputs" if self.family.is_t5 else "none"
 
 
 def decode_config(settings: Settings) -> DecodeConfig:

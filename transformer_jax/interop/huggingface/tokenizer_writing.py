@@ -24,6 +24,7 @@ def write_tokenizers(
 ) -> None:
     """Writes the tokenizer files, as `read_tokenizers` and transformers read them."""
     source = tokenizers.source
+    refuse_extended(source, family.is_t5)
     if isinstance(source, ByteTokenizer):
         options: dict[str, Any] = {"tokenizer_class": "ByT5Tokenizer"}
     elif family.tokenizer:
@@ -35,6 +36,27 @@ def write_tokenizers(
     else:
         options = _write_marian(folder, config, tokenizers)
     write_json(folder / "tokenizer_config.json", options)
+
+
+def refuse_extended(tokenizer: Tokenizer, is_t5: bool) -> None:
+    """Refuses tokens that `data.new_tokens` has added to a tokenizer of T5, M2M-100 or mBART.
+
+    transformers numbers their tokens by the order in the SentencePiece model (T5's by nothing
+    else), and tags after them.
+
+    Raises:
+      UserError: the tokenizer has such tokens.
+    """
+    if not isinstance(tokenizer, VocabularyTokenizer):
+        return
+    vocabulary, dropped = tokenizer.state["vocabulary"], tokenizer.state["dropped"]
+    tags = {token: vocabulary[token] for token in dropped if token in vocabulary}
+    text = max(i for token, i in vocabulary.items() if token not in tags)
+    if (tags and text > min(tags.values())) or (is_t5 and text >= tokenizer.num_model_tokens):
+        raise UserError(
+            "This model's vocabulary was extended (config.data.new_tokens), and Hugging Face's "
+            "tokenizer has no such ids. Export it as ctranslate2 or as a bundle."
+        )
 
 
 def _write_as_read(

@@ -132,9 +132,7 @@ def _embeddings(
         "output": settings.decoder_vocab_size,
     }
     their_names = tensor_names(settings)
-    tying: TieEmbeddings = "inputs" if settings.family.is_t5 else "none"
-    if _output_is_tied(settings, tensors):
-        tying = "all" if settings.shared else "decoder"
+    tying = settings.tying(_output_is_tied(settings, tensors))
     tables: dict[str, str] = {}
     for group in _GROUPS[tying]:
         candidates = [their_names.tables[side] for side in group]

@@ -8,11 +8,13 @@ from transformer_jax.ops.attention.dispatch import (
     UnsupportedAttentionError,
     dot_product_attention,
 )
+from transformer_jax.ops.attention.distances import by_distance
 from transformer_jax.ops.attention.formula import attention_weights
 
 __all__ = [
     "IMPLEMENTATIONS",
     "UnsupportedAttentionError",
     "attention_weights",
+    "by_distance",
     "dot_product_attention",
 ]

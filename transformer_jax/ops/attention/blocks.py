@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.ops.attention.call import Extras, Settings, dropout_index
+from transformer_jax.ops.attention.distances import by_distance, sum_by_distance
 from transformer_jax.ops.attention.softmax import additive_mask
 from transformer_jax.ops.dropout import keep
 from transformer_jax.ops.masks import combine_masks
@@ -170,6 +171,38 @@ def added(extras: Extras, grid: Grid, tile: Tile) -> jax.Array | None:
         parts.append((query_ids == key_ids) & (key_ids != 0))
     bias = None if extras.bias is None else cut(extras.bias, "bgrts", grid, tile)
     return additive_mask(combine_masks(*parts), bias)
+
+
+def _distances(grid: Grid, tile: Tile) -> tuple[Index, Index]:
+    """Index in `distance_bias` `[G, R, distances]` of a block's first head and first distance."""
+    first = tile.s * grid.blocks.s - tile.t * grid.blocks.t
+    return tile.g * grid.blocks.g, first + (grid.counts.t - 1) * grid.blocks.t
+
+
+def distance_bias(extras: Extras, grid: Grid, tile: Tile, keys_first: bool) -> jax.Array | None:
+    """What a block's scores have added by distance: `[1, g, q, s]`, or `[1, g, s, q]`; or None."""
+    if extras.distance_bias is None:
+        return None
+    head, first = _distances(grid, tile)
+    sizes = grid.blocks.t, grid.blocks.s
+    values = jax.lax.dynamic_slice(
+        extras.distance_bias, (head, 0, first), (grid.blocks.g, grid.repeats, sum(sizes) - 1)
+    )
+    if keys_first:
+        x = by_distance(values[..., ::-1], *sizes[::-1])  # --> [g, r, s, t]
+        return x.swapaxes(1, 2).reshape(1, grid.blocks.g, sizes[1], -1)
+    return by_distance(values, *sizes).reshape(1, grid.blocks.g, -1, sizes[1])
+
+
+def add_by_distance(d_bias: jax.Array, d_scores: jax.Array, grid: Grid, tile: Tile) -> jax.Array:
+    """`d_bias` `[G, R, distances]` with a block's gradient, `[b, g, s, q]`, added."""
+    head, first = _distances(grid, tile)
+    x = d_scores.reshape(*d_scores.shape[:3], grid.repeats, -1).swapaxes(2, 3)
+    # XLA's sum of large arrays over batch rows is slow on CPUs, so it comes last.
+    sums = sum_by_distance(x)[..., ::-1].sum(axis=0)  # of [b, g, r, s, t]
+    start = head, 0, first
+    old = jax.lax.dynamic_slice(d_bias, start, sums.shape)
+    return jax.lax.dynamic_update_slice(d_bias, old + sums, start)
 
 
 def kept(extras: Extras, grid: Grid, tile: Tile) -> jax.Array | None:

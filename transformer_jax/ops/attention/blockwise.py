@@ -57,6 +57,7 @@ def attend(
     extras = extras._replace(
         mask=by_key_head(extras.mask),
         bias=by_key_head(extras.bias),
+        distance_bias=_by_key_head_and_distance(extras.distance_bias, grid),
         query_segment_ids=pad(extras.query_segment_ids, 1, blocks.t),
         key_segment_ids=pad(extras.key_segment_ids, 1, blocks.s),
     )
@@ -112,6 +113,9 @@ def _forward(
             keys, values = (cut(x, "bgsd", grid, tile) for x in (key, value))
             scores = _matmul("bgqd,bgsd->bgqs", queries, keys)
             scores = soft_cap(scores, grid.settings.softcap)
+            by_distance = blocks_lib.distance_bias(extras, grid, tile, keys_first=False)
+            if by_distance is not None:
+                scores = scores + by_distance
             added = blocks_lib.added(extras, grid, tile)
             if added is not None:
                 added = _join_rows(added, grid)
@@ -172,7 +176,7 @@ def _backward(
         )  # --> [b, g, 1, q]
 
         def block(carry, tile: Tile):
-            d_queries, d_key, d_value, d_bias = carry
+            d_queries, d_key, d_value, d_bias, d_distances = carry
             keys, values = (cut(x, "bgsd", grid, tile) for x in (key, value))
             weights, scores = _weights_again(queries, keys, log_sum, extras, grid, tile)
             d_weights = _matmul("bgsd,bgqd->bgsq", values, d_outs)
@@ -186,6 +190,8 @@ def _backward(
             if d_bias is not None:
                 d_block = d_scores.swapaxes(2, 3).reshape(b, g, grid.repeats, -1, keys.shape[2])
                 d_bias = add_to(d_bias, d_block, "bgrts", grid, tile)
+            if d_distances is not None:
+                d_distances = blocks_lib.add_by_distance(d_distances, d_scores, grid, tile)
             d_scores = d_scores * soft_cap_slope(scores, grid.settings.softcap)
             d_scores = d_scores.astype(query.dtype)
             d_queries = d_queries + _matmul("bgsd,bgsq->bgdq", keys, d_scores)
@@ -196,6 +202,7 @@ def _backward(
                 add_to(d_key, d_keys, "bgsd", grid, tile),
                 add_to(d_value, d_values, "bgsd", grid, tile),
                 d_bias,
+                d_distances,
             )
 
         start = jnp.zeros((b, g, d, queries.shape[2])), *others
@@ -203,12 +210,12 @@ def _backward(
         d_queries = d_queries.swapaxes(2, 3).reshape(b, g, grid.repeats, -1, d)
         return put(d_query, d_queries, "bgrtd", grid, tile), *others
 
-    d_bias = None if extras.bias is None else jnp.zeros(extras.bias.shape)
-    start = jnp.zeros(query.shape, query.dtype), jnp.zeros(key.shape), jnp.zeros(value.shape)
-    d_query, d_key, d_value, d_bias = _over_rows(grid, row, (*start, d_bias))
-    if extras.bias is not None and d_bias is not None:
-        d_bias = d_bias.astype(extras.bias.dtype)
-    return d_query, d_key.astype(key.dtype), d_value.astype(value.dtype), Extras(bias=d_bias)
+    sums = key, value, extras.bias, extras.distance_bias
+    start = jnp.zeros(query.shape, query.dtype), *jax.tree.map(lambda x: jnp.zeros(x.shape), sums)
+    d_query, *rest = _over_rows(grid, row, start)
+    d_sums = jax.tree.map(lambda d_x, x: d_x.astype(x.dtype), tuple(rest), sums)
+    d_key, d_value, d_bias, d_distances = d_sums
+    return d_query, d_key, d_value, Extras(bias=d_bias, distance_bias=d_distances)
 
 
 def _weights_again(
@@ -225,10 +232,23 @@ def _weights_again(
     """
     scores = _matmul("bgsd,bgqd->bgsq", keys, queries)
     scores = biased = soft_cap(scores, grid.settings.softcap)
+    by_distance = blocks_lib.distance_bias(extras, grid, tile, keys_first=True)
+    if by_distance is not None:
+        biased = biased + by_distance
     added = blocks_lib.added(extras, grid, tile)
     if added is not None:
-        biased = scores + _join_rows(added, grid).swapaxes(2, 3)
+        biased = biased + _join_rows(added, grid).swapaxes(2, 3)
     return jnp.exp(biased - log_sum), scores
+
+
+def _by_key_head_and_distance(x: jax.Array | None, grid: Grid) -> jax.Array | None:
+    """A bias by distance `[H, T + S - 1]` as `[G, R, distances]`, with those of the padding."""
+    if x is None:
+        return None
+    x = x.astype(jnp.float32).reshape(-1, grid.repeats, x.shape[1])
+    blocks, counts = grid.blocks, grid.counts
+    padding = blocks.t * counts.t - grid.query_size, blocks.s * counts.s - grid.key_size
+    return jnp.pad(x, ((0, 0), (0, 0), padding))
 
 
 def _join_rows(x: jax.Array, grid: Grid) -> jax.Array:

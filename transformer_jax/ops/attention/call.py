@@ -15,6 +15,7 @@ class Extras(NamedTuple):
 
     mask: jax.Array | None = None  # boolean, broadcastable to [B, H, T, S]
     bias: jax.Array | None = None  # broadcastable to [B, H, T, S]
+    distance_bias: jax.Array | None = None  # [H, T + S - 1] (`distances`)
     query_segment_ids: jax.Array | None = None  # [B, T]
     key_segment_ids: jax.Array | None = None  # [B, S]
     key_lengths: jax.Array | None = None  # [B]

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from transformer_jax.ops import platforms
 from transformer_jax.ops.attention.call import Extras, Settings, combined_mask, expand
+from transformer_jax.ops.attention.distances import by_distance
 
 
 def refuses(
@@ -58,7 +59,7 @@ def attend(
         query,
         key,
         value,
-        None if extras.bias is None else _full(extras.bias.astype(query.dtype), sizes),
+        _bias(extras, query.dtype, sizes),
         None if other_mask is None else _full(other_mask, sizes),
         scale=settings.scale,
         is_causal=settings.causal,
@@ -68,6 +69,15 @@ def attend(
     if empty is None:
         return out
     return jnp.where(jnp.swapaxes(empty, 1, 2), jnp.zeros((), out.dtype), out)
+
+
+def _bias(extras: Extras, dtype: jnp.dtype, sizes: tuple[int, int]) -> jax.Array | None:
+    """Both biases of a call together, `[B or 1, H or 1, T, S]`; None: none."""
+    bias = None if extras.bias is None else _full(extras.bias, sizes)
+    if extras.distance_bias is not None:
+        by_head = by_distance(extras.distance_bias, *sizes)[None]
+        bias = by_head if bias is None else bias + by_head
+    return None if bias is None else bias.astype(dtype)
 
 
 def _full(x: jax.Array, sizes: tuple[int, int]) -> jax.Array:

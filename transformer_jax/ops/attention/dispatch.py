@@ -38,6 +38,7 @@ def dot_product_attention(
     *,
     mask: jax.Array | None = None,
     bias: jax.Array | None = None,
+    distance_bias: jax.Array | None = None,
     causal: bool = False,
     query_segment_ids: jax.Array | None = None,
     key_segment_ids: jax.Array | None = None,
@@ -60,6 +61,7 @@ def dot_product_attention(
       value: `[B, S, G, D]`.
       mask: boolean, True = may attend, broadcastable to `[B, H, T, S]`; all masks are combined.
       bias: added to the scaled scores, broadcastable to `[B, H, T, S]`.
+      distance_bias: `[H, T + S - 1]`, finite; query t and key s get the entry `s - t + T - 1`.
       causal: position t sees keys 0 .. t only.
       query_segment_ids: `[B, T]`; with key_segment_ids, attention stays inside a segment.
       key_segment_ids: `[B, S]`; 0 is padding.
@@ -80,11 +82,11 @@ def dot_product_attention(
       ValueError: implementation unknown, shapes that do not fit, only one of the two segment ids.
       UnsupportedAttentionError: the implementation cannot compute the call.
     """
-    _check_shapes(query, key, value)
-    if (query_segment_ids is None) != (key_segment_ids is None):
-        raise ValueError("query_segment_ids and key_segment_ids go together")
     seeds = None if rng is None or dropout_rate == 0.0 else seed_words(rng)
-    extras = Extras(mask, bias, query_segment_ids, key_segment_ids, key_lengths, seeds)
+    extras = Extras(
+        mask, bias, distance_bias, query_segment_ids, key_segment_ids, key_lengths, seeds
+    )
+    _check_shapes(query, key, value, extras)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     settings = Settings(causal, scale, dropout_rate, query.shape[2], softcap)
     name = _resolve(implementation, query, key, extras, settings)
@@ -109,7 +111,7 @@ def _resolve(
     return implementation
 
 
-def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
+def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array, extras: Extras) -> None:
     if query.ndim != 4 or key.ndim != 4 or key.shape != value.shape:
         raise ValueError(
             f"query must be [B, T, H, D], key and value [B, S, G, D], got {query.shape}, "
@@ -119,6 +121,11 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
         raise ValueError(f"batch or head size differ between {query.shape} and {key.shape}")
     if query.shape[2] % key.shape[2]:
         raise ValueError(f"{key.shape[2]} key heads do not divide {query.shape[2]} query heads")
+    if (extras.query_segment_ids is None) != (extras.key_segment_ids is None):
+        raise ValueError("query_segment_ids and key_segment_ids go together")
+    bias, shape = extras.distance_bias, (query.shape[2], query.shape[1] + key.shape[1] - 1)
+    if bias is not None and bias.shape != shape:
+        raise ValueError(f"distance_bias must be {list(shape)}, is {bias.shape}")
 
 
 def _refusal(

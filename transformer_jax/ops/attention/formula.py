@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.ops.attention.call import Extras, Settings, combined_mask, dropout_index
+from transformer_jax.ops.attention.distances import by_distance
 from transformer_jax.ops.attention.softmax import additive_mask, exponentials
 from transformer_jax.ops.dense import soft_cap
 from transformer_jax.ops.dropout import keep
@@ -71,8 +72,11 @@ def _attend(
     size, groups = key.shape[1:3]
     added = additive_mask(combined_mask(extras, settings, length, size), extras.bias)
     scores = soft_cap(_scores(query, key, settings.scale, precision), settings.softcap)
+    if extras.distance_bias is not None:
+        scores = scores + by_distance(extras.distance_bias.astype(jnp.float32), length, size)
     # A causal mask without other masks leaves each row its first key.
-    only_causal = all(x is None for x in extras._replace(seeds=None, origin=None))
+    others = extras._replace(seeds=None, origin=None, distance_bias=None)
+    only_causal = all(x is None for x in others)
     weights, total = exponentials(scores, added, may_be_empty=not only_causal)
     if extras.seeds is not None:
         axes = [jnp.arange(n).reshape(-1, *[1] * (3 - i)) for i, n in enumerate(weights.shape)]

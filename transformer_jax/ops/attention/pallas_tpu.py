@@ -16,7 +16,7 @@ def refuses(
     """Why the kernel cannot compute a call; None: it can."""
     if platform != "tpu":
         return f"it needs a TPU, and this is a {platform}"
-    for name in ("mask", "bias"):
+    for name in ("mask", "bias", "distance_bias"):
         if getattr(extras, name) is not None:
             return f"it takes causality, lengths and segments, but no {name}"
     if extras.seeds is not None:

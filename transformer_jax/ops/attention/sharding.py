@@ -79,6 +79,7 @@ def _extras_specs(extras: Extras, batch: Axes, heads: Axes) -> Extras:
     specs: dict[str, Any] = {
         "mask": broadcastable(extras.mask),
         "bias": broadcastable(extras.bias),
+        "distance_bias": None if extras.distance_bias is None else PartitionSpec(heads, None),
         "query_segment_ids": by_row(extras.query_segment_ids),
         "key_segment_ids": by_row(extras.key_segment_ids),
         "key_lengths": by_row(extras.key_lengths),

@@ -1,0 +1,120 @@
+"""`train.frozen`: parameters that stay as they are, without gradients or optimizer state."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from tests.conftest import tiny_config
+from tests.test_step import SHAPE, step_config, uneven_batch
+from tests.test_training import assert_same, final_params, lines
+from transformer_jax.errors import UserError
+from transformer_jax.training import frozen, partition, runners
+from transformer_jax.training.loop import train
+from transformer_jax.training.step import TrainStep
+
+NAMES = ("encoder_layers_*", "*_embedding", "decoder_layers_0/self_attention/query/bias")
+
+
+def paths_of(tree):
+    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in flat}
+
+
+def is_named(path):
+    """By hand, without patterns."""
+    first = path.split("/")[0]
+    bias = "decoder_layers_0/self_attention/query/bias"
+    return first.startswith("encoder_layers_") or first.endswith("_embedding") or path == bias
+
+
+def run(names, optimizer="adamw", count=1, **parallel):
+    config = step_config(layers=(1, 1), frozen=names, **parallel)
+    settings = {"name": optimizer, "weight_decay": 0.1 if optimizer == "adamw" else 0.0}
+    config = dataclasses.replace(
+        config,
+        optimizer=dataclasses.replace(config.optimizer, weight_decay_on="all", **settings),
+    )
+    runner = runners.make_runner(config, partition.choose_devices(config))
+    state = runner.init(0)
+    before = jax.device_get(runner.to_checkpoint_layout(state).params)
+    runner.compile(SHAPE)
+    for t in range(count):
+        state, _ = runner.step(state, uneven_batch(t))
+    state = jax.device_get(runner.to_checkpoint_layout(state))
+    return paths_of(before), paths_of(state.params), paths_of(state.opt_state)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "parallel"),
+    [("adamw", {}), ("adafactor", {}), ("adamw", {"devices": 2, "fsdp": 2, "tensor": 2})],
+)
+def test_frozen_parameters_stay_and_the_others_learn_as_ever(optimizer, parallel):
+    before, everything, state = run((), optimizer)
+    _, after, smaller = run(NAMES, optimizer, **parallel)
+    parts = {path.split("/")[0] for path in before if is_named(path)}
+    assert parts == {"encoder_layers_0", "target_embedding", "decoder_layers_0"}
+    for path, old in before.items():
+        if is_named(path):
+            np.testing.assert_array_equal(after[path], old)
+            assert not [name for name in smaller if name.endswith(f"/{path}")]
+        elif not path.endswith("/key/bias"):  # whose gradient is rounding alone
+            np.testing.assert_allclose(after[path], everything[path], rtol=1e-5, atol=1e-6)
+            assert np.abs(after[path] - old).max() > 0
+    assert len(smaller) < len(state)
+
+
+def test_frozen_layers_take_no_backward_pass():
+    def products(names):
+        step = TrainStep(step_config(layers=(2, 1), frozen=names))
+        state = jax.jit(step.init_state)(jax.random.key(0))
+        batch = uneven_batch(0)
+        text = (
+            jax.jit(step.grad_sums)
+            .lower(state.params, batch, jax.random.key(0))
+            .compile()
+            .as_text()
+        )
+        return text.count(" dot(")
+
+    # Six products of an encoder layer with parameters have two in the backward pass each.
+    assert products(("encoder_layers_*", "target_embedding")) <= products(()) - 2 * 2 * 6
+
+
+def test_names_that_are_of_nothing_or_of_everything_are_refused():
+    params = {"a_0": {"kernel": 1.0}, "b": 2.0}
+    frozen.check_names(params, ["a_*"])
+    frozen.check_names(params, ["a_0/kernel"])
+    with pytest.raises(
+        UserError, match=r"has 'kernel', and the model has no such part; it has a_0"
+    ):
+        frozen.check_names(params, ["b", "kernel"])
+    with pytest.raises(UserError, match="leaves no parameter to train"):
+        frozen.check_names(params, ["*"])
+
+
+def test_a_run_with_frozen_parameters_resumes_exactly(tiny_run, tmp_path):
+    data, _ = tiny_run
+
+    def config(num_steps):
+        tiny = tiny_config(data, num_steps=num_steps, eval_every_steps=0, log_every_steps=1)
+        return dataclasses.replace(
+            tiny, train=dataclasses.replace(tiny.train, frozen=("encoder_layers_0",), ema_decay=0.9)
+        )
+
+    train(config(12), tmp_path / "straight")
+    train(config(7), tmp_path / "run")
+    train(config(12), tmp_path / "run")
+    assert_same(final_params(tmp_path / "run"), final_params(tmp_path / "straight"))
+    losses = [
+        [line["train_loss"] for line in lines(tmp_path / name / "metrics.jsonl")]
+        for name in ("straight", "run")
+    ]
+    assert losses[0] == losses[1]
+    wrong = config(12)
+    wrong = dataclasses.replace(wrong, train=dataclasses.replace(wrong.train, frozen=("encoder",)))
+    with pytest.raises(
+        UserError, match="has 'encoder', and the model has no such part; it has dec"
+    ):
+        train(wrong, tmp_path / "other")

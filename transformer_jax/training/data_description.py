@@ -1,0 +1,76 @@
+"""What a run says about its data: corpora, batches, and references that it cannot write."""
+
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+
+from transformer_jax.config import Config
+from transformer_jax.data.corpus import Corpus
+from transformer_jax.data.plans.batch_shapes import BatchPlan
+from transformer_jax.data.plans.pair_selection import SelectionCounts
+from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer_pair import TokenizerPair
+
+REPORTED_LOSS = 0.001  # share of references changed by the tokenizer from which it is reported
+
+
+def describe_corpora(
+    config: Config,
+    corpora: Sequence[Corpus],
+    tokenizers: TokenizerPair,
+    counts: SelectionCounts,
+) -> Iterator[str]:
+    """Names and examples of the corpora, and which of their pairs are left out."""
+    for corpus in corpora:
+        yield f"{corpus.source_lang} -> {corpus.target_lang}: {corpus.name}"
+        for source, target in itertools.islice(corpus.read(), 3):
+            yield f"  {source}  ->  {target}"
+    sizes = {tokenizers.source.vocab_size, tokenizers.target.vocab_size}
+    yield (
+        f"{counts.num_pairs:,} pairs, {' and '.join(map(str, sorted(sizes)))} tokens; "
+        f"left out: {counts.num_empty:,} with an empty side, "
+        f"{counts.num_too_long:,} above data.max_len={config.data.max_len}, "
+        f"{counts.num_uneven:,} with one side over data.max_ratio={config.data.max_ratio:g} "
+        "times as long as the other"
+    )
+
+
+def describe_batches(
+    config: Config, plan: BatchPlan, padding: float, row_multiple: int
+) -> Iterator[str]:
+    """Shapes and padding of the batches."""
+    largest = plan.shapes[0]
+    yield (
+        f"batches ({config.data.batching}): {plan.batches_per_epoch:.1f} an epoch, "
+        f"{len(plan.shapes)} shape(s), the largest {largest.rows} x {largest.source_len} + "
+        f"{largest.target_len} positions; padding {100 * padding:.1f}%"
+    )
+    rows = largest.padded(row_multiple).rows
+    if rows > largest.rows:
+        yield (
+            f"  {rows - largest.rows} empty rows are added to {largest.rows}: {row_multiple} parts "
+            f"of a batch (devices x accumulate_steps) have {rows // row_multiple} rows each"
+        )
+    if padding > 0.5:
+        logging.warning("more than half of all positions are padding: lower data.max_len")
+
+
+def describe_lost_references(pairs: list[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[str]:
+    """How many references no output can equal, because the tokenizer cannot write them."""
+    references = [reference for _, reference in pairs]
+    lost = tokenizer.lost_texts(references)
+    if lost and len(lost) > REPORTED_LOSS * len(references):
+        before, after = _around_difference(*lost[0])
+        yield (
+            f"{100 * len(lost) / len(references):.1f}% of the validation references do not survive "
+            f"the tokenizer, so no output can equal them: {before!r} becomes {after!r}"
+        )
+
+
+def _around_difference(first: str, second: str) -> tuple[str, str]:
+    """Both texts, shortened to a few words around where they begin to differ."""
+    pairs = zip(first, second, strict=False)
+    same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+    start = max(0, same - 30)
+    ellipsis = "…" if start else ""
+    return ellipsis + first[start : same + 30], ellipsis + second[start : same + 30]
