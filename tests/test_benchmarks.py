@@ -9,6 +9,7 @@ import accelerator
 import accelerator_checks
 import attention_report
 import attention_workers
+import low_resource
 import numpy as np
 import pytest
 import serve_load
@@ -18,8 +19,10 @@ import serve_soak
 import train_step_corpus
 import train_step_undone
 import train_step_workers
+import trainings
 from attention_workers import Problem
 
+from tests.conftest import write_pairs
 from transformer_jax.config import ModelConfig
 from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
 from transformer_jax.model import layers
@@ -352,6 +355,63 @@ def test_accelerator_benchmark_compares_with_installed_peers_in_bounded_time():
     alone = {part.name: str(part.commands) for part in accelerator.parts(False, [], "tpu")}
     assert "flags_default" not in alone
     assert "--peers='" in alone["decode"].replace('"', "'")
+
+
+def test_low_resource_keeps_pairs_and_of_the_others_the_target(tmp_path):
+    for name, count in (("train", 5), ("val", 2), (low_resource.TEST, 1)):
+        pairs = [(f"{name} {i}", f"{name} {i} de") for i in range(count)]
+        write_pairs(tmp_path, name, pairs)
+    low_resource.split(tmp_path, tmp_path / "small", 3)
+    texts = {path.name: path.read_text() for path in (tmp_path / "small").iterdir()}
+    assert len(texts) == 7
+    assert texts["train.en"] == "train 0\ntrain 1\ntrain 2\n"
+    assert texts["train.de"] == "train 0 de\ntrain 1 de\ntrain 2 de\n"
+    assert texts["monolingual.de"] == "train 3 de\ntrain 4 de\n"
+    assert texts["val.de"] == (tmp_path / "val.de").read_text()
+    with pytest.raises(SystemExit, match="has 5 lines: --pairs must be fewer"):
+        low_resource.split(tmp_path, tmp_path / "small", 5)
+
+
+def test_trainings_are_not_repeated_and_a_failure_loses_nothing(tmp_path, monkeypatch):
+    def run(training, folder):
+        began.append(training.variant)
+        if training.variant == "bad":
+            return {"variant": "bad", "seed": 0, "error": "reason"}
+        return {"variant": training.variant, "seed": training.seed, "bleu": 30.0}
+
+    monkeypatch.setattr(trainings.Training, "run", run)
+    path = tmp_path / "results.json"
+
+    def train(*variants, steps=100, every=10):
+        began.clear()
+        todo = [
+            trainings.Training(variant, 0, "tiny", tmp_path, steps, every, {})
+            for variant in variants
+        ]
+        trainings.train_all(todo, tmp_path, path, {"steps": steps}, 1, 60.0)
+
+    began: list[str] = []
+    with pytest.raises(SystemExit, match="failed: bad"):
+        train("a", "bad", "b")
+    assert began == ["a", "bad", "b"]
+    assert [row["variant"] for row in json.loads(path.read_text())["rows"]] == ["a", "b"]
+    train("a", "b", "c")
+    assert began == ["c"]
+    with pytest.raises(SystemExit, match="runs of another steps"):
+        train("d", steps=200)
+    with pytest.raises(SystemExit, match="100 steps have no 10 checkpoints, every 11 steps"):
+        train("d", every=11)
+
+
+def test_training_command_keeps_the_checkpoints_that_are_averaged(tmp_path):
+    one = trainings.Training("a, b", 3, "tiny", tmp_path, 100, 4, {"seed": 1}, "test")
+    assert one.name == "tiny_100_a_b_3"
+    first, last, *scored = one.commands(tmp_path / "run", tmp_path / "tokens")
+    # The first command writes its only checkpoint, the second one the ten last.
+    assert {"--config.train.num_steps=60", "--config.train.checkpoint_every_steps=60"} < {*first}
+    assert {"--config.train.num_steps=100", "--config.train.checkpoint_every_steps=4"} < {*last}
+    splits = [flag for command in scored for flag in command if flag.startswith("--split")]
+    assert splits == ["--split=validation", "--split=test"]
 
 
 @pytest.mark.slow

@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import os
 import shutil
-import signal
 import sys
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import digit_pairs, tiny_config, write_pairs
+from tests.worker_tasks import die, square_or_die
 from transformer_jax.data import corpus as corpus_lib
 from transformer_jax.data import (
     corpus_shares,
@@ -188,18 +187,6 @@ def test_prepared_folder_refuses_other_settings_and_is_named_where_it_is_none(tm
 
 
 # --- Workers ------------------------------------------------------------------------------------
-
-
-def square_or_die(task):
-    number, marker = task
-    if marker and not os.path.exists(marker):
-        Path(marker).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number * number
-
-
-def die(task):
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kills a process")
