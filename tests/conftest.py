@@ -36,8 +36,16 @@ from transformer_jax.config import Config
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 
+# Takes as long as a third of the slow tests. It runs first, so that no process ends up waiting
+# for another one that has just begun it.
+LONGEST_TEST = "test_readme_and_tutorials_do_what_they_say"
+
 DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 ZIFFERN = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.name != LONGEST_TEST)
 
 
 def digit_pairs(count: int, seed: int = 0, longest: int = 6) -> list[tuple[str, str]]:
