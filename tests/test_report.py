@@ -286,6 +286,20 @@ def test_report_folds_many_evaluations_away():
     assert folded.count("<tr") - 1 == 100
 
 
+def test_report_has_a_column_for_the_metric_of_the_best_checkpoint():
+    common = dict.fromkeys(scores.LABELS, 50.0)
+    evaluations = [{"step": 1, **common}, {"step": 2, **common, "ter": 40.5}]
+    evaluations.append({"step": 3, **common, "ter": 60.0})
+    run = entry(evaluations=evaluations, best_metric="ter")
+    text = "".join(report._evaluations(Config(), run))
+    assert re.findall(r'<th scope="col">([^<]*)<', text) == ["step", *scores.LABELS.values(), "TER"]
+    last = re.findall(r"<td>([^<]*)</td></tr>", text)
+    assert last == ["–", "40.50", "60.00"]
+    assert '<tr class="best"><th scope="row">2<' in text
+    one = {"split": "test", "num_sentences": 3, **common, "chrf++": 1.0}
+    assert "<td>1.00</td></tr>" in "".join(report._evals({"a": one}))
+
+
 # --- Readable by everybody -----------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import datetime
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -118,8 +118,8 @@ def _distinct(files: Mapping[str, Scores], evals: Sequence[Scores]) -> Mapping[s
     }
 
 
-def _numbers(one: Scores) -> list[float]:
-    return [one[name] for name in scores.LABELS]
+def _numbers(one: Scores, names: Iterable[str] = scores.LABELS) -> list[float | None]:
+    return [one.get(name) for name in names]
 
 
 def _footer() -> Iterator[str]:
@@ -135,7 +135,8 @@ def _evaluations(config: Config, run: RunSummary) -> Iterator[str]:
     if best is None:
         yield "<p>The run was never evaluated (config.train.eval_every_steps=0).</p>"
         return
-    rows = {f"{one['step']:,}": _numbers(one) for one in run.evaluations}
+    names = scores.names_in(run.evaluations)
+    rows = {f"{one['step']:,}": _numbers(one, names) for one in run.evaluations}
     search = (
         "greedily"
         if config.train.eval_beam_size == 1
@@ -150,7 +151,7 @@ def _evaluations(config: Config, run: RunSummary) -> Iterator[str]:
     marked = f"{best['step']:,}"
     shown = {name: rows[name] for name in [*spread(list(rows), MAX_ROWS), marked]}
     ordered = {name: rows[name] for name in rows if name in shown}
-    columns = scores.LABELS.values()
+    columns = [scores.label(name) for name in names]
     yield table("Scores on the validation set", "step", columns, ordered, marked)
     if len(shown) < len(rows):
         everything = table("All scores on the validation set", "step", columns, rows, marked)
@@ -173,8 +174,9 @@ def _evals(evals: Mapping[str, Scores]) -> Iterator[str]:
             f'<p class="note">{text(split)}{one["num_sentences"]:,} sentences, '
             f"checkpoint of step {one.get('checkpoint_step', 0):,}</p>"
         )
-        row = {one["split"] or "scores": _numbers(one)}
-        yield table(f"Scores of {name}", "", scores.LABELS.values(), row)
+        names = scores.names_in([one])
+        row = {one["split"] or "scores": _numbers(one, names)}
+        yield table(f"Scores of {name}", "", map(scores.label, names), row)
         yield from _notes(one)
 
 

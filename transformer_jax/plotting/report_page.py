@@ -157,7 +157,7 @@ def table(
     description: str,
     first: str,
     columns: Iterable[str],
-    rows: Mapping[str, Sequence[float]],
+    rows: Mapping[str, Sequence[float | None]],
     best: str = "",
     form: str = "{:.2f}",
 ) -> str:
@@ -167,7 +167,7 @@ def table(
       description: of the table, for screen readers.
       first: title of the first column, which names the rows.
       columns: titles of the others.
-      rows: name -> its numbers.
+      rows: name -> its numbers; None: it has none.
       best: name of the row to mark.
       form: how a number is written.
     """
@@ -177,7 +177,8 @@ def table(
     for name, values in rows.items():
         parts.append('<tr class="best">' if name == best else "<tr>")
         parts.append(f'<th scope="row">{text(name)}</th>')
-        parts += [f"<td>{form.format(value)}</td>" for value in values]
+        shown = ["–" if value is None else form.format(value) for value in values]
+        parts += [f"<td>{value}</td>" for value in shown]
         parts.append("</tr>")
     parts.append("</tbody></table>")
     return scrolling("".join(parts), description)

@@ -1,7 +1,7 @@
 """Scores of an evaluation: their names, and which values are better."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 Scores = Mapping[str, Any]
@@ -23,6 +23,12 @@ LOWER_IS_BETTER = ("loss", "perplexity", "ter")
 def label(metric: str) -> str:
     """What tables call a metric."""
     return {**LABELS, **OTHER_LABELS}[metric]
+
+
+def names_in(evaluations: Collection[Scores]) -> list[str]:
+    """The names of `LABELS`, and those of `OTHER_LABELS` that some evaluation has."""
+    others = [name for name in OTHER_LABELS if any(name in one for one in evaluations)]
+    return [*LABELS, *others]
 
 
 def quality(scores: Scores, metric: str) -> tuple[float, float]:
