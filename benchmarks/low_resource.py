@@ -27,7 +27,7 @@ LANGUAGES = ("en", "de")
 TEST = "test_2016_flickr"
 TAG = "<BT>"  # before the sources that a model wrote
 # Differences from the recipe. Its batches and warm-up stay: with half of each, 7,500 steps gave 20
-# BLEU with the pairs alone and 13 with back-translations, which had not learned to follow the source.
+# BLEU with the pairs alone and 13 with back-translations: it had not learned to follow the source.
 SETTINGS = {"data.vocab_size": 4000, "model.positional": "rotary"}
 PAIRS, BACK, BOTH = "pairs only", "other direction", "back-translation"
 
