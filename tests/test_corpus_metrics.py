@@ -398,10 +398,10 @@ def test_comet_is_computed_by_its_command(comet_score):
     assert one.sentences[:, 0] == pytest.approx([1.0, 0.3])  # 100 times 10 and 3 letters by 1,000
     assert (one.metric, one.total) == ("COMET", pytest.approx(0.65))
     assert one.signature == "Unbabel/wmt22-comet-da|times:100"
-    command = f"{comet_score} --gpus 1 --model=own-kiwi.ckpt"
+    command = f"{comet_score} --gpus 1 --model=other-kiwi.ckpt"
     (other,) = chosen_metrics.statistics(["comet_qe"], ["eeee", "f"], pairs, command)
     assert other.sentences[:, 0] == pytest.approx([100.7, 100.1])
-    assert (other.metric, other.signature) == ("COMET-QE", "own-kiwi.ckpt|times:100")
+    assert (other.metric, other.signature) == ("COMET-QE", "other-kiwi.ckpt|times:100")
     compared = significance.paired_bootstrap(one, other, [np.array([0, 0]), np.array([0, 1])])
     assert (compared.score, compared.other_score) == (one.total, other.total)
     assert compared.signature == "Unbabel/wmt22-comet-da|bs:2|seed:12345|times:100"

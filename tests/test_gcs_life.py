@@ -55,6 +55,40 @@ def lines(path):
     return [json.loads(line) for line in path.read_bytes().decode().split("\n")[:-1]]
 
 
+def check_commands_read_and_write_the_bucket(bucket, local, theirs):
+    """`eval.py` and `decode.py` by two processes, compared with `theirs` on texts in `local`."""
+    data = bucket / "data"
+
+    def run(program, *more):
+        given = [f"--workdir={bucket / 'run'}", "--checkpoint=latest", *more]
+        finish(start([sys.executable, program, *given], 2, 1))
+
+    run(
+        "eval.py",
+        f"--config.data.test={data / 'test'}",
+        f"--json={bucket / 'eval.json'}",
+        f"--output={bucket / 'eval.txt'}",
+    )
+    run("decode.py", f"--input={data / 'test.en'}", f"--output={bucket / 'decoded.txt'}")
+    pairs = list(
+        zip(
+            *((local / f"test.{language}").read_text().splitlines() for language in ("en", "de")),
+            strict=True,
+        )
+    )
+    scores, outputs = model_metrics.evaluate(
+        theirs.engine, theirs.params, pairs, theirs.config.decode
+    )
+    result = json.loads((bucket / "eval.json").read_text())
+    for name, value in dataclasses.asdict(scores).items():
+        want = pytest.approx(value, rel=1e-4) if isinstance(value, float) else value
+        assert result[name] == want, name
+    texts = "".join(output.text + "\n" for output in outputs)
+    assert (bucket / "eval.txt").read_bytes().decode() == texts
+    assert (bucket / "decoded.txt").read_bytes().decode() == texts
+    assert len(set(texts.split())) > 3  # after few steps, but not nothing
+
+
 def test_run_in_a_bucket_killed_twice_equals_an_uninterrupted_run(bucket, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     tiny_config(tmp_path)  # writes the text
@@ -98,35 +132,4 @@ def test_run_in_a_bucket_killed_twice_equals_an_uninterrupted_run(bucket, tmp_pa
     ours = Translator.load(workdir, str(NUM_STEPS))
     theirs = Translator.load(tmp_path / "alone", str(NUM_STEPS))
     assert_close(ours.params, theirs.params)
-
-    def run(program, *more):
-        given = [f"--workdir={workdir}", "--checkpoint=latest", *more]
-        finish(start([sys.executable, program, *given], 2, 1))
-
-    run(
-        "eval.py",
-        f"--config.data.test={data / 'test'}",
-        f"--json={bucket / 'eval.json'}",
-        f"--output={bucket / 'eval.txt'}",
-    )
-    run("decode.py", f"--input={data / 'test.en'}", f"--output={bucket / 'decoded.txt'}")
-    pairs = list(
-        zip(
-            *(
-                (tmp_path / f"test.{language}").read_text().splitlines()
-                for language in ("en", "de")
-            ),
-            strict=True,
-        )
-    )
-    scores, outputs = model_metrics.evaluate(
-        theirs.engine, theirs.params, pairs, theirs.config.decode
-    )
-    result = json.loads((bucket / "eval.json").read_text())
-    for name, value in dataclasses.asdict(scores).items():
-        want = pytest.approx(value, rel=1e-4) if isinstance(value, float) else value
-        assert result[name] == want, name
-    texts = "".join(output.text + "\n" for output in outputs)
-    assert (bucket / "eval.txt").read_bytes().decode() == texts
-    assert (bucket / "decoded.txt").read_bytes().decode() == texts
-    assert len(set(texts.split())) > 3  # after few steps, but not nothing
+    check_commands_read_and_write_the_bucket(bucket, tmp_path, theirs)

@@ -42,7 +42,7 @@ def data_conflicts(data: DataConfig) -> Iterator[str]:
     if data.tokenizer_model and data.normalization not in unchosen:
         yield (
             f"config.data.normalization={data.normalization} is for a tokenizer that is trained; "
-            "those of config.data.tokenizer_model have their own rules."
+            "config.data.tokenizer_model has a normalization already."
         )
     # A prepared folder knows its number of corpora, and is asked when it is opened.
     corpora = len(data.train.split(",")) if data.source != "prepared" else 0

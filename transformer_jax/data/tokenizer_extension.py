@@ -30,7 +30,7 @@ COVERAGE_WITH_BYTES = 0.9995
 SPACE = "▁"  # SentencePiece's mark of a space
 NAMES_OF_SYMBOLS = {"<unk>", "<s>", "</s>"}  # of a model that is trained here
 
-# For each id, ids of the tokenizer without new tokens: the token's own, or those that its text was
+# For each id, ids of the tokenizer without new tokens: the same id, or those that its text was
 # segmented into. Its row in a table is the mean of their rows.
 Origins = list[list[int]]
 
