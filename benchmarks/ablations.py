@@ -141,7 +141,7 @@ def main(argv: list[str]) -> None:
             variant=name,
             seed=int(seed),
             recipe="multi30k",
-            data=Path(FLAGS.data),
+            data=Path(FLAGS.data).absolute(),
             steps=FLAGS.steps,
             checkpoint_every_steps=100,
             settings={f"model.{field}": value for field, value in VARIANTS[name].items()},

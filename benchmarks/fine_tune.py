@@ -228,6 +228,6 @@ if __name__ == "__main__":
     flags.DEFINE_string("folder", "runs/fine_tune", "Folder of corpus, models and runs.")
     flags.DEFINE_string("json", "", "File of the results.")
     flags.DEFINE_list("families", list(FAMILIES), "Families to train.")
-    flags.DEFINE_integer("steps", 1000, "Steps of each training.")
+    flags.DEFINE_integer("steps", 1500, "Steps of each training.")
     flags.DEFINE_float("learning_rate", 0.002, "Largest learning rate.")
     app.run(main)

@@ -12,6 +12,7 @@ settings and steps, and nothing is chosen by the test set. The same command agai
 import itertools
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -74,14 +75,19 @@ def main(argv: list[str]) -> None:
     data = folder / f"data_{FLAGS.pairs}"
     split(Path(FLAGS.data), data, FLAGS.pairs)
     about = {"pairs": FLAGS.pairs, "steps": FLAGS.steps, "back_steps": FLAGS.back_steps}
+    ends = time.monotonic() + 60 * FLAGS.minutes
     for seed in map(int, FLAGS.seeds):
         synthetic = data / f"synthetic_{FLAGS.back_steps}_{seed}"
 
         def run(*variants: str, seed: int = seed, synthetic: Path = synthetic) -> None:
             trainings = [training(variant, seed, data, synthetic) for variant in variants]
-            train_all(trainings, folder, Path(FLAGS.json), about, FLAGS.jobs, 60 * FLAGS.minutes)
+            left = ends - time.monotonic()
+            train_all(trainings, folder, Path(FLAGS.json), about, FLAGS.jobs, left)
 
         run(BACK, PAIRS)
+        if not (folder / training(BACK, seed, data, synthetic).name / "test.json").exists():
+            print("--minutes are over: the same command continues")
+            return
         command = [
             "-m",
             "transformer_jax",

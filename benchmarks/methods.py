@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
             variant=name,
             seed=int(seed),
             recipe=FLAGS.recipe,
-            data=Path(FLAGS.data),
+            data=Path(FLAGS.data).absolute(),
             steps=steps,
             checkpoint_every_steps=train.checkpoint_every_steps,
             settings=VARIANTS[name],
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
         for seed, name in itertools.product(FLAGS.seeds, FLAGS.variant)
     ]
     about = {"recipe": FLAGS.recipe, "steps": steps, "test": FLAGS.test}
-    about |= {"robustness": True} if FLAGS.robustness else {}
+    about |= {"robustness": FLAGS.robustness}
     folder = Path(FLAGS.folder).absolute()
     train_all(trainings, folder, Path(FLAGS.json), about, FLAGS.jobs, 60 * FLAGS.minutes)
 

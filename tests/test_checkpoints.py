@@ -3,6 +3,7 @@
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.runs import checkpoint as checkpoint_lib
 from transformer_jax.runs import digests
 from transformer_jax.runs.params import load_params
+from transformer_jax.runs.retention import Retention
 
 
 def save_all(folder, scores, unscheduled=(), **config):
@@ -55,6 +57,17 @@ def test_retention_keeps_the_newest_and_the_best(tmp_path, metric):
     ):
         with pytest.raises(UserError, match=word):
             load(which)
+
+
+def test_the_best_stays_when_a_run_continues_with_another_metric():
+    def step(number, **metrics):
+        return SimpleNamespace(step=number, metrics=metrics)
+
+    old = [step(1, eval_bleu=9.0, eval_loss=2.0), step(2, eval_bleu=8.0, eval_loss=3.0), step(3)]
+    policy = Retention(CheckpointConfig(max_to_keep=1, best_metric="eval_ter"))
+    assert policy.should_preserve(old, context=None) == [True, False, True]
+    new = [*old, step(4, eval_ter=90.0, eval_loss=4.0), step(5)]
+    assert policy.should_preserve(new, context=None) == [False, False, False, True, True]
 
 
 def test_best_checkpoint_of_equal_scores_has_the_lowest_loss(tmp_path):

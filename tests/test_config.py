@@ -42,6 +42,12 @@ def test_recipes_are_valid_and_survive_json(name):
     assert from_json(to_json(validate(config))) == config
 
 
+def test_shares_of_noise_may_be_1_together():
+    shares = ("upper_case:0.05", "lower_case:0.55", "typos:0.3", "extra_spaces:0.1")
+    assert sum(float(share.split(":")[1]) for share in shares) > 1  # by rounding
+    validate(changed(data={"augment": shares}))
+
+
 def test_json_keeps_tuples_and_none():
     config = changed(data={"train_weights": (1.0, 2.5)}, model={"head_dim": None})
     assert from_json(to_json(config)).data.train_weights == (1.0, 2.5)
@@ -65,6 +71,8 @@ def test_json_keeps_tuples_and_none():
         ),
         ({"data": {"augment": ("typos",)}}, ["augment=('typos',)", "must look like"]),
         ({"data": {"augment": ("typos:0",)}}, ["augment=('typos:0',)", "above 0"]),
+        ({"data": {"augment": ("typos:1.5",)}}, ["augment=('typos:1.5',)", "at most 1"]),
+        ({"train": {"lora_alpha": 32.0}}, ["lora_alpha=32.0", "set config.train.lora_rank"]),
         ({"data": {"augment": ("typo:0.1",)}}, ["no noise 'typo'", "did you mean typos?"]),
         ({"data": {"augment": ("typos:0.1", "typos:0.2")}}, ["a kind of noise twice"]),
         ({"data": {"augment": ("typos:0.6", "upper_case:0.6")}}, ["more than 1 together"]),

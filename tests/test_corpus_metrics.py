@@ -35,7 +35,7 @@ from transformer_jax.evaluation import (
     robustness,
     significance,
 )
-from transformer_jax.runs import retention
+from transformer_jax.runs import retention, summary
 from transformer_jax.training import evaluate, setup
 
 REFERENCES = [
@@ -420,10 +420,24 @@ def test_comet_that_is_missing_or_fails_is_named(comet_score, monkeypatch):
         UserError, match=r"no metric 'tre'; did you mean ter\? There are bleu, chrf,"
     ):
         chosen_metrics.parse("tre")
+    for program, message in (
+        ("#!/bin/sh\n", "wrote no scores that can be read"),
+        (f"#!{sys.executable}\nopen(__import__('sys').argv[-1], 'w').write('[]')\n", "no scores"),
+        ("#!/nowhere\n", "cannot be started: No such file"),
+    ):
+        comet_score.write_text(program)
+        with pytest.raises(UserError, match=message):
+            comet.sentence_scores("comet", ["a"], ["b"], ["c"])
     monkeypatch.setenv("PATH", "")
     chosen_metrics.require(["ter"])
     with pytest.raises(UserError, match="'comet-score', which is not here: `pipx install unbabel-"):
         chosen_metrics.require(["ter", "comet"])
+
+
+@pytest.mark.parametrize(("language", "edits"), [("zh", 25.0), ("jpn_Jpan", 25.0), ("ko", 100.0)])
+def test_ter_of_languages_without_spaces_counts_characters(language, edits):
+    (ter,) = chosen_metrics.statistics(["ter"], ["我喜欢猫"], [("", "我喜欢狗")], "", language)
+    assert ter.total == pytest.approx(edits)
 
 
 def test_training_scores_by_the_metric_of_its_best_checkpoint(monkeypatch, comet_score, caplog):
@@ -452,6 +466,7 @@ def test_training_scores_by_the_metric_of_its_best_checkpoint(monkeypatch, comet
     # An evaluation whose score fails does not end the run; it is the worst.
     metrics, _ = evaluate.evaluate(Config(checkpoint=broken), engine, None, pairs)
     assert "so it is not the best" in caplog.text
+    assert "eval_comet" not in metrics
     assert retention.quality(metrics, "eval_comet")[0] == -np.inf
     monkeypatch.setenv("PATH", "")
     config = Config(checkpoint=CheckpointConfig(best_metric="eval_comet_qe"))
@@ -530,6 +545,8 @@ def test_eval_shows_conventions_and_compares(tiny_run, tmp_path):
     assert (ter["name"], ter["metric"]) == ("ter", "TER")
     assert f"TER             {ter['score']:.2f}  {ter['signature']}" in done.stdout
     assert [row["score"] for row in scores["compare"]["metrics"][2:]] == [ter["score"]]
+    recorded = summary.summarize(workdir).evals[-1]
+    assert (recorded["ter"], recorded["ter_signature"]) == (ter["score"], ter["signature"])
     bleu = scores["compare"]["metrics"][0]
     assert bleu["score"] == scores["bleu"]
     assert bleu["other_score"] == pytest.approx(100)
@@ -540,6 +557,13 @@ def test_eval_shows_conventions_and_compares(tiny_run, tmp_path):
     bleu = json.loads(out.read_text())["compare"]["metrics"][0]
     assert bleu["score"] == bleu["other_score"]
     assert (bleu["p_value"], bleu["identical"]) == (1, True)
+    # A metric that fails takes nothing else with it.
+    (tmp_path / "errors.html").unlink()
+    flags = ["--metrics=comet", "--comet_command=false", f"--errors={tmp_path / 'errors.html'}"]
+    failed = run_command("eval", *arguments, *flags, f"--compare={others}")
+    assert (failed.returncode, "false with the model" in failed.stderr) == (2, True)
+    assert "by paired bootstrap" in failed.stdout
+    assert (tmp_path / "errors.html").exists()
     over = run_command("eval", *arguments, f"--compare={others}", f"--output={others}")
     assert over.returncode == 0, over.stderr
     assert len(others.read_text().splitlines()) == 120

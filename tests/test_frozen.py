@@ -48,7 +48,12 @@ def run(names, optimizer="adamw", count=1, **parallel):
 
 @pytest.mark.parametrize(
     ("optimizer", "parallel"),
-    [("adamw", {}), ("adafactor", {}), ("adamw", {"devices": 2, "fsdp": 2, "tensor": 2})],
+    [
+        ("adamw", {}),
+        ("adafactor", {}),
+        ("adamw", {"devices": 2, "fsdp": 2, "tensor": 2}),
+        ("adamw", {"devices": 2, "fsdp": 2, "scan_layers": True, "remat": "full"}),
+    ],
 )
 def test_frozen_parameters_stay_and_the_others_learn_as_ever(optimizer, parallel):
     before, everything, state = run((), optimizer)

@@ -1,6 +1,7 @@
 """`train.lora_rank`: adapters of dense layers, trained in the place of their kernels."""
 
 import dataclasses
+import itertools
 import json
 import re
 
@@ -15,6 +16,7 @@ from tests.test_step import SHAPE, step_config, uneven_batch
 from tests.test_training import assert_same, final_params, lines
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
+from transformer_jax.interop import pretrained
 from transformer_jax.model.transformer import init_params
 from transformer_jax.runs import checkpoint
 from transformer_jax.training import partition, runners
@@ -139,7 +141,7 @@ def test_steps_on_several_devices_are_those_of_one(fields):
     # Adam keeps two numbers for each that is trained, and counts its updates.
     kept = sum(x.size for x in jax.tree.leaves(state.opt_state) if np.ndim(x))
     assert kept == 2 * trained
-    assert f"trained are {trained:,} parameters" in said
+    assert f"{trained:,} parameters are trained" in said
     assert f"model: {sum(x.size for x in jax.tree.leaves(params)):,} parameters" in said[0]
     _, other, said, _ = run(**fields)
     for name, want in adapters.items():
@@ -222,3 +224,20 @@ def test_names_of_frozen_parts_are_those_of_adapters():
     state = TrainStep(lora_config(frozen=("encoder*",))).init_state(jax.random.key(0))
     moments = paths_of(optax.tree_utils.tree_get(state.opt_state, "mu"))
     assert {name.split("/")[1] for name in moments} == {"decoder_layers_0"}
+
+
+def test_a_run_that_is_trained_on_is_read_to_the_host(tiny_run, adapted_run, monkeypatch):
+    """A model that several devices share may be larger than one."""
+    read_item, targets = checkpoint.read_item, []
+
+    def spy(folder, item, target=None):
+        targets.extend(jax.tree.leaves(target))
+        return read_item(folder, item, target)
+
+    for folder, which in itertools.product((tiny_run[1], adapted_run), ("latest", "average:2")):
+        want = pretrained.load(folder, which).params
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "read_item", spy)
+            read = pretrained.load(folder, which, shardings=lambda model: {}).params
+        assert all(type(x) is np.ndarray for x in (*targets, *jax.tree.leaves(read)))
+        assert_same(read, want)

@@ -137,6 +137,16 @@ def test_processes_two_of_two_devices_train_like_one_of_four(data, alone, tmp_pa
     assert_same_run(tmp_path / "run", alone)
 
 
+def test_processes_begin_with_the_model_of_a_run(data, alone, tmp_path):
+    """Each process reads the shards of its devices only."""
+    start_from = f"--config.train.init_from={alone}"
+    finish(start(command(data, tmp_path / "one", NUM_STEPS, start_from), 1, 4))
+    flags = (start_from, "--config.parallel.data=1", "--config.parallel.fsdp=4")
+    finish(start(command(data, tmp_path / "two", NUM_STEPS, *flags), 2, 2))
+    assert_same_run(tmp_path / "two", tmp_path / "one")
+    assert metrics(tmp_path / "two")[0][0] < metrics(alone)[0][0]  # of the first step
+
+
 @pytest.fixture(scope="module")
 def killed(data, tmp_path_factory):
     """Two processes of two devices, killed after step 4."""

@@ -86,6 +86,13 @@ def test_some_texts_have_noise_by_their_shares():
     assert noise.add_to_some(["ein hund"] * 50, {"upper_case": 1.0}, 0) == ["EIN HUND"] * 50
 
 
+@pytest.mark.parametrize("tag", ["<BT> ", ">>deu<< ", ">>cmn_Hans<<  "])
+def test_a_tag_before_a_source_has_no_noise(tag):
+    assert noise.add("upper_case", f"{tag}Ein Hund.", 0, 0) == f"{tag}EIN HUND."
+    assert noise.add("no_punctuation", f"{tag}...", 0, 0) == f"{tag}..."
+    assert noise.add("lower_case", "<BT>Ein Hund", 0, 0) == "<bt>ein hund"  # no word, no tag
+
+
 def test_config_names_the_noises_there_are():
     assert [*noise.KINDS] == [*data_checks.NOISES]
 

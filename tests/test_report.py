@@ -296,8 +296,15 @@ def test_report_has_a_column_for_the_metric_of_the_best_checkpoint():
     last = re.findall(r"<td>([^<]*)</td></tr>", text)
     assert last == ["–", "40.50", "60.00"]
     assert '<tr class="best"><th scope="row">2<' in text
-    one = {"split": "test", "num_sentences": 3, **common, "chrf++": 1.0}
-    assert "<td>1.00</td></tr>" in "".join(report._evals({"a": one}))
+    one = {"split": "test", "num_sentences": 3, **common, "chrf++": 1.0, "chrf++_signature": "s"}
+    text = "".join(report._evals({"a": one}))
+    assert "<td>1.00</td></tr>" in text
+    assert '<p class="signature">chrF++: s</p>' in text
+    # A run that was resumed with a metric which no evaluation has yet.
+    resumed = entry(evaluations=evaluations[:1], best_metric="comet")
+    assert "The marked row is the best by eval_loss." in "".join(
+        report._evaluations(Config(), resumed)
+    )
 
 
 # --- Readable by everybody -----------------------------------------------------------------------

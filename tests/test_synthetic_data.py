@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import pytest
 
@@ -45,6 +46,7 @@ def test_translations_that_are_wrong_become_no_pairs():
         "A dog.\tHund Hund Hund Hund Hund Hund"
     ]
     assert PairRules(guards=False).lines("", [translation("Hund")], "en", "de") == [""]
+    assert PairRules().lines("A \0 dog.", [translation("Ein Hund.")], "en", "de") == [""]
     assert PairRules(guards=False).lines("A dog.", [translation("")], "en", "de") == [""]
 
 
@@ -54,6 +56,8 @@ def test_translate_corpus_writes_pairs_that_training_reads(tiny_run, translator,
     arguments = ["translate-corpus", f"--model={tiny_run[1]}", f"--input={tmp_path}/mono.en"]
     arguments += [f"--output={tmp_path / 'out'}", "--beam_size=2", "--chunk=5", "--noguards"]
     back = ["--write=back_pairs", "--tag=<BT>", "--n_best=2", f"--ensemble={tiny_run[1]}@latest"]
+    mistake = run_command(*arguments, "--write=pairs", "--n_best=5")  # of a beam of 2
+    assert (mistake.returncode, "needs --beam_size" in mistake.stderr) == (2, True)
     done = run_command(*arguments, *back)
     assert done.returncode == 0, done.stderr
     assert "mono.en.tsv: 13 lines, 24 pairs, 2 blank" in done.stdout
@@ -72,6 +76,7 @@ def test_translate_corpus_writes_pairs_that_training_reads(tiny_run, translator,
     for wrong, message in (
         (["--write=pairs", "--tag=a b"], "--tag='a b' must be one word"),
         (["--n_best=2"], "--n_best is for pairs: add --write=pairs"),
+        (["--noguards"], "--guards is for pairs: add --write=pairs"),
         (["--write=pairs", f"--output={tmp_path}"], "has the sources, so its pairs would be"),
         (["--write=pairs"], "has translations by another model, checkpoint or settings"),
     ):
@@ -122,7 +127,14 @@ def test_distill_translates_once_and_trains_on_the_translations(tiny_run, transl
     assert again.returncode == 0, again.stderr
     assert written.stat().st_mtime_ns == kept
     record = json.loads((student / "distilled" / "1.en-de" / ".job.json").read_text())
-    assert record["ensemble"] == [[str(tiny_run[1]), "latest"]]
+    steps = [Translator.load(tiny_run[1], name).checkpoint_step for name in ("best", "latest")]
+    assert record["ensemble"] == [[str(tiny_run[1]), str(steps[1])]]
+    assert record["steps"] == [[step] for step in steps]
+    # Neither the form of the folder's name nor the size of batches makes it another job.
+    same = [*distill, "--keep_corpus", f"--workdir={os.path.relpath(student)}", "--batch_tokens=99"]
+    again = run_command(*same)
+    assert again.returncode == 0, again.stderr
+    assert written.stat().st_mtime_ns == kept
     for more, message in (
         (["--keep_corpus", "--min_log_prob=-9"], "by another model, checkpoint or settings"),
         ([], "has a run on other training data"),  # the run has the corpus too

@@ -10,82 +10,24 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 from etils import epath
 
 from transformer_jax import paths, units
-from transformer_jax.api import Translator
 from transformer_jax.commands import model_flags, search_flags
 from transformer_jax.commands.decode_output import ResumableOutput
+from transformer_jax.commands.translation_job import Chunk, Job
 from transformer_jax.data import ray_tasks
 from transformer_jax.data.text_lines import read_lines
 from transformer_jax.errors import UserError
-from transformer_jax.interop import pretrained
-from transformer_jax.runs import compilation_cache
 from transformer_jax.text.training_pairs import PairRules
 
 FLAGS = flags.FLAGS
 REPORT_SECONDS = 30.0
 RECORD = ".job.json"  # in the folder of the translations
 
-Chunk = list[str]
 Run = Callable[[Iterator[Chunk]], Iterator[list[str]]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What a process needs to translate; calling it loads the model.
-
-    Attributes:
-      model, checkpoint: as of `Translator.load`.
-      settings: of `Translator.translate`.
-      ensemble: further (path, checkpoint).
-      source_prefix: text before every source; "": that of the model.
-      pairs: the output is pairs for training; None: translations.
-    """
-
-    model: str
-    checkpoint: str
-    settings: dict[str, Any]
-    ensemble: tuple[tuple[str, str], ...] = ()
-    source_prefix: str = ""
-    pairs: PairRules | None = None
-
-    def description(self) -> dict[str, Any]:
-        """All that determines the output, without what has its default."""
-        fields = dataclasses.fields(self)
-        return {
-            field.name: value
-            for field, value in zip(fields, dataclasses.asdict(self).values(), strict=True)
-            if value != field.default
-        }
-
-    def __call__(self) -> Callable[[Chunk], list[str]]:
-        compilation_cache.keep_programs()
-        config = None
-        if self.source_prefix:
-            config = pretrained.read_config(self.model)
-            data = dataclasses.replace(config.data, source_prefix=self.source_prefix)
-            config = dataclasses.replace(config, data=data)
-        translator = Translator.load(self.model, self.checkpoint, config, ensemble=self.ensemble)
-        settings = {name: value for name, value in self.settings.items() if value is not None}
-        data = translator.config.data
-        source_lang = settings.get("source_lang") or data.source_lang
-        target_lang = settings.get("target_lang") or data.target_lang
-
-        def translate(chunk: Chunk) -> list[str]:
-            outputs = translator.translate(chunk, **settings)
-            return [" ".join(out.text.split("\n")) for out in outputs]  # each is a line
-
-        def make_pairs(chunk: Chunk) -> list[str]:
-            n_best = translator.translate(chunk, n_best=rules.n_best, **settings)
-            pairs = zip(chunk, n_best, strict=True)
-            return ["\n".join(rules.lines(*pair, source_lang, target_lang)) for pair in pairs]
-
-        rules = self.pairs or PairRules()
-        return make_pairs if self.pairs else translate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,13 +108,13 @@ def run() -> None:
         "source_lang": FLAGS.source_lang,
     }
     pairs = None
-    for name in ("tag", "n_best", "min_log_prob"):
+    for name in ("tag", "n_best", "min_log_prob", "guards"):
         if FLAGS[name].present and FLAGS.write == "translations":
             raise UserError(f"--{name} is for pairs: add --write=pairs or --write=back_pairs.")
     if FLAGS.write != "translations":
         pairs = pair_rules(FLAGS.write == "back_pairs", FLAGS.tag)
-    ensemble = tuple(model_flags.ensemble())
-    job = Job(FLAGS.model, FLAGS.checkpoint, settings, ensemble, FLAGS.source_prefix, pairs)
+    models = [(FLAGS.model, FLAGS.checkpoint), *model_flags.ensemble()]
+    job = Job.of_models(models, settings, source_prefix=FLAGS.source_prefix, pairs=pairs)
     run_job(find_files(FLAGS.input, FLAGS.output, ".tsv" if pairs else ""), FLAGS.output, job)
 
 
@@ -209,7 +151,7 @@ def run_job(files: list[TranslatedFile], folder: str, job: Job) -> None:
     check_same_job(Path(folder), job)
     with contextlib.ExitStack() as stack:
         num_processes, translate = 1, None
-        if FLAGS.ray:
+        if FLAGS.ray and not all(file.target.exists() for file in files):
             actors = ray_tasks.Actors[Chunk, list[str]](job, FLAGS.ray, FLAGS.cpus, FLAGS.gpus)
             stack.enter_context(contextlib.closing(actors))
             num_processes, translate = actors.num, actors.map
@@ -224,7 +166,11 @@ def check_same_job(folder: Path, job: Job) -> None:
     """
     record = folder / RECORD
     content = json.dumps(job.description(), indent=1) + "\n"
-    if record.exists() and record.read_text() != content:
+    # Without any translation, the settings may have been a mistake.
+    has_some = any(
+        child != record and (child.is_dir() or child.stat().st_size) for child in folder.iterdir()
+    )
+    if has_some and record.exists() and record.read_text() != content:
         raise UserError(
             f"{folder} has translations by another model, checkpoint or settings ({record}); give "
             "the same, or name another folder."

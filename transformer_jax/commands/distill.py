@@ -17,7 +17,7 @@ HELP = CommandHelp(
     "a teacher, or with several together, and trains the recipe's model, the student, on their "
     "translations. The pairs are kept in WORKDIR/distilled. Given again, an interrupted job "
     "continues where it was.",
-    less_memory="lower --batch_tokens, --beam_size or config.data.batch_tokens",
+    less_memory="lower --batch_tokens or config.data.batch_tokens",
     examples=(
         (
             "A student with one decoder layer, for fast translation on a CPU:",

@@ -1,6 +1,7 @@
 """Runs the command `distill`: pairs by the teachers, then the training of the student."""
 
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from transformer_jax.commands import (
     report_file,
     search_flags,
 )
-from transformer_jax.commands.corpus_translation import Job
+from transformer_jax.commands.translation_job import Job
 from transformer_jax.config import Config, DataConfig, validate
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.sources import open_corpora
@@ -32,7 +33,7 @@ def run() -> None:
     """Translates the sources of the training corpora, and trains on the pairs."""
     config = validate(FLAGS.config)
     _check(config)
-    folder = Path(FLAGS.workdir) / FOLDER
+    folder = Path(os.path.abspath(FLAGS.workdir)) / FOLDER  # as the stored config names it
     corpora = open_corpora(config.data, "train")
     files = [
         str(folder / _name(number, corpus) / f"{number}.{corpus.source_lang}.tsv")
@@ -95,7 +96,7 @@ def _check_workdir(student: Config) -> None:
 
 
 def _name(number: int, corpus: Corpus) -> str:
-    """Of the folder with the pairs of a corpus."""
+    """The name of the folder with the pairs of a corpus."""
     return f"{number}.{corpus.source_lang}-{corpus.target_lang}"
 
 
@@ -106,18 +107,23 @@ def _make_pairs(corpora: Sequence[Corpus], folder: Path) -> None:
       UserError: a corpus has changed since its pairs were made, or a teacher does not know its
         languages.
     """
-    (path, checkpoint), *others = model_flags.models(FLAGS.teacher)
+    teachers = model_flags.models(FLAGS.teacher)
     rules = corpus_translation.pair_rules(is_back=False, tag="")
+    given = {"target_lang": FLAGS.target_lang, "source_lang": FLAGS.source_lang}
+    settings = search_flags.given() | {name: value for name, value in given.items() if value}
     for number, corpus in enumerate(corpora, start=1):
         sources = folder / "sources" / f"{number}.{corpus.source_lang}"
         _write_sources(corpus, sources)
-        languages = {
-            "target_lang": FLAGS.target_lang or corpus.target_lang,
-            "source_lang": FLAGS.source_lang or corpus.source_lang,
-        }
-        settings = search_flags.given() | languages
-        prefix = FLAGS.source_prefix
-        job = Job(path, checkpoint, settings, tuple(others), prefix, rules)
+        job = Job.of_models(
+            teachers,
+            settings,
+            source_prefix=FLAGS.source_prefix,
+            pairs=rules,
+            text_languages={
+                "source_lang": corpus.source_lang,
+                "target_lang": corpus.target_lang,
+            },
+        )
         output = str(folder / _name(number, corpus))
         files = corpus_translation.find_files(str(sources), output, ".tsv")
         corpus_translation.run_job(files, output, job)
@@ -135,8 +141,13 @@ def _write_sources(corpus: Corpus, path: Path) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as out:
-        out.writelines(" ".join(source.splitlines()) + "\n" for source, _ in corpus.read())
+        out.writelines(f"{_as_line(source)}\n" for source, _ in corpus.read())
     paths.write_atomically(record, corpus.fingerprint)
+
+
+def _as_line(source: str) -> str:
+    """A source in one line; other marks at which Python splits lines stay."""
+    return source.replace("\r", " ").replace("\n", " ")
 
 
 def student_data(data: DataConfig, files: Sequence[str], keep_corpus: bool) -> DataConfig:

@@ -58,8 +58,9 @@ def write(
         frequency_source=frequency_source,
         languages=(data.source_lang, data.target_lang),
     )
+    html = page.html()  # before the file is opened, which empties it
     with writing(FLAGS.errors) as out:
-        out.write(page.html())
+        out.write(html)
     print(f"wrote {FLAGS.errors}")
 
 
@@ -75,9 +76,10 @@ def _frequencies(
 
     why = _why_no_training_data(data)
     if not why:
-        texts = list(itertools.islice(targets(), MAX_TRAINING_TEXTS))
-        counted = f"{len(texts):,} targets of the training data"
-        return error_analysis.count_words(texts, split), counted
+        if texts := list(itertools.islice(targets(), MAX_TRAINING_TEXTS)):
+            counted = f"{len(texts):,} targets of the training data"
+            return error_analysis.count_words(texts, split), counted
+        why = f"its training data has no {data.target_lang}"
     print(f"words are counted in the references: {why}")
     return error_analysis.count_words(references, split), f"the references ({why})"
 

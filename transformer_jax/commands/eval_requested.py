@@ -12,6 +12,7 @@ from transformer_jax.api import Translator
 from transformer_jax.commands import eval_comparison, eval_errors
 from transformer_jax.config import DataConfig, DecodeConfig
 from transformer_jax.decoding.search_settings import TranslationSettings
+from transformer_jax.errors import UserError
 from transformer_jax.evaluation import chosen_metrics, model_metrics, robustness
 from transformer_jax.evaluation.significance import Statistics
 
@@ -51,38 +52,51 @@ def scores(
       metrics: of `--metrics`, besides those that are always computed.
       other: from `other_system`.
       chrf: of the run.
+
+    Raises:
+      UserError: a metric could not be computed; after all others.
     """
     pairs, statistics = run.pairs, list[Statistics]()
-    command = FLAGS.comet_command or run.translator.config.checkpoint.comet_command
+    failed: list[UserError] = []
 
-    def of(hypotheses: Sequence[str]) -> list[Statistics]:
-        return chosen_metrics.statistics(metrics, hypotheses, pairs, command)
+    def compute_metrics(hypotheses: Sequence[str]) -> list[Statistics]:
+        command = FLAGS.comet_command or run.translator.config.checkpoint.comet_command
+        return chosen_metrics.statistics(metrics, hypotheses, pairs, command, run.data.target_lang)
 
     if metrics:
-        distributed.run_on_primary(lambda: statistics.extend(of(run.hypotheses)), "metrics")
-        yield "metrics", _chosen_scores(metrics, statistics)
+        try:
+            distributed.run_on_primary(
+                lambda: statistics.extend(compute_metrics(run.hypotheses)), "metrics"
+            )
+            yield "metrics", _chosen_scores(metrics, statistics)
+        except UserError as error:  # what else was asked for needs none of them
+            failed.append(error)
     if FLAGS.robustness:
         yield "robustness", _robustness(run, chrf)
     systems = [(FLAGS.workdir, run.hypotheses)]
     if other is not None:
         others = eval_comparison.hypotheses_of(other, pairs)
         systems.append((FLAGS.compare, others))
-        comparison = distributed.run_on_primary(
-            lambda: eval_comparison.compare(
-                run.hypotheses,
-                others,
-                pairs,
-                run.tokenizer,
-                list(zip(statistics, of(others), strict=True)),
-            ),
-            "comparison",
+        comparison = functools.partial(
+            eval_comparison.compare, run.hypotheses, others, pairs, run.tokenizer
         )
-        yield "compare", comparison
+
+        def compare() -> dict[str, Any]:
+            try:
+                other_statistics = compute_metrics(others) if statistics else []
+            except UserError as error:
+                failed.append(error)
+                return comparison([])
+            return comparison(list(zip(statistics, other_statistics, strict=True)))
+
+        yield "compare", distributed.run_on_primary(compare, "comparison")
     if FLAGS.errors:
         distributed.run_on_primary(
             lambda: eval_errors.write(run.name, run.data, pairs, systems, run.tokenizer),
             "errors",
         )
+    if failed:
+        raise failed[0]
 
 
 def _chosen_scores(names: Sequence[str], statistics: Sequence[Statistics]) -> list[dict[str, Any]]:

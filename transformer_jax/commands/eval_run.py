@@ -79,12 +79,6 @@ def run() -> None:
     )
     tokenizer = model_metrics.bleu_tokenizer(data)  # fails here if a package is missing
     eval_set = _read_files() if FLAGS.input else _read_split(data)
-    if FLAGS.conventions and eval_set.part:
-        raise UserError(
-            f"config.data.{FLAGS.split}={eval_set.part} is a part of its split: --conventions is "
-            "for comparisons with published scores, which count every sentence; name the entire "
-            "split."
-        )
     command = FLAGS.comet_command or translator.config.checkpoint.comet_command
     distributed.run_on_primary(lambda: chosen_metrics.require(metrics, command), "metrics")
     other = None
@@ -107,20 +101,22 @@ def run() -> None:
         _print_scores(result, data, eval_set)
         if FLAGS.conventions:
             result["conventions"] = _conventions(hypotheses, eval_set, data, tokenizer)
-        _record(result, dataclasses.replace(translator.config, decode=decode, data=data))
-    if FLAGS.calibrate:
-        result["calibration"] = eval_calibration.run(
-            translator, eval_set.pairs, outputs, search_flags.given()
-        )
+    recorded = dict(result)
     run = eval_requested.EvaluatedRun(
         translator, decode, data, eval_set.name, eval_set.pairs, tokenizer, hypotheses
     )
     try:
+        if FLAGS.calibrate:
+            result["calibration"] = eval_calibration.run(
+                translator, eval_set.pairs, outputs, search_flags.given()
+            )
         for name, value in eval_requested.scores(run, metrics, other, scores.chrf):
             result[name] = value
     finally:  # errors of these lose no scores
         if distributed.is_primary():
             _write(result, hypotheses)
+            recorded |= _by_name(result.get("metrics", []))
+            _record(recorded, dataclasses.replace(translator.config, decode=decode, data=data))
 
 
 def _check_flags() -> None:
@@ -150,7 +146,11 @@ def _read_files() -> EvalSet:
 
 
 def _read_split(data: DataConfig) -> EvalSet:
-    """The pairs of `--split`."""
+    """The pairs of `--split`.
+
+    Raises:
+      UserError: they are a part of it, and `--conventions` is given.
+    """
     corpora = sources.open_corpora(data, FLAGS.split)
     inputs: dict[str, str] = {}
     for corpus in corpora:
@@ -158,6 +158,12 @@ def _read_split(data: DataConfig) -> EvalSet:
         names = [corpus.name + end + gz for end in languages for gz in ("", ".gz")]
         inputs |= {f"config.data.{FLAGS.split} ({name})": name for name in names}
     part = getattr(data, FLAGS.split) if is_part(data, FLAGS.split) else ""
+    if FLAGS.conventions and part:
+        raise UserError(
+            f"config.data.{FLAGS.split}={part} is a part of its split: --conventions is "
+            "for comparisons with published scores, which count every sentence; name the entire "
+            "split."
+        )
     return EvalSet(FLAGS.split, part, [pair for c in corpora for pair in c.read()], inputs)
 
 
@@ -204,6 +210,12 @@ def _write(result: dict[str, Any], hypotheses: Sequence[str]) -> None:
     if FLAGS.output:
         with writing(FLAGS.output) as out:
             out.writelines(as_line(text) for text in hypotheses)
+
+
+def _by_name(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Scores and signatures of `--metrics`, as the history has those of BLEU."""
+    scores = {row["name"]: row["score"] for row in rows}
+    return scores | {f"{row['name']}_signature": row["signature"] for row in rows}
 
 
 def _record(result: dict[str, Any], config: Config) -> None:

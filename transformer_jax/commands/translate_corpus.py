@@ -11,7 +11,7 @@ HELP = CommandHelp(
     "name in --output, in order. With --ray, processes on the machines of a cluster share the "
     "work, each with the model loaded once. It prints the speed, the time left, and with --price "
     "the cost. Given again, an interrupted job continues where it was.",
-    less_memory="lower --batch_tokens or --beam_size",
+    less_memory="lower --batch_tokens",
     examples=(
         (
             "Files of monolingual text, for back-translation:",
@@ -82,7 +82,7 @@ def define_pair_flags() -> None:
         upper_bound=0,
     )
     flags.DEFINE_bool(
-        "guards", True, "Leave out pairs with loops, copies, and far too short or long sides."
+        "guards", True, "Leave out pairs with loops, copies, wrong lengths or another script."
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformer_jax.config.data_checks import data_conflicts
 from transformer_jax.config.decode_fields import DecodeConfig
-from transformer_jax.config.fields import Config, ModelConfig
+from transformer_jax.config.fields import Config, ModelConfig, TrainConfig
 from transformer_jax.config.json_format import typed
 from transformer_jax.config.setting import Setting, all_settings
 from transformer_jax.errors import UserError, did_you_mean
@@ -153,6 +153,11 @@ def _r_drop_conflicts(config: Config) -> Iterator[str]:
 
 
 def _fine_tuning_conflicts(config: Config) -> Iterator[str]:
+    if config.train.lora_alpha != TrainConfig.lora_alpha and not config.train.lora_rank:
+        yield (
+            f"config.train.lora_alpha={config.train.lora_alpha} is the factor of adapters, and "
+            "config.train.lora_rank=0 trains none; set config.train.lora_rank."
+        )
     if not config.data.new_tokens:
         return
     if config.data.source == "prepared":

@@ -62,8 +62,8 @@ class DataConfig:
     tokenizer: Literal["unigram", "bpe"] = setting("unigram", "Kind of tokenizer to train.")
     new_tokens: int = setting(
         0,
-        "Tokens of the training text that the vocabulary of `train.init_from` gets, for a new "
-        "language, besides the tags of its languages.",
+        "Tokens to add to the vocabulary of `train.init_from`, learned from the training text of a "
+        "new language; tags of new languages are added besides.",
         at_least=0,
     )
     tokenizer_model: str = path_setting(

@@ -7,6 +7,7 @@ depends on the seed and the number of a text only.
 
 import itertools
 import random
+import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,6 +21,9 @@ MIN_LETTERS = 4
 
 # Share of the punctuation marks that get a space before them, where a text gets any.
 SPACE_RATE = 0.2
+
+# What a model reads as a tag, such as `<BT>` of `translate-corpus` or Marian's `>>deu<<`.
+_TAG = re.compile(r"(?:>>\S+<<|<\S+>)\s+")
 
 # Marks that are part of a word or number between two letters or digits.
 _INNER_MARKS = frozenset("'’-./@&_:")
@@ -119,7 +123,7 @@ KINDS: dict[str, Callable[[str, random.Random], str]] = {
 
 
 def add(kind: str, text: str, seed: int, number: int) -> str:
-    """`text` with noise; unchanged where nothing would be left of it.
+    """`text` with noise; unchanged where nothing would be left of it. A first tag stays as it is.
 
     Args:
       kind: in `KINDS`.
@@ -127,7 +131,9 @@ def add(kind: str, text: str, seed: int, number: int) -> str:
       seed: of all texts.
       number: of this text; the same seed and number give the same noise.
     """
-    return KINDS[kind](text, random.Random(f"{seed} {number}")) or text
+    tag = match[0] if (match := _TAG.match(text)) else ""
+    text = text.removeprefix(tag)
+    return tag + (KINDS[kind](text, random.Random(f"{seed} {number}")) or text)
 
 
 def add_to_some(texts: Sequence[str], shares: Mapping[str, float], seed: int) -> list[str]:

@@ -6,7 +6,6 @@ lower ranks than all earlier tokens, so that a text is segmented as before, and 
 neighbours. In a unigram model they compete by their probability in the new text.
 """
 
-import collections
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -126,7 +125,9 @@ def learn(
       UserError: a tokenizer that is not SentencePiece's, or texts without new tokens.
     """
     proto = _read_model(tokenizer, config.new_tokens)
-    characters = collections.Counter(c for text in texts() for c in text)
+    characters = set[str]()
+    for text in texts():
+        characters.update(text)
     if not characters:
         return {}
     scores = _scores(proto)
@@ -231,6 +232,11 @@ def _define_special_tokens(proto: Any, tokenizer: Tokenizer) -> None:
         special_id = getattr(tokenizer, f"{name}_id")
         if special_id >= len(_scores(proto)):
             token = getattr(spec, f"{name}_piece")  # SentencePiece's name
+            if token in _scores(proto):
+                raise UserError(
+                    f"config.data.new_tokens: the tokenizer of the model has a token {token}, and "
+                    f"the model has another {name} symbol. Set it to 0."
+                )
             _add(proto, {token: 0.0}, proto.SentencePiece.CONTROL)
             setattr(spec, f"{name}_id", special_id)
 

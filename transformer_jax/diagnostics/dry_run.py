@@ -22,7 +22,7 @@ from transformer_jax.ops import platforms
 from transformer_jax.ops.platforms import compute_dtype
 from transformer_jax.training import partition
 from transformer_jax.training.runners import Runner, make_runner
-from transformer_jax.training.setup import adopt_model
+from transformer_jax.training.setup import adopt_model, refuse_without_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +72,8 @@ def dry_run(config: Config, topology: str, say: Callable[[str], None]) -> Report
     devices, platform = _devices(topology)
     if config.train.init_from:
         config = adopt_model(config, pretrained.read_config(config.train.init_from))
+    else:
+        refuse_without_model(config)
     config = _fill_in(config, platform)
     devices = devices[: math.prod(partition.mesh_shape(config.parallel, len(devices)))]
     runner = make_runner(config, devices)

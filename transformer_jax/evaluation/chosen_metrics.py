@@ -6,13 +6,20 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from transformer_jax.errors import UserError, did_you_mean
-from transformer_jax.evaluation import comet
+from transformer_jax.evaluation import bleu_tokenizers, comet
 from transformer_jax.evaluation.significance import Statistics, of_sacrebleu, of_sentence_scores
 
-# Name -> the metric of sacreBLEU.
-_SACREBLEU: dict[str, Callable[[], CHRF | TER]] = {
-    "chrf++": lambda: CHRF(word_order=2),
-    "ter": TER,
+
+def _ter(target_lang: str) -> TER:
+    """TER; of languages without spaces between words it counts characters."""
+    is_split = bleu_tokenizers.choose(target_lang) in ("zh", "ja-mecab")
+    return TER(normalized=True, asian_support=True) if is_split else TER()
+
+
+# Name -> the metric of sacreBLEU, for a target language.
+_SACREBLEU: dict[str, Callable[[str], CHRF | TER]] = {
+    "chrf++": lambda _: CHRF(word_order=2),
+    "ter": _ter,
 }
 ALWAYS = ("bleu", "chrf")  # computed in every evaluation
 NAMES = (*_SACREBLEU, *comet.MODELS)
@@ -23,6 +30,7 @@ def statistics(
     hypotheses: Sequence[str],
     pairs: Sequence[tuple[str, str]],
     comet_command: str = comet.COMMAND,
+    target_lang: str = "",
 ) -> list[Statistics]:
     """Those of each metric.
 
@@ -31,6 +39,7 @@ def statistics(
       hypotheses: of one system.
       pairs: source and reference of each.
       comet_command: computes COMET.
+      target_lang: of the hypotheses, as the data names it.
 
     Raises:
       UserError: COMET is not installed or fails.
@@ -39,7 +48,7 @@ def statistics(
     rows = []
     for name in names:
         if name in _SACREBLEU:
-            rows.append(of_sacrebleu(_SACREBLEU[name](), hypotheses, references))
+            rows.append(of_sacrebleu(_SACREBLEU[name](target_lang), hypotheses, references))
             continue
         scores, model = comet.sentence_scores(name, sources, hypotheses, references, comet_command)
         rows.append(

@@ -88,16 +88,31 @@ def sentence_scores(
             words += [flag, str(folder / file)]
         words += ["--quiet", "--only_system", "--to_json", str(folder / "scores.json")]
         # In a separate session: a signal that stops a training must not end it.
-        done = subprocess.run(
-            words, capture_output=True, encoding="utf-8", errors="replace", start_new_session=True
-        )
+        try:
+            done = subprocess.run(
+                words,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UserError(f"{words[0]} cannot be started: {error.strerror}.") from error
         if done.returncode:
             last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
             raise UserError(
                 f"{words[0]} with the model {model} ended with status {done.returncode}: {last}"
             )
-        content = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
-    (rows,) = content.values()
-    if len(rows) != len(sources):
-        raise UserError(f"{words[0]} gave {len(rows)} scores for {len(sources)} sentences.")
-    return [FACTOR * float(row["COMET"]) for row in rows], model
+        scores = _read_scores(folder / "scores.json", words[0])
+    if len(scores) != len(sources):
+        raise UserError(f"{words[0]} gave {len(scores)} scores for {len(sources)} sentences.")
+    return [FACTOR * score for score in scores], model
+
+
+def _read_scores(path: Path, program: str) -> list[float]:
+    """Score of each sentence, of what `comet-score --to_json` has written."""
+    try:
+        (rows,) = json.loads(path.read_text(encoding="utf-8")).values()
+        return [float(row["COMET"]) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{program} ended well, but wrote no scores that can be read.") from error

@@ -78,8 +78,9 @@ def load(
       checkpoint: of a work directory: `best`, `latest`, a step, or `average:N`.
       config: replaces the model's config, for other data or search settings.
       allow_pickle: also read a pickle, `pytorch_model.bin` or `best.ckpt`, which needs torch.
-      shardings: of the parameters of a Hugging Face directory, which go there one by one; None: to
-        JAX's default device, as those of any other model.
+      shardings: of the parameters of a Hugging Face directory, which go there one by one. Those of
+        a work directory are then NumPy arrays. None: to JAX's default device, as those of any other
+        model.
 
     Raises:
       UserError: something is missing or damaged.
@@ -110,7 +111,7 @@ def load(
     config = validate(config or workdir_lib.read_config(path))
     tokenizers = workdir_lib.read_tokenizers(path)
     target = jax.eval_shape(lambda: init_params(config.model, jax.random.key(0)))
-    params, step = load_params(path, checkpoint, config, target)
+    params, step = load_params(path, checkpoint, config, target, on_host=shardings is not None)
     return Pretrained(config, tokenizers, params, step, calibration.read(path, step))
 
 

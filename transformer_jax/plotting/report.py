@@ -51,7 +51,7 @@ def write_report(workdir: epath.PathLike, score_files: Sequence[epath.PathLike] 
     path = workdir / "samples.jsonl"
     samples = history.read_lines(path) if path.exists() else []
     run = summary.summarize(workdir)
-    best = run.best(run.best_metric)
+    best = run.best(run.shown_metric)
     # Without an evaluation there is no best checkpoint.
     translator = Translator.load(workdir, "best" if best else "latest")
     body = [
@@ -131,7 +131,7 @@ def _footer() -> Iterator[str]:
 
 
 def _evaluations(config: Config, run: RunSummary) -> Iterator[str]:
-    best = run.best(run.best_metric)
+    best = run.best(run.shown_metric)
     if best is None:
         yield "<p>The run was never evaluated (config.train.eval_every_steps=0).</p>"
         return
@@ -146,7 +146,7 @@ def _evaluations(config: Config, run: RunSummary) -> Iterator[str]:
     yield "<h3>Validation set</h3>"
     yield (
         f'<p class="note">{count}sentences, decoded {search}. The marked row is the best by '
-        f"{config.checkpoint.best_metric}.</p>"
+        f"eval_{run.shown_metric}.</p>"
     )
     marked = f"{best['step']:,}"
     shown = {name: rows[name] for name in [*spread(list(rows), MAX_ROWS), marked]}
@@ -184,9 +184,9 @@ def _notes(one: Scores) -> Iterator[str]:
     """Signatures of the scores, and why a BLEU of 0 is not an error."""
     if scores.has_too_few_words(one):
         yield f'<p class="note">{text(NO_FOUR_WORDS)}</p>'
-    for name, key in (("BLEU", "bleu_signature"), ("chrF", "chrf_signature")):
-        if key in one:
-            yield f'<p class="signature">{name}: {text(one[key])}</p>'
+    for name in scores.names_in([one]):
+        if signature := one.get(f"{name}_signature"):
+            yield f'<p class="signature">{scores.label(name)}: {text(signature)}</p>'
 
 
 def _curves(lines: Sequence[plotting.Metrics], best: Scores | None) -> Iterator[str]:

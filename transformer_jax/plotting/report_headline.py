@@ -32,7 +32,7 @@ def headline(run: RunSummary, files: Mapping[str, Scores]) -> Iterator[str]:
     """
     in_files = [one for one in files.values() if one.get("split") == "test"]
     test = run.test or (in_files[-1] if in_files else None)
-    shown = test or run.best(run.best_metric)
+    shown = test or run.best(run.shown_metric)
     if shown is None:
         yield '<p class="under">The run was never evaluated (config.train.eval_every_steps=0).</p>'
         return

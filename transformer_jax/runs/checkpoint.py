@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import jax
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
@@ -198,8 +199,17 @@ def _context() -> ocp.Context:
 
 
 def read_item(folder: epath.Path, item: str, target: PyTree = None) -> Any:
-    """One item of a checkpoint, as `target` describes it; JSON needs none."""
-    with _context():
+    """One item of a checkpoint, as `target` describes it; JSON needs none.
+
+    Other processes need not call it: `target` is on the host or on this process's devices.
+    """
+    context = _context()
+    if distributed.process_count() > 1:  # else Orbax waits for all of them
+        this = jax.process_index()
+        context.multiprocessing.primary_host = this
+        context.multiprocessing.active_processes = {this}
+        context.multiprocessing.barrier_sync_key_prefix = f"process_{this}"
+    with context:
         return ocp.load_checkpointables(folder, {item: target})[item]
 
 

@@ -18,7 +18,7 @@ from transformer_jax.runs.retention import quality
 
 
 def load_params(
-    workdir: epath.PathLike, which: str, config: Config, target: PyTree
+    workdir: epath.PathLike, which: str, config: Config, target: PyTree, on_host: bool = False
 ) -> tuple[PyTree, int]:
     """The model's parameters of a checkpoint, their exponential average where one was kept.
 
@@ -29,6 +29,7 @@ def load_params(
       which: `best`, `latest`, a step, or `average:N` (mean of the N newest scheduled ones).
       config: of the run; defines what `best` means, and how many of the newest were kept.
       target: parameters of the model, a tree of `jax.ShapeDtypeStruct`.
+      on_host: give NumPy arrays, of a model that may be larger than a device's memory.
 
     Returns:
       The parameters on the default device, and the (newest) step they are of.
@@ -37,27 +38,30 @@ def load_params(
       UserError: no such checkpoint, or one of another model.
     """
     folder = checkpoint.checkpoint_folder(workdir)
-    all_steps = checkpoint.steps(workdir)
-    if not all_steps:
-        raise UserError(f"{workdir} has no checkpoint; train there first.")
-    steps = _choose_steps(folder, all_steps, which, config.checkpoint)
+    steps = choose_steps(workdir, which, config.checkpoint)
     if len(steps) == 1:
-        params = _read_params(folder / str(steps[0]), target, config.train)
+        params = _read_params(folder / str(steps[0]), target, config.train, on_host)
     else:
         params = None
         for step in steps:  # one at a time: all of them may not fit
             part = jax.tree.map(
                 lambda x: np.asarray(x, np.float64) / len(steps),
-                _read_params(folder / str(step), target, config.train),
+                _read_params(folder / str(step), target, config.train, on_host),
             )
             params = part if params is None else jax.tree.map(np.add, params, part)
-    return jax.tree.map(lambda x, t: jnp.asarray(x, t.dtype), params, target), max(steps)
+    as_array = np.asarray if on_host else jnp.asarray
+    return jax.tree.map(lambda x, t: as_array(x, t.dtype), params, target), max(steps)
 
 
-def _choose_steps(
-    folder: epath.Path, steps: list[int], which: str, config: CheckpointConfig
-) -> list[int]:
-    """Those of `steps` that `which` names, rising."""
+def choose_steps(workdir: epath.PathLike, which: str, config: CheckpointConfig) -> list[int]:
+    """The steps of the checkpoints that `which` names, rising; arguments as of `load_params`.
+
+    Raises:
+      UserError: there is no such checkpoint.
+    """
+    folder, steps = checkpoint.checkpoint_folder(workdir), checkpoint.steps(workdir)
+    if not steps:
+        raise UserError(f"{workdir} has no checkpoint; train there first.")
     kind, _, number = which.partition(":")
     if which == "latest":
         return steps[-1:]
@@ -86,7 +90,8 @@ def _best_step(folder: epath.Path, steps: list[int], metric: str) -> int:
             qualities[step] = quality(metrics, metric)
     if not qualities:
         raise UserError(
-            f"No checkpoint in {folder} was evaluated, so none is best; use `checkpoint=latest`."
+            f"No checkpoint in {folder} was evaluated by {metric}, so none is best; use "
+            "`checkpoint=latest`."
         )
     return max(qualities, key=lambda step: qualities[step])
 
@@ -107,7 +112,7 @@ def _newest_steps(folder: epath.Path, steps: list[int], count: int, max_to_keep:
     return newest[::-1]
 
 
-def _read_params(folder: epath.Path, target: PyTree, config: TrainConfig) -> PyTree:
+def _read_params(folder: epath.Path, target: PyTree, config: TrainConfig, on_host: bool) -> PyTree:
     item = "ema" if digests.has(folder, "ema") else "params"
     checkpoint.refuse_damage(folder, item)
     if config.lora_rank:
@@ -115,7 +120,13 @@ def _read_params(folder: epath.Path, target: PyTree, config: TrainConfig) -> PyT
             lambda params: lora.add_adapters(params, config.lora_rank, jax.random.key(0)), target
         )
     device = jax.sharding.SingleDeviceSharding(platforms.local_devices()[0])
-    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), target)
+
+    def place(x: jax.ShapeDtypeStruct) -> np.ndarray | jax.ShapeDtypeStruct:
+        if on_host:  # where Orbax reads what is described by an array of NumPy; this one is small
+            return np.broadcast_to(np.zeros((), x.dtype), x.shape)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device)
+
+    target = jax.tree.map(place, target)
     logging.info("reading %s", folder / item)
     with checkpoint.read_errors(f"Checkpoint {folder} cannot be read as this model"):
         params = checkpoint.read_item(folder, item, target)

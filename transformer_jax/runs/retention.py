@@ -13,10 +13,14 @@ UNSCHEDULED = "unscheduled"  # metric of a checkpoint that was saved only becaus
 
 
 def quality(metrics: dict[str, float], metric: str) -> list[float]:
-    """Score and minus loss: higher is better. NaN counts as the worst; a list, as JSON has it."""
+    """Score and minus loss: higher is better; a list, as JSON has it.
+
+    A score that is NaN or missing counts as the worst.
+    """
     loss = metrics.get("eval_loss", np.inf)
     is_lower_better = metric.removeprefix("eval_") in scores.LOWER_IS_BETTER
-    score = -metrics[metric] if is_lower_better else metrics[metric]
+    score = metrics.get(metric, np.nan)
+    score = -score if is_lower_better else score
     return [-np.inf if np.isnan(x) else x for x in (score, -loss)]
 
 
@@ -43,8 +47,9 @@ class Retention:
         metrics = {info.step: info.metrics or {} for info in checkpoints}
         scheduled = [step for step in metrics if UNSCHEDULED not in metrics[step]]
         name = self.config.best_metric
+        # Some may lack a metric that the run was resumed with. Until one has it, they are the best.
         ranked = sorted(
-            (step for step in metrics if name in metrics[step]),
+            (step for step in metrics if name in metrics[step] or "eval_loss" in metrics[step]),
             key=lambda step: quality(metrics[step], name),
             reverse=True,
         )

@@ -32,7 +32,7 @@ class RunSummary:
       reason: why it failed or is damaged, who runs it; else empty.
       step: of a running one, steps that are logged; else of the newest checkpoint.
       num_steps: of the entire run; None if the config cannot be read.
-      best_metric: a name of `scores.LABELS`, by which its best checkpoint is chosen.
+      best_metric: its best checkpoint has the best value of it (`scores.label`).
       evaluations: scores on the validation set, oldest first, each with its `step`.
       evals: scores by `eval`, oldest first, each with `data`, `started` and `checkpoint`.
       test: of these, the newest on its own test set: of the best checkpoint, if there is one.
@@ -63,6 +63,11 @@ class RunSummary:
     def best(self, metric: str) -> Scores | None:
         """The evaluation with the best value of a score; of equal ones that of the lowest loss."""
         return scores.best(self.evaluations, metric)
+
+    @property
+    def shown_metric(self) -> str:
+        """`best_metric`, or `loss` where no evaluation has it (yet)."""
+        return "loss" if self.best(self.best_metric) is None else self.best_metric
 
 
 def find_runs(folder: epath.PathLike) -> tuple[list[epath.Path], list[epath.Path]]:

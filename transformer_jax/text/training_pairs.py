@@ -24,6 +24,8 @@ class PairRules:
       n_best: pairs of each text, at most.
       min_log_prob: of a translation, per token, the end symbol included.
       guards: whether translations that `text.guards` catches are left out.
+
+    A pair with a NUL character is left out too.
     """
 
     is_back: bool = False
@@ -51,6 +53,7 @@ class PairRules:
             line = f"{self.tag} {pair[0]}\t{pair[1]}".removeprefix(" ")
             is_wrong = self.guards and bool(guards.problems(text, written))
             is_kept = text and written and not is_wrong and self._is_likely(one)
+            is_kept = is_kept and "\0" not in line  # which training refuses
             lines.append(line if is_kept and line not in lines else NOTHING)
         return lines + [NOTHING] * (self.n_best - len(lines))
 

@@ -25,7 +25,8 @@ def evaluate(
       pairs: the validation set.
 
     Returns:
-      Metrics by name, which begins with `eval_`: numbers, and the signatures of BLEU and chrF.
+      Metrics by name, which begins with `eval_`: numbers, and the signatures of BLEU, of
+      chrF and of the metric that chooses the best checkpoint.
       The first few translations, each with `source`, `reference` and `hypothesis`.
     """
     decode = dataclasses.replace(
@@ -62,8 +63,10 @@ def _chosen_score(
         return {}
     command = config.checkpoint.comet_command
     try:
-        (statistics,) = chosen_metrics.statistics([name], texts, pairs, command)
+        (statistics,) = chosen_metrics.statistics(
+            [name], texts, pairs, command, config.data.target_lang
+        )
     except UserError as error:
         logging.warning("%s This evaluation has no %s, so it is not the best.", error, name)
-        return {f"eval_{name}": float("nan")}
+        return {}
     return {f"eval_{name}": statistics.total, f"eval_{name}_signature": statistics.signature}

@@ -168,6 +168,7 @@ class Trainer:
         self._read_only = read_only
         self._saver = StateSaver(workdir, config.checkpoint, runner, reporter)
         self._engine = Engine(config, data.tokenizers)
+        self._model_params = jax.jit(runner.train_step.model_params)
 
     def run(self, stop_after: int | None = None) -> bool:
         """Trains until the run ends or is asked to stop; returns whether it has ended.
@@ -330,10 +331,13 @@ class Trainer:
         """Scores and translates the validation set, and reports; returns the scores."""
         state = self.runner.to_checkpoint_layout(self.state)
         params = self.runner.gather(state.params if state.ema is None else state.ema)
-        params = jax.jit(self.runner.train_step.model_params)(params)
+        if self.config.train.lora_rank:  # without adapters, `jit` would only copy
+            params = self._model_params(params)
         metrics, samples = evaluate(self.config, self._engine, params, self.data.validation)
         self._reporter.evaluation(self.step, metrics, samples)
         scores = {name: value for name, value in metrics.items() if isinstance(value, float)}
         metric = self.config.checkpoint.best_metric
-        self.progress = self.progress.after_evaluation(self.step, metric, quality(scores, metric))
+        if metric in scores:  # else it could not be computed
+            rank = quality(scores, metric)
+            self.progress = self.progress.after_evaluation(self.step, metric, rank)
         return scores

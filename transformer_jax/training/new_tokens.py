@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from transformer_jax.config import Config
@@ -32,19 +33,24 @@ def add_new_tokens(start: Pretrained, config: Config, corpora: Sequence[Corpus])
     data = start.config.data
     known = {data.source_lang, data.target_lang}
     known |= {language for pair in data.train_languages for language in pair.split("-")}
-    extended = tokenizer_extension.extend_pair(start.tokenizers, known, config.data, corpora)
-    params = dict(start.params)
-    for name, axes in param_axes(start.config.model).items():
-        if isinstance(axes, dict) or "vocab" not in axes:
-            continue
+    tables = [
+        name
+        for name, axes in param_axes(start.config.model).items()
+        if not isinstance(axes, dict) and "vocab" in axes
+    ]
+    for name in tables:
         if is_frozen([name], config.train.frozen):
             raise UserError(
                 f"config.data.new_tokens={config.data.new_tokens} are rows of {name}, which "
                 "config.train.frozen has; leave it out, or set config.data.new_tokens=0."
             )
+    extended = tokenizer_extension.extend_pair(start.tokenizers, known, config.data, corpora)
+    # On the host, from where each process may put its shards on its devices.
+    params = jax.tree.map(np.asarray, dict(start.params))
+    for name in tables:
         is_source = name == "source_embedding"
         origins = extended.source_origins if is_source else extended.target_origins
-        params[name] = _rows(np.asarray(params[name]), origins)
+        params[name] = _rows(params[name], origins)
     model = dataclasses.replace(
         start.config.model,
         source_vocab_size=extended.tokenizers.source.vocab_size,

@@ -104,7 +104,7 @@ class Runner(abc.ABC):
         )
         trained = _size(self.train_step.trained(self._shapes.params))
         if trained != self.num_params():
-            yield f"trained are {trained:,} parameters"
+            yield f"{trained:,} parameters are trained"
         for axis, share in self.replicated_share().items():
             if share:
                 yield (

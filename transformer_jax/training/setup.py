@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from etils import epath
 
@@ -27,7 +28,7 @@ from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.training import data_description, loggers, partition
 from transformer_jax.training.evaluate import require_best_metric
 from transformer_jax.training.new_tokens import add_new_tokens
-from transformer_jax.training.step import PyTree
+from transformer_jax.training.step import PyTree, TrainStep
 
 Say = Callable[[str], None]
 
@@ -99,6 +100,8 @@ def prepare(
     config, tokenizers, initial_params = _starting_point(config, workdir, corpora, say)
     config = _fill_in_tokenizers(config, tokenizers)
     workdir_lib.check_resumable(workdir, config)
+    if config.train.frozen:  # a wrong name shows before a large corpus is read
+        jax.eval_shape(TrainStep(config).init_state, jax.random.key(0))
 
     row_multiple = partition.num_batch_shards(config) * config.train.accumulate_steps
     epochs, facts = prepare_epochs(corpora, tokenizers, config, row_multiple)
@@ -173,6 +176,21 @@ def _starting_point(
                 f"config.train.init_from={config.train.init_from}; prepare it with this setting."
             )
         return adopt_model(config, start.config), start.tokenizers, start.params
+    refuse_without_model(config)
+    if prepared:
+        return config, prepared, None
+    tokenizers = _earlier_tokenizers(workdir, config, corpora) or make_tokenizers(
+        config.data, corpora
+    )
+    return config, tokenizers, None
+
+
+def refuse_without_model(config: Config) -> None:
+    """Refuses settings that change a trained model, where there is none.
+
+    Raises:
+      UserError: naming such a setting.
+    """
     for name, value in (
         ("train.lora_rank", config.train.lora_rank),
         ("data.new_tokens", config.data.new_tokens),
@@ -182,12 +200,6 @@ def _starting_point(
                 f"config.{name}={value} changes a trained model: name it by "
                 f"config.train.init_from, or set config.{name}=0."
             )
-    if prepared:
-        return config, prepared, None
-    tokenizers = _earlier_tokenizers(workdir, config, corpora) or make_tokenizers(
-        config.data, corpora
-    )
-    return config, tokenizers, None
 
 
 def _tokenizer_settings(config: Config) -> dict[str, Any]:

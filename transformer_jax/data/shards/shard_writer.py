@@ -33,7 +33,7 @@ class ShardWriter:
 
     Attributes:
       tokenizers: of both sides.
-      config: languages tags, context, subword sampling and noise.
+      config: language tags, context, subword sampling and noise.
       languages: of source and target.
       seed: of subword sampling and noise; None: neither. A sentence that they make longer than
         `config.max_len` has neither, too.
