@@ -17,7 +17,7 @@ from etils import epath
 from tests.conftest import tiny_config
 from transformer_jax import Translator
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig
-from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
+from transformer_jax.data.foreign_tokenizers import ByteTokenizer, VocabularyTokenizer
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
 from transformer_jax.decoding.requests import Request
 from transformer_jax.decoding.search_settings import TranslationSettings
@@ -29,6 +29,8 @@ from transformer_jax.interop import (
     layout,
     pretrained,
     sample_text,
+    stablehlo,
+    usage_examples,
 )
 from transformer_jax.interop.huggingface import reading, tokenizer_writing, writing
 from transformer_jax.interop.sample_text import SampleText
@@ -202,6 +204,67 @@ def test_import_names_what_is_damaged_or_not_supported(name, marian, tmp_path):
     assert_names_damage(marian, *DAMAGE[name], tmp_path / "m")
 
 
+# Of config.json of the published opus-mt-en-de, besides sizes; today's transformers writes fewer.
+OPUS_MT = {
+    "_num_labels": 3,
+    "add_bias_logits": False,
+    "add_final_layer_norm": False,
+    "classif_dropout": 0.0,
+    "decoder_layerdrop": 0.0,
+    "encoder_layerdrop": 0.0,
+    "gradient_checkpointing": False,
+    "normalize_before": False,
+    "normalize_embedding": False,
+    "num_hidden_layers": 6,
+    "static_position_embeddings": True,
+    "transformers_version": "4.22.0.dev0",
+}
+
+
+def test_import_follows_the_keys_of_published_models(marian, tmp_path):
+    shutil.copytree(marian, tmp_path / "m")
+    edit("config.json", **OPUS_MT)(tmp_path / "m")
+    config, _, params = reading.read_directory(tmp_path / "m")
+    want_config, _, want = reading.read_directory(marian)
+    assert config == want_config
+    jax.tree.map(np.testing.assert_array_equal, params, want)
+
+
+def test_import_passes_over_what_classes_do_not_read(marian, tmp_path):
+    """Old files have numbers of versions; files of a model without its head have other names."""
+    shutil.copytree(marian, tmp_path / "m")
+    want = reading.read_directory(marian)[2]
+    version = {"model.encoder.version": np.ones(1, np.float32)}
+    edit_tensors(lambda tensors: tensors.update(version))(tmp_path / "m")
+    jax.tree.map(np.testing.assert_array_equal, reading.read_directory(tmp_path / "m")[2], want)
+
+    def without_head(tensors):
+        bare = {name.removeprefix("model."): x for name, x in tensors.items()}
+        tensors.clear()
+        tensors |= {name: x for name, x in bare.items() if name != "final_logits_bias"}
+
+    edit_tensors(without_head)(tmp_path / "m")
+    jax.tree.map(np.testing.assert_array_equal, reading.read_directory(tmp_path / "m")[2], want)
+
+
+def test_import_refuses_added_tokens_that_it_would_lose(marian, tmp_path):
+    shutil.copytree(marian, tmp_path / "m")
+    size = json.loads((marian / "config.json").read_text())["vocab_size"]
+    known = {"</s>": json.loads((marian / "vocab.json").read_text())["</s>"]}
+    (tmp_path / "m" / "added_tokens.json").write_text(json.dumps(known))
+    reading.read_config(tmp_path / "m")
+    (tmp_path / "m" / "added_tokens.json").write_text(json.dumps({**known, "<sep>": size - 1}))
+    with pytest.raises(UserError, match=r"the token '<sep>' \(id \d+\) was added"):
+        reading.read_config(tmp_path / "m")
+
+
+def test_bytes_are_tokens_with_names():
+    tokenizer = ByteTokenizer(b"", 384)
+    ids = [0, 1, 2, *range(3, 259)]
+    assert [tokenizer.token_id(token) for token in tokenizer.tokens(ids)] == ids
+    assert tokenizer.tokens([260]) == ["<unused>"]
+
+
 def test_import_reads_weights_in_several_files(marian, tmp_path):
     shutil.copytree(marian, tmp_path / "m")
     tensors = safetensors.numpy.load_file(tmp_path / "m/model.safetensors")
@@ -352,6 +415,30 @@ def test_export_to_marian_writes_language_tags_as_marians(tokenizers):
     assert vocabulary == {p: i for i, p in enumerate(tokenizers.source.tokens(range(295)))}
     renamed = tokenizer_writing._marian_vocabulary(tokenizers.source, LanguageTags("▁{}e"))
     assert ">>on<<" in renamed
+
+
+def test_exports_begin_with_the_tag_of_their_language(tokenizers):
+    model = small_model(tokenizers)
+    pair = TokenizerPair(tokenizers.source, tokenizers.target, LanguageTags("<s>", both_sides=True))
+    data = dataclasses.replace(model.config.data, target_language_tags=True)
+    settings = writing._generation_settings(dataclasses.replace(model.config, data=data), pair)
+    assert settings["forced_bos_token_id"] == tokenizers.target.bos_id
+    assert "forced_bos_token_id" not in writing._generation_settings(model.config, tokenizers)
+
+
+def test_programs_of_exports_have_the_prefix_of_every_source(tokenizers):
+    model = small_model(tokenizers)
+    data = dataclasses.replace(model.config.data, source_prefix="one two: ")
+    config = dataclasses.replace(model.config, data=data)
+    ids = tokenizers.source.encode("one two: ")
+    assert stablehlo._manifest(config, tokenizers)["source_prefix"] == ids
+    assert '"one two: A dog."' in usage_examples.huggingface(config, tokenizers, "A dog.")
+    program = usage_examples.ctranslate2(config, tokenizers, "A dog.")
+    assert json.dumps(tokenizers.source.tokens(ids), ensure_ascii=False)[1:-1] in program
+    data = dataclasses.replace(data, source_prefix="", target_language_tags=True)
+    pair = TokenizerPair(tokenizers.source, tokenizers.target, LanguageTags("<2{}>", is_word=True))
+    with pytest.raises(UserError, match="has no token <2de>"):  # MADLAD's form of a tag
+        usage_examples.huggingface(dataclasses.replace(config, data=data), pair, "A dog.")
 
 
 def test_export_refuses_wrong_arguments(translator, tmp_path):

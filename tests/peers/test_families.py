@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 
+import jax
 import numpy as np
 import pytest
 import safetensors.torch
@@ -14,6 +15,7 @@ import sentencepiece
 import tokenizers
 import torch
 import transformers
+from etils import epath
 
 from tests.peers import builders
 from tests.peers.test_import import (
@@ -37,6 +39,8 @@ from tests.test_huggingface import (
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import writing
+from transformer_jax.interop.huggingface.settings import Settings
+from transformer_jax.interop.huggingface.tokenizers import read_tokenizers
 from transformer_jax.ops import positional
 
 T5 = {
@@ -142,6 +146,24 @@ def test_import_of_families_has_equal_logits(name, tmp_path):
     assert_equal(model, config, params)
 
 
+@pytest.mark.parametrize("name", ["T5 1.0", "T5 1.1"])
+@pytest.mark.parametrize("table", ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"])
+def test_import_reads_the_table_of_a_t5_by_any_of_its_names(name, table, tmp_path):
+    """MADLAD-400 has no `shared.weight`. Files of old versions have a bias that nothing reads."""
+    make(tmp_path / "m", *CONFIGURATIONS[name])
+    want = read(tmp_path / "m")
+
+    def rename(tensors):
+        tensors[table] = tensors.pop("shared.weight")
+        unread = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+        tensors[unread] = np.ones((8, 3), np.float32)
+
+    edit_tensors(rename)(tmp_path / "m")
+    config, params = read(tmp_path / "m")
+    assert config == want[0]
+    jax.tree.map(np.testing.assert_array_equal, params, want[1])
+
+
 def test_relative_buckets_equal_those_of_transformers():
     from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -231,6 +253,23 @@ def t5_pieces(extra=()):
         hard_vocab_limit=False,
     )
     return model.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["spiece.model", "tokenizer.json"])
+def test_tokens_of_pegasus_are_those_of_transformers(kind, tmp_path):
+    (tmp_path / "spiece.model").write_bytes(t5_pieces())
+    tokenizer = transformers.PegasusTokenizer.from_pretrained(tmp_path)
+    if kind == "tokenizer.json":
+        tokenizer.save_pretrained(tmp_path)
+    config = {"model_type": "pegasus", "vocab_size": len(tokenizer), "pad_token_id": 0}
+    config |= {"eos_token_id": 1, "tokenizer_class": "PegasusTokenizer"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ours = read_tokenizers(Settings(epath.Path(tmp_path))).pair.source
+    for text in TEXTS:
+        ids = ours.encode(text)
+        assert [*ids, ours.eos_id] == tokenizer(text).input_ids, text
+        theirs = tokenizer.decode(ids, skip_special_tokens=True)
+        assert ours.decode(ids).split() == theirs.split()
 
 
 def t5_directory(folder, kind, extra=()):

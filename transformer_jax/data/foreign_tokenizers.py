@@ -1,14 +1,16 @@
 """Tokenizers of published models: SentencePiece with other ids, `tokenizer.json`, and bytes."""
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from transformer_jax.data.tokenizer import Tokenizer, TokenizerState
 from transformer_jax.errors import UserError
 
 # A language at the start of a text, in Marian's form.
 CODE = re.compile(r">>[^\s<>]+<<")
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a token of `ByteTokenizer`
 # Hugging Face's clean_up_tokenization_spaces, in its order.
 CLEAN_UP = (
     (" .", "."),
@@ -22,6 +24,13 @@ CLEAN_UP = (
     (" 've", "'ve"),
     (" 're", "'re"),
 )
+
+
+def cleaned_up(text: str) -> str:
+    """A text without spaces before punctuation, as Hugging Face's clean-up leaves it."""
+    for spaced, joined in CLEAN_UP:
+        text = text.replace(spaced, joined)
+    return text
 
 
 class VocabularyTokenizer(Tokenizer):
@@ -108,13 +117,16 @@ class VocabularyTokenizer(Tokenizer):
                 # The model puts a space before a text.
                 yield from filter(None, (first.removeprefix("▁"), *others))
 
-    def encode_marker(self, token: str) -> list[int]:
+    @functools.cached_property
+    def _user_defined(self) -> frozenset[str]:
         from sentencepiece import sentencepiece_model_pb2
 
         proto = sentencepiece_model_pb2.ModelProto.FromString(self.model)
-        entries = proto.pieces  # of the SentencePiece model
         kind = sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED
-        if token in [e.piece for e in entries if e.type == kind]:  # user-defined in SentencePiece
+        return frozenset(e.piece for e in proto.pieces if e.type == kind)  # SentencePiece's names
+
+    def encode_marker(self, token: str) -> list[int]:
+        if token in self._user_defined:
             # transformers takes it out of a text before it segments the rest: no space is added.
             return [self.token_id(token)]
         return [self.token_id(part) for part in self._processor.encode(token, out_type=str)]
@@ -123,9 +135,7 @@ class VocabularyTokenizer(Tokenizer):
         is_text = lambda i: i in self._token_of and i not in self._marker_ids  # noqa: E731
         tokens = self.tokens(filter(is_text, map(int, ids)))
         text = self._processor.decode_pieces(tokens).replace("▁", " ").strip()
-        for spaced, joined in CLEAN_UP if self._clean_up else ():
-            text = text.replace(spaced, joined)
-        return text
+        return cleaned_up(text) if self._clean_up else text
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         return [self._token_of.get(int(i), self._special["unk"]) for i in ids]
@@ -171,9 +181,12 @@ class JsonTokenizer(_OneSegmentation):
       model: the file's bytes.
       special: the tokens named `pad`, `eos` and `unk`, and `bos` if there is one.
       vocab_size: of the model.
+      clean_up: remove spaces before punctuation when decoding, except of BPE, as in Hugging Face.
     """
 
-    def __init__(self, model: bytes, special: Mapping[str, str], vocab_size: int):
+    def __init__(
+        self, model: bytes, special: Mapping[str, str], vocab_size: int, clean_up: bool = False
+    ):
         tokenizers = import_tokenizers()
         self.model = model
         self._special = dict(special)
@@ -182,6 +195,7 @@ class JsonTokenizer(_OneSegmentation):
             self._tokenizer = tokenizers.Tokenizer.from_str(model.decode())
         except Exception as error:  # the package raises plain Exceptions
             raise UserError(f"tokenizer.json is damaged ({error}); copy it again.") from error
+        self._clean_up = clean_up and type(self._tokenizer.model).__name__ != "BPE"
         self._tokenizer.encode_special_tokens = True  # names of special tokens in a text are text
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -196,7 +210,8 @@ class JsonTokenizer(_OneSegmentation):
 
     @property
     def state(self) -> TokenizerState:
-        return {"kind": "tokenizers", "special": self._special, "vocab_size": self.vocab_size}
+        state = {"kind": "tokenizers", "special": self._special, "vocab_size": self.vocab_size}
+        return state | ({"clean_up": True} if self._clean_up else {})
 
     def _special_id(self, name: str) -> int:
         token = self._special.get(name)
@@ -212,11 +227,15 @@ class JsonTokenizer(_OneSegmentation):
 
     def encode_marker(self, token: str) -> list[int]:
         # As if a user wrote it: a special token is recognised in a text.
-        as_hugging_face = type(self._tokenizer).from_str(self.model.decode())
-        return list(as_hugging_face.encode(token, add_special_tokens=False).ids)
+        return list(self._as_hugging_face.encode(token, add_special_tokens=False).ids)
+
+    @functools.cached_property
+    def _as_hugging_face(self) -> Any:
+        return type(self._tokenizer).from_str(self.model.decode())
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
+        text = str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True))
+        return cleaned_up(text) if self._clean_up else text
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         return [self._tokenizer.id_to_token(int(i)) or self._special["unk"] for i in ids]
@@ -241,6 +260,7 @@ class ByteTokenizer(_OneSegmentation):
     """
 
     pad_id, eos_id, unk_id, bos_id = 0, 1, 2, -1
+    _special: ClassVar = {0: "<pad>", 1: "</s>", 2: "<unk>"}
     num_special = 3
 
     def __init__(self, model: bytes, vocab_size: int):
@@ -260,8 +280,7 @@ class ByteTokenizer(_OneSegmentation):
         return bytes(value for value in values if 0 <= value < 256).decode(errors="ignore")
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        special = {self.pad_id: "<pad>", self.eos_id: "</s>", self.unk_id: "<unk>"}
-        return [special.get(int(i)) or self._byte(int(i) - self.num_special) for i in ids]
+        return [self._special.get(int(i)) or self._byte(int(i) - self.num_special) for i in ids]
 
     @staticmethod
     def _byte(value: int) -> str:
@@ -271,8 +290,13 @@ class ByteTokenizer(_OneSegmentation):
         return chr(value) if 32 < value < 127 else f"<0x{value:02X}>"
 
     def token_id(self, token: str) -> int:
-        ids = self.encode(token)
-        return ids[0] if len(ids) == 1 else self.unk_id
+        ids: dict[str, int] = {name: i for i, name in self._special.items()}
+        if token in ids:
+            return ids[token]
+        if code := _BYTE.fullmatch(token):
+            return int(code[1], 16) + self.num_special
+        encoded = self.encode(token)
+        return encoded[0] if len(encoded) == 1 else self.unk_id
 
     def normalize(self, text: str) -> str:
         return text

@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 
 from transformer_jax.config import Config, ModelConfig
-from transformer_jax.data.foreign_tokenizers import JsonTokenizer
+from transformer_jax.data.foreign_tokenizers import ByteTokenizer, JsonTokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 from transformer_jax.interop import capabilities, layout, stablehlo_program
@@ -169,7 +169,7 @@ def write_directory(
       UserError: the tokenizer is not a SentencePiece model.
     """
     capabilities.check("stablehlo", config.model)
-    if isinstance(tokenizers.source, JsonTokenizer):
+    if isinstance(tokenizers.source, JsonTokenizer | ByteTokenizer):
         raise UserError("`format=stablehlo` cannot express a tokenizer other than SentencePiece.")
     folder.mkdir(parents=True, exist_ok=True)
     flat = {name: np.asarray(x) for name, x in split_params(config.model, params).items()}
@@ -195,6 +195,7 @@ def _manifest(config: Config, tokenizers: TokenizerPair) -> dict[str, Any]:
     prefixes: tuple[list[int], list[int]] = ([], [])
     if config.data.target_language_tags:
         prefixes = tokenizers.language_tags(config.data.source_lang, config.data.target_lang)
+    prefixes = tokenizers.with_prefix(prefixes, config.data.source_prefix)
     return {
         "functions": FUNCTIONS,
         "platforms": PLATFORMS,

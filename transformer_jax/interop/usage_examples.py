@@ -67,16 +67,17 @@ def ctranslate2(config: Config, tokenizers: TokenizerPair, text: str) -> str:
 
 def huggingface(config: Config, tokenizers: TokenizerPair, text: str) -> str:
     """A program that translates with a Hugging Face export, from inside its folder."""
-    _, target_prefix = _language_tag_ids(config, tokenizers)
+    _, target_prefix = _prefix_ids(config, tokenizers)
     tag, forced = "", ""
     if config.data.target_language_tags and not tokenizers.tags.both_sides:
-        tag = f">>{config.data.target_lang}<< "
+        template = tokenizers.tags.template if tokenizers.tags.is_word else ">>{}<<"
+        tag = f"{template.format(config.data.target_lang)} "
     if target_prefix:
         forced = f", forced_bos_token_id={target_prefix[0]}"
     return _lines(
         "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer",
         "",
-        f"texts = [{_literal(tag + text)}]",
+        f"texts = [{_literal(tag + config.data.source_prefix + text)}]",
         'tokenizer = AutoTokenizer.from_pretrained(".")',
         'model = AutoModelForSeq2SeqLM.from_pretrained(".")',
         'inputs = tokenizer(texts, return_tensors="pt", padding=True)',
@@ -115,15 +116,16 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
-def _language_tag_ids(config: Config, tokenizers: TokenizerPair) -> tuple[list[int], list[int]]:
-    if not config.data.target_language_tags:
-        return [], []
-    return tokenizers.language_tags(config.data.source_lang, config.data.target_lang)
+def _prefix_ids(config: Config, tokenizers: TokenizerPair) -> tuple[list[int], list[int]]:
+    tags: tuple[list[int], list[int]] = ([], [])
+    if config.data.target_language_tags:
+        tags = tokenizers.language_tags(config.data.source_lang, config.data.target_lang)
+    return tokenizers.with_prefix(tags, config.data.source_prefix)
 
 
 def _prefixes(config: Config, tokenizers: TokenizerPair) -> tuple[list[str], list[str]]:
-    """The language tags before the source and before the target."""
-    source, target = _language_tag_ids(config, tokenizers)
+    """What is before every source and every target: language tags, and the source's prefix."""
+    source, target = _prefix_ids(config, tokenizers)
     return tokenizers.source.tokens(source), tokenizers.target.tokens(target)
 
 

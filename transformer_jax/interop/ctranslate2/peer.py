@@ -52,6 +52,7 @@ class CTranslate2Peer:
             sources,
             target_prefix=[self._prefix or None] * len(sources),
             beam_size=1,
+            min_decoding_length=0,
             max_decoding_length=self._examples.max_decode_len,
             suppress_sequences=self._suppressed,
         )

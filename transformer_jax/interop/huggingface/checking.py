@@ -104,6 +104,9 @@ class HuggingFacePeer:
             num_beams=1,
             do_sample=False,
             max_length=self._examples.max_decode_len + 1,
+            # The search of the comparison has no such rules; the exported model's may.
+            min_length=0,
+            no_repeat_ngram_size=0,
             forced_bos_token_id=prefix[0] if prefix else None,
         ).tolist()
         rows = [row[1 + len(prefix) :] for row in outputs[: len(batch.rows)]]

@@ -10,7 +10,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import weight_files
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_SMALL_FILES = ("*.json", "*.model", "*.spm")
+_SMALL_FILES = ("*.json", "*.model", "*.spm", "merges.txt")
 # Read in this order.
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 

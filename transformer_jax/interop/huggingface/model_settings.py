@@ -13,9 +13,6 @@ from transformer_jax.interop.huggingface import families, names
 from transformer_jax.interop.huggingface.names import Names
 from transformer_jax.interop.huggingface.settings import OWN_KEY, Settings
 
-# Refused if true: Hugging Face stores these settings but never reads them.
-UNREAD = ("is_decoder", "static_position_embeddings")
-
 
 def model_config(
     settings: Settings, positional: Positional, tie_embeddings: TieEmbeddings
@@ -77,11 +74,13 @@ def _check_unread(settings: Settings) -> None:
     family, raw = settings.family, settings.raw
     is_pre = family.norm_position == "pre"
     of_class = {
+        "is_decoder": False,
         "normalize_before": is_pre,
         "add_final_layer_norm": is_pre,
         "normalize_embedding": family.embedding_norm,
+        "static_position_embeddings": family.positional != "learned",
     }
-    for name in (*UNREAD, *(name for name, is_true in of_class.items() if not is_true)):
+    for name in (name for name, is_true in of_class.items() if not is_true):
         if raw.get(name):
             raise UserError(
                 f"{settings.folder}/config.json: {name}={raw[name]!r} is not supported; Hugging "

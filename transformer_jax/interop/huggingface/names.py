@@ -58,6 +58,13 @@ _T5_PLAIN = {"up": "wi", "down": "wo"}
 _T5_GATED = {"gate": "wi_0", "up": "wi_1", "down": "wo"}
 
 OUTPUT_BIAS = "final_logits_bias"
+# Tensors of old files that the classes do not read.
+UNREAD = {
+    "model.encoder.version",
+    "model.decoder.version",
+    "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+}
+BASE = "model."  # before the names of BART's parts; files of the model without its head lack it
 
 
 def shapes(config: ModelConfig) -> dict[Path, tuple[int, ...]]:

@@ -21,6 +21,7 @@ SAFE_TORCH = (2, 6)  # older ones can be made to run code in spite of weights_on
 _NEW_NETWORK, _NEW_USER = 0x40000000, 0x10000000  # of Linux's <sched.h>
 # Of tensors that share their memory, the first of these is kept, as transformers does.
 _KEPT = (
+    "shared.weight",
     "model.shared.weight",
     "model.encoder.embed_tokens.weight",
     "model.decoder.embed_tokens.weight",

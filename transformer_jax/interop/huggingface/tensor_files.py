@@ -34,6 +34,13 @@ class Tensors(Mapping[str, np.ndarray]):
         self._readers = readers
         self.shapes = shapes
 
+    def with_prefix(self, prefix: str) -> "Tensors":
+        """The same tensors, with `prefix` before their names."""
+        return Tensors(
+            {prefix + name: reader for name, reader in self._readers.items()},
+            {prefix + name: shape for name, shape in self.shapes.items()},
+        )
+
     def __getitem__(self, name: str) -> np.ndarray:
         return self._readers[name]()
 

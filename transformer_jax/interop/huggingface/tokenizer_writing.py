@@ -16,7 +16,8 @@ from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import families
 from transformer_jax.interop.huggingface.families import Family
 from transformer_jax.interop.huggingface.settings import write_json
-from transformer_jax.interop.huggingface.tokenizers import LANGUAGE_CODES, MARIAN_TAGS, SPECIAL
+from transformer_jax.interop.huggingface.tokenizers import MARIAN_TAGS, SPECIAL
+from transformer_jax.interop.huggingface.vocabularies import LANGUAGE_CODES
 
 
 def write_tokenizers(

@@ -46,6 +46,9 @@ def read_model(
     Raises:
       UserError: naming a tensor that is missing, of another shape, or not part of the model.
     """
+    their_shared = tensor_names(settings).shared
+    if their_shared not in tensors and their_shared.removeprefix(names.BASE) in tensors:
+        tensors = tensors.with_prefix(names.BASE)
     used: set[str] = set()
     tying, tables = _embeddings(settings, tensors, used)
     positional, positions, permuted = _positions(settings, tensors, used)
@@ -68,7 +71,7 @@ def read_model(
     for path, name, shape in names.layer_tensors(tensor_names(settings), config):
         _check(settings, tensors, used, name, names.torch_shape(path, shape))
         leaves[path] = functools.partial(_read_layer, tensors, path, name, shape)
-    extra = sorted(set(tensors) - used)
+    extra = sorted(set(tensors) - used - names.UNREAD)
     if extra:
         raise UserError(f"{settings.folder}: the tensor {extra[0]} is not part of the model.")
     inverse = np.argsort(layout.interleaved_to_halves(config.d_model)) if permuted else None
@@ -163,7 +166,11 @@ def _output_is_tied(settings: Settings, tensors: Tensors) -> bool:
         return settings.tied_output
     their_names = tensor_names(settings)
     output = their_names.tables["output"]
-    return output not in tensors or np.array_equal(tensors[output], tensors[their_names.shared])
+    tables = (their_names.shared, their_names.tables["target"], their_names.tables["source"])
+    target = next((name for name in tables if name in tensors), None)  # one or all are stored
+    return output not in tensors or (
+        target is not None and np.array_equal(tensors[output], tensors[target])
+    )
 
 
 def _output_bias(settings: Settings, tensors: Tensors, used: set[str]) -> np.ndarray:

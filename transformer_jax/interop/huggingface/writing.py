@@ -311,6 +311,11 @@ def _generation_settings(config: Config, tokenizers: TokenizerPair) -> dict[str,
         "min_length": decode.min_decode_len,
         "no_repeat_ngram_size": decode.no_repeat_ngram_size,
     }
+    data = config.data
+    if data.target_language_tags and (data.target_lang or "{}" not in tokenizers.tags.template):
+        _, first = tokenizers.language_tags(data.source_lang, data.target_lang)
+        if first:
+            settings["forced_bos_token_id"] = first[0]
     if decode.suppressed_ids:
         settings["bad_words_ids"] = [[i] for i in decode.suppressed_ids]
     return settings

@@ -39,7 +39,8 @@ def _tokenizer(
     if not path.exists():
         raise UserError(f"{path} is missing; copy all files of the model.")
     try:
-        lines = path.read_text().splitlines()
+        # Other marks at which Python splits lines may be tokens.
+        lines = path.read_text().removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is no text in UTF-8 ({error}); copy it again.") from error
     tokens = dict.fromkeys([*special.values(), *lines])  # each once, in this order
