@@ -105,3 +105,11 @@ def test_long_texts_are_joined_as_their_script_requires(texts, want):
     joined = join_parts(parts)
     assert joined.text == want
     assert joined.tokens == tuple(texts)
+
+
+def test_parts_have_one_end_symbol_together():
+    parts = [
+        Translation("a b", -1.0, -1.0, ("a", "b"), (1, 2), token_log_probs=(-0.1, -0.2, -9.0)),
+        Translation("c", -1.0, -1.0, ("c",), (3,), token_log_probs=(-0.3, -0.4)),
+    ]
+    assert join_parts(parts).token_log_probs == (-0.1, -0.2, -0.3, -0.4)

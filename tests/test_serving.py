@@ -130,6 +130,32 @@ def test_server_says_what_is_wrong(client, body, status, message):
     assert message in answer.json()["error"]["message"]
 
 
+def test_a_named_model_is_asked_for_its_languages(client):
+    for wrong in ({"target_lang": "fr"}, {"source_lang": "fr"}):
+        for path in ("/v1/translate", "/v1/sentences"):
+            body = {"model": "tiny", "texts": ["one"], **wrong}
+            answer = client.post(path, json=body)
+            assert answer.status_code == 400, answer.text
+            assert "does not translate" in answer.text
+
+
+def test_forms_are_read_as_utf8(client):
+    want = client.post("/v2/translate", json={"text": ["zwölf"], "target_lang": "DE"}).json()
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    for text in ("zwölf", "zw%C3%B6lf"):
+        body = f"text={text}&target_lang=DE".encode()
+        answer = client.post("/v2/translate", content=body, headers=headers)
+        assert answer.json() == want
+    for body in (b"text=\xff&target_lang=DE", b"a=b&" * 2000):
+        answer = client.post("/v2/translate", content=body, headers=headers)
+        assert (answer.status_code, "form cannot be read" in answer.text) == (400, True)
+
+
+def test_settings_of_a_search_are_bounded(client):
+    answer = client.post("/v1/translate", json={**SENTENCES, "max_decode_ratio": 1e308})
+    assert answer.status_code == 400, answer.text
+
+
 def test_server_names_the_text_that_is_wrong(client):
     answer = client.post("/v1/translate", json={"texts": ["one", 2]})
     assert (answer.status_code, answer.json()["error"]["item"]) == (400, 1)

@@ -230,7 +230,8 @@ def test_model_that_gives_no_numbers_is_an_error_and_no_empty_translation(client
 
 def test_words_of_a_long_text_are_linked_without_a_matrix_of_all(translator):
     """The text is so long that a matrix would be larger than the words, however few are output."""
-    compiled, limits = prepared(translator), dataclasses.replace(LIMITS, max_chars=50_000)
+    compiled = prepared(translator)
+    limits = dataclasses.replace(LIMITS, max_chars=50_000, timeout_ms=600_000)
     searches = compiled.searches[1:]
     served = ServedModel("tiny", compiled.translator, searches, limits, has_retries=False)
     served.prepare()

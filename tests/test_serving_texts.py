@@ -12,7 +12,7 @@ from tests.serving_model import prepared
 from transformer_jax.serving.app import create_app
 from transformer_jax.serving.errors import ServiceError
 from transformer_jax.serving.service import Service
-from transformer_jax.text import term_placement
+from transformer_jax.text import languages, term_placement, word_links
 from transformer_jax.text.calibration import Calibration
 from transformer_jax.text.confidence import Logistic
 from transformer_jax.text.guards import Guards
@@ -196,3 +196,41 @@ def test_the_language_of_texts_is_detected_where_the_client_says_so(client):
     assert got["text"] == translate(client, "one two")["text"]
     single = {"texts": ["one two"], "format": "sentence", "source_lang": "auto"}
     assert client.post("/v1/translate", json=single).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        ("ZH-HANT", "zho_Hant"),
+        ("zh-TW", "zho_Hant"),
+        ("ZH", "zho_Hans"),
+        ("ZH-CN", "zho_Hans"),
+        ("EN-US", "eng_Latn"),
+        ("fr", "fra_Latn"),
+        ("fra_Latn", "fra_Latn"),
+        ("xx", None),
+    ],
+)
+def test_languages_of_clients_are_those_of_the_model_in_their_script(asked, code):
+    assert languages.find(asked, ["eng_Latn", "zho_Hans", "zho_Hant", "fra_Latn"]) == code
+    assert languages.find("pt-br", ["pt", "pt_BR"]) == "pt_BR"
+    assert languages.find("ZH-HANT", ["en", "zh"]) == "zh"  # there is no other
+
+
+def test_a_glossary_has_few_forms(client):
+    body = {"texts": ["one"], "glossary": [["one", "|".join(f"a{i}" for i in range(20))]]}
+    answer = client.post("/v1/translate", json=body)
+    assert (answer.status_code, "more than 16 forms" in answer.text) == (400, True)
+
+
+@pytest.mark.parametrize("before", ["", "\u6f22 "])
+def test_tokens_of_a_long_text_are_matched_in_linear_time(before):
+    """Quadratic time would be minutes here. Unknown characters have no token, the others have."""
+    text = before + "ab " * 15_000 + "\u6f22" + " cd" * 5_000
+    tokens = ["\u2581ab"] * 15_000 + ["<unk>"] + ["\u2581cd"] * 5_000
+    owners = word_links.token_of_characters(text, ["<unk>"] * bool(before) + tokens)
+    first = len(before) // 2
+    want = [first + number for number in range(15_000) for _ in "ab"] + [-1]
+    want += [first + 15_001 + number for number in range(5_000) for _ in "cd"]
+    shown = [owner for owner, char in zip(owners, text, strict=True) if not char.isspace()]
+    assert shown == [-1] * first + want

@@ -3,6 +3,7 @@
 import html.parser
 import json
 import random
+import re
 import subprocess
 import sys
 
@@ -182,6 +183,21 @@ def test_html_takes_linear_time(part):
     # Quadratic time would be minutes here.
     document = read(part * (200_000 // len(part)), "html", "en")
     document.join(identity(document))
+
+
+def test_a_script_of_xhtml_may_end_itself():
+    text = '<html xmlns="x"><head><script src="a.js"/></head><body><p>One.</p></body></html>'
+    assert shown(read(text, "html", "en")) == ["One."]
+    assert shown(read(text.replace(' xmlns="x"', ""), "html", "en")) == []  # as HTML has it
+
+
+def test_markdown_keeps_links_whose_words_name_their_address():
+    text = "See [dog][] and [cat] and [a bird][dog].\n\n[dog]: a.html\n[cat]: b.html\n"
+    document = read(text, "md", "en")
+    assert document.join(identity(document)) == text
+    translated = document.join(reversed_words(document))
+    assert {"[dog][]", "[cat]"} <= {*re.findall(r"\[[a-z]+\](?:\[\])?", translated)}
+    assert "[BIRD A][dog]" in translated
 
 
 def test_markup_in_translations_is_text():

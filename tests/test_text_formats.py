@@ -187,6 +187,39 @@ def test_subtitles_keep_times_and_lines():
 
 
 @pytest.mark.parametrize(
+    "text", ["<" + "a" * 200_000, "a " * 100_000, "{" * 200_000, "<a " * 60_000]
+)
+def test_subtitles_take_linear_time(text):
+    # Quadratic time would be minutes here.
+    document = read(f"00:01,0 --> 00:02,0\n{text}\nb\n", "srt")
+    document.join(identity(document))
+
+
+def test_units_have_the_languages_of_their_file_in_its_form():
+    """A model may write `deu_Latn`; a file has `de`."""
+    unit = '<tu><tuv xml:lang="en"><seg>a dog</seg></tuv></tu>'
+    document = read_document(
+        f"<tmx><body>{unit}</body></tmx>", "tmx", "eng_Latn", target_language="deu_Latn"
+    )
+    assert '<tuv xml:lang="de"><seg>a dog</seg></tuv>' in document.join(identity(document))
+    chinese = unit.replace('"en"', '"zh-Hans"')
+    text = f"<tmx>{chinese}</tmx>"
+    document = read_document(text, "tmx", "zho_Hant", target_language="fr")
+    assert shown(document) == []  # another script
+
+
+@pytest.mark.parametrize("mark", ['translate="no"', 'mtype="protected"'])
+def test_elements_of_xliff_that_are_not_translated_stay(mark):
+    source = f'Buy <mrk id="1" {mark}>ACME</mrk> now'
+    document = read(
+        f"<xliff><unit><segment><source>{source}</source></segment></unit></xliff>", "xliff"
+    )
+    (sentence,) = document.sentences
+    assert "ACME" not in sentence.text
+    assert f"<target>{source}</target>" in document.join(identity(document))
+
+
+@pytest.mark.parametrize(
     ("format", "text", "message"),
     [
         ("po", 'msgid "a"\nmsgstr "b\n', "line 2 is not of a PO file"),

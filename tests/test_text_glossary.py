@@ -265,3 +265,10 @@ def test_the_command_has_a_glossary_for_lines_and_documents(tiny_run, tmp_path):
         done = run_command("decode", f"--workdir={tiny_run[1]}", f"--input={lines}", flag)
         assert done.returncode == 2
         assert "need --document; add it." in done.stderr
+
+
+def test_of_equal_terms_the_one_with_capital_letters_fits():
+    rows = [("apple", "Apfel"), ("Apple", "Apple", "case")]
+    for terms in (rows, rows[::-1]):
+        known = glossary.of_rows(terms).find("Apple and apple")
+        assert [term.forms for term in known] == [("Apple",), ("Apfel",)]

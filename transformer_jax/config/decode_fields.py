@@ -29,9 +29,13 @@ class DecodeConfig:
         "one can still win; hf_default: Hugging Face's rule.",
     )
     max_decode_len: int = setting(256, "Most tokens, the end symbol included.", at_least=1)
-    max_decode_ratio: float = setting(3.0, "Most tokens for each source token, plus 10.", above=0)
+    max_decode_ratio: float = setting(
+        3.0, "Most tokens for each source token, plus 10.", above=0, at_most=1e6
+    )
     min_decode_len: int = setting(0, "Fewest tokens, the end symbol included.", at_least=0)
-    min_decode_ratio: float = setting(0.0, "Fewest tokens for each source token.", at_least=0)
+    min_decode_ratio: float = setting(
+        0.0, "Fewest tokens for each source token.", at_least=0, at_most=1e6
+    )
     at_limit: AtLimit = setting(
         "end",
         "What follows the last allowed token. end: the end symbol with its score; free_end: the "

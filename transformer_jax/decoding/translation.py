@@ -71,7 +71,12 @@ def join_parts(parts: Sequence[Translation]) -> Translation:
         ids=tuple(i for part in parts for i in part.ids),
         source_tokens=tuple(token for part in parts for token in part.source_tokens),
         attention=alignment.block_diagonal(attention) if attention else None,
-        token_log_probs=tuple(value for part in parts for value in part.token_log_probs),
+        # Of the end symbols only the last one, as of any translation.
+        token_log_probs=tuple(
+            value
+            for number, part in enumerate(parts, start=1)
+            for value in part.token_log_probs[: None if number == len(parts) else len(part.tokens)]
+        ),
         unmet=tuple(dict.fromkeys(name for part in parts for name in part.unmet)),
     )
 

@@ -46,14 +46,6 @@ def create_app(
     for router in (*_ROUTERS, _health):
         app.include_router(router)
     app.state.metrics = metrics = Metrics(service)
-    if cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(cors_origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-API-Key"],
-            expose_headers=["Retry-After"],
-        )
 
     def answer(path: str, error: ServiceError) -> JsonError:
         metrics.on_refusal(error.code)
@@ -63,6 +55,14 @@ def create_app(
     app.add_middleware(
         RequestLimits, max_bytes=max_bytes, on_request=metrics.on_request, answer=answer
     )
+    if cors_origins:  # around the limits, so that pages can read what these refuse
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-API-Key"],
+            expose_headers=["Retry-After"],
+        )
 
     async def on_service_error(request: fastapi.Request, error: Any) -> JsonError:
         return answer(request.url.path, error)

@@ -4,8 +4,8 @@ A client may choose among the searches that the server was started with. Setting
 of a search, such as the length penalty, may differ from request to request.
 """
 
+import collections
 import dataclasses
-import functools
 import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
@@ -58,7 +58,10 @@ class CompiledSearches:
         self.retries = tuple(filter(self._is_possible, RETRIES)) if has_retries else ()
         self._compiled = {self._program_key(settings) for settings, _ in self.to_compile()}
         # Checking settings takes longer than all else of a request.
-        self._kept = functools.lru_cache(_MAX_SETTINGS)(self._checked)
+        # Not `lru_cache` of a method, which would keep this model in memory after another one.
+        self._kept: collections.OrderedDict[Hashable, TranslationSettings] = (
+            collections.OrderedDict()
+        )
 
     def _is_possible(self, search: Mapping[str, Any]) -> bool:
         """Whether the engine can do a search."""
@@ -104,7 +107,12 @@ class CompiledSearches:
             )
         most_rows = _RARE_ROWS if has_phrases or retry is not None else None
         asked = (job.n_best, job.alignment, job.source_lang, job.target_lang)
-        return self._kept(*asked, search, most_rows)
+        key = (*asked, search, most_rows)
+        if key not in self._kept:
+            self._kept[key] = self._checked(*key)
+            if len(self._kept) > _MAX_SETTINGS:
+                self._kept.popitem(last=False)
+        return self._kept[key]
 
     def _unchecked(self, job: Job) -> TranslationSettings:
         attention = self._translator.alignment if job.alignment else None

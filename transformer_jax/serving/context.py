@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import urllib.parse
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 import fastapi
 import pydantic
+from starlette.datastructures import ImmutableMultiDict
 
 from transformer_jax.serving.errors import CLIENT_CLOSED, ServiceError, invalid
 from transformer_jax.serving.keys import Keys
@@ -15,6 +17,7 @@ from transformer_jax.serving.service import Service
 T = TypeVar("T")
 Body = TypeVar("Body", bound=pydantic.BaseModel)
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+_MAX_FIELDS = 1000  # of a form
 _MANY_CHARS = 4000  # work on as many takes the event loop too long
 
 
@@ -122,9 +125,26 @@ async def read_body(
         if not (forms and kind in FORMS):
             wanted = "application/json" + (" or a form" if forms else "")
             raise ServiceError(415, f"The body must be {wanted}, as Content-Type says.")
-        # Files are refused, and no field is larger than a body may be.
-        form = await request.form(max_files=0, max_part_size=1 << 30)
+        form = await (_urlencoded(request) if kind == FORMS[0] else _multipart(request))
         fields = {name: form.getlist(name) if name in lists else form[name] for name in form}
         return model.model_validate(fields)
     except pydantic.ValidationError as error:
         raise invalid(error.errors(include_url=False)) from error
+
+
+async def _urlencoded(request: fastapi.Request) -> ImmutableMultiDict:
+    """The fields of a form; in Starlette's, bytes beyond ASCII are Latin-1."""
+    try:
+        text = (await request.body()).decode()
+        return ImmutableMultiDict(
+            urllib.parse.parse_qsl(
+                text, keep_blank_values=True, errors="strict", max_num_fields=_MAX_FIELDS
+            )
+        )
+    except ValueError as error:
+        raise ServiceError(400, f"The form cannot be read: {error}.") from error
+
+
+async def _multipart(request: fastapi.Request) -> ImmutableMultiDict:
+    # Files are refused, and no field is larger than a body may be.
+    return await request.form(max_files=0, max_part_size=1 << 30)

@@ -105,8 +105,9 @@ class Lifecycle:
                     continue
                 step = model.translator.checkpoint_step
                 self._service.replace(model)
+                del model
+                _collect_garbage()  # the former model is large
                 self._say(f"{name}: loaded again, step {step}")
-            _collect_garbage()  # former models refer to themselves, and are large
 
     @property
     def _service(self) -> Service:

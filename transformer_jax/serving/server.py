@@ -46,6 +46,7 @@ class Server(uvicorn.Server):
                 log_level="warning",
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # any client of this machine could write them
                 timeout_keep_alive=5,
                 timeout_graceful_shutdown=drain_seconds,
                 h11_max_incomplete_event_size=HEADER_BYTES,

@@ -85,16 +85,28 @@ class Service:
           ServiceError: there is none, or the server is not ready.
         """
         self.check_ready()
+        wanted = f" from {source_lang!r}" if source_lang else ""
+        wanted += f" to {target_lang!r}" if target_lang else ""
         if name:
             if name not in self.models:
                 raise ServiceError(404, f"No model {name!r}; there are {', '.join(self.models)}.")
+            if not self.models[name].translates(source_lang, target_lang):
+                raise ServiceError(400, f"The model {name!r} does not translate{wanted}.")
             return self.models[name]
         for model in self.models.values():
             if model.translates(source_lang, target_lang):
                 return model
-        wanted = f" from {source_lang!r}" if source_lang else ""
-        wanted += f" to {target_lang!r}" if target_lang else ""
         raise ServiceError(404, f"No model translates{wanted}; there are {self._pairs()}.")
+
+    def detected(self, text: str, target_lang: str) -> str:
+        """The language of a text, of those that are translated to `target_lang`; "": to any."""
+        self.check_ready()
+        sources = [
+            source
+            for source, targets in self.targets_by_source.items()
+            if not target_lang or target_lang in targets
+        ]
+        return languages.detect(text, sources)[0]["language"] if sources else ""
 
     def find(self, source_lang: str, target_lang: str) -> tuple[ServedModel, str, str]:
         """The first model for two languages as a client writes them, and its codes of these.

@@ -82,8 +82,7 @@ async def translate(request: fastapi.Request) -> Response:
     """
     client = client_of(request)
     body = await read_body(request, TranslateRequest)
-    source_lang = "" if body.source_lang == AUTO else body.source_lang
-    model = service_of(request).model(body.model, source_lang, body.target_lang)
+    model = await _model_of(request, body)
     model.check_size(body.texts)
     num_chars = sum(map(len, body.texts))
     is_sentences = body.format == "sentence"
@@ -208,6 +207,19 @@ def _finite(score: float) -> float | None:
     return score if math.isfinite(score) else None
 
 
+async def _model_of(
+    request: fastapi.Request, body: TranslateRequest | SentencesRequest
+) -> ServedModel:
+    """The model for a request; where it says `auto`, for the language of its texts together."""
+    service, source_lang = service_of(request), body.source_lang
+    if source_lang == AUTO:
+        source_lang = ""
+        if not body.model and len(service.models) > 1:
+            text = "\n".join(body.texts)
+            source_lang = await off_loop(len(text), service.detected, text, body.target_lang)
+    return service.model(body.model, source_lang, body.target_lang)
+
+
 def _json(answer: pydantic.BaseModel) -> Response:
     return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
 
@@ -222,8 +234,7 @@ async def sentences(request: fastapi.Request) -> Response:
     """The sentences of texts, with their places, for clients that translate them one by one."""
     client_of(request)
     body = await read_body(request, SentencesRequest)
-    source_lang = "" if body.source_lang == AUTO else body.source_lang
-    model = service_of(request).model(body.model, source_lang, body.target_lang)
+    model = await _model_of(request, body)
     model.check_size(body.texts)
 
     def split() -> SentencesAnswer:

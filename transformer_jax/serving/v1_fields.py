@@ -13,6 +13,7 @@ SEARCH = [s.path for s in all_settings(DecodeConfig) if s.path != "batch_tokens"
 
 
 MAX_TERMS = 1000  # of the glossary of a request
+MAX_FORMS = 16  # of a target of the glossary
 
 
 class Request(pydantic.BaseModel):
@@ -57,6 +58,15 @@ class _TranslateFields(TimedRequest):
         description="Terms that translations contain: [source, target] or [source, target, "
         "flags]. Forms of a target are separated by |; flags are case and inflect.",
     )
+
+    @pydantic.field_validator("glossary")
+    @classmethod
+    def _bound_forms(cls, rows: list[list[str]]) -> list[list[str]]:
+        for row in rows:
+            if any(cell.count("|") >= MAX_FORMS for cell in row[1:2]):
+                raise ValueError(f"a term has more than {MAX_FORMS} forms")
+        return rows
+
     protect: bool = pydantic.Field(
         True, description="Addresses, names in braces, numbers with units and the like stay."
     )

@@ -98,7 +98,8 @@ class Glossary:
         while place < len(words):
             best = max(
                 (entry for entry in self._entries(words[place]) if entry.begins(words[place:])),
-                key=lambda entry: len(entry.words),
+                # Of equal ones, the term that fits the text most closely.
+                key=lambda entry: (len(entry.words), entry.term.case, not entry.term.inflect),
                 default=None,
             )
             size = len(best.words) if best else 1

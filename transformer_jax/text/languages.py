@@ -10,7 +10,7 @@ from py3langid.langid import MODEL_FILE, LanguageIdentifier
 _READ_CHARS = 4000  # of a text, which are enough to know its language
 
 
-@functools.cache
+@functools.lru_cache(1024)
 def name(code: str) -> str:
     """The English name of a language code such as `en`, `pt-BR` or `fra_Latn`; else the code."""
     try:
@@ -19,7 +19,7 @@ def name(code: str) -> str:
         return code
 
 
-@functools.cache
+@functools.lru_cache(1024)
 def two_letters(code: str) -> str:
     """The language alone, in two letters where it has such a code: `fr` of `fra_Latn`."""
     try:
@@ -28,17 +28,42 @@ def two_letters(code: str) -> str:
         return code
 
 
+def standard(code: str) -> str:
+    """A code as BCP 47 has it, such as `de` for `deu_Latn`, `zh-Hant` for `zho_Hant`."""
+    try:
+        return str(langcodes.standardize_tag(code))
+    except ValueError:
+        return code
+
+
 def find(language: str, codes: Sequence[str]) -> str | None:
     """The code of a language as a client writes it, such as `fra_Latn` for `FR`; None: it has none.
 
-    Of a variant such as `EN-US`, also that of the language alone.
+    Of a variant such as `EN-US`, also that of the language alone; of several in other scripts, such
+    as `zho_Hans` and `zho_Hant`, the one in the script of the variant.
     """
-    wanted = (language.lower(), language.lower().replace("_", "-").partition("-")[0])
-    for form in wanted:
-        for code in codes:
-            if form in (code.lower(), two_letters(code).lower()):
-                return code
+    form = language.lower().replace("_", "-")
+    forms = {code: code.lower().replace("_", "-") for code in codes}
+    for wanted in (form, form.partition("-")[0]):
+        known = [code for code in codes if wanted in (forms[code], two_letters(code).lower())]
+        exact = [code for code in known if forms[code] == form]
+        if known:
+            return next(iter(exact or [c for c in known if is_same(c, language)] or known))
     return None
+
+
+def is_same(code: str, other: str) -> bool:
+    """Whether two codes are of one language in one script, of any country."""
+    return two_letters(code) == two_letters(other) and _script(code) == _script(other)
+
+
+@functools.lru_cache(1024)  # clients write them
+def _script(code: str) -> str:
+    """The usual script of a language code, such as `Hant` of `zh-TW`; "" where none is known."""
+    try:
+        return langcodes.Language.get(code).maximize().script or ""
+    except ValueError:
+        return ""
 
 
 @functools.cache

@@ -23,7 +23,9 @@ _UNITS = (
     "km²|km/h|km|cm|mm|µm|nm|m²|m³|m|kg|mg|µg|g|ml|cl|dl|l|kHz|MHz|GHz|Hz|kWh|kW|MW|mAh|"
     "kB|KB|MB|GB|TB|PB|dpi|px|rem|ms|µs|ns|s|min|h|°C|°F|°|%%|%|‰|€|£|\\$|¥|EUR|USD|GBP|CHF"
 )
-_NUMBER = r"(?<![\d.,])\d+(?:[.,'’\u00a0\u202f]\d+)*"
+# Patterns never try the same characters again (`++`), and no number begins inside of another:
+# clients choose the text, and the time for it has to grow with its length only.
+_NUMBER = r"(?<![\d.,])(?<!\d['’\u00a0\u202f])\d++(?:[.,'’\u00a0\u202f]\d++)*+"
 # Of an address: its characters with names in braces, and what it may end with.
 _ADDRESS = r"(?:\{[^{}\s]*\}|[^\s<>\"'{}])"
 _LAST = r"(?:\{[^{}\s]*\}|[^\s<>\"'{}.,;:!?)\]…])"
@@ -32,7 +34,7 @@ USUAL = {
     "address": rf"(?:https?|ftp|mailto):{_ADDRESS}*{_LAST}|www\.{_ADDRESS}*{_LAST}",
     "e-mail": r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+",
     "braces": r"\{\{[^{}\n]*\}\}|\$\{[^{}\n]*\}|#\{[^{}\n]*\}|\{[^{}\s][^{}\n]*\}|\{\}",
-    "format": r"(?<![\w%])%(?:\(\w+\)|\d+\$)?[-+0#]*\d*(?:\.\d+)?(?:hh?|ll?|[zjtLq])?"
+    "format": r"(?<![\w%])%(?:\(\w++\)|\d++\$)?[-+0#]*+\d*+(?:\.\d++)?(?:hh?|ll?|[zjtLq])?"
     r"[sdiufFgGeExXcopr@](?![a-zA-Z])|%%",
     "entity": r"&(?:#\d+|#x[\da-fA-F]+|[a-zA-Z]\w*);",
     "mention": r"(?<!\w)[@#][a-zA-Z_]\w+",

@@ -5,6 +5,8 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from transformer_jax.decoding import WINDOW, long_texts
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.requests import Request, windows
@@ -111,10 +113,12 @@ class Preparer:
         body = ids[num_tags:]
         tokens = tokenizer.tokens(body)
         owners = word_links.token_of_characters(shown.text, tokens)
-        places, num_tokens = [], 0
+        num_tokens, places = 0, list[int]()
         for part in long_texts.split_ids(body, tokens, limit - num_tags)[:-1]:
             num_tokens += len(part)
-            places.append(int((owners >= num_tokens).argmax()))
+            later = np.flatnonzero(owners >= num_tokens)
+            if len(later) and later[0] > max(places, default=0):
+                places.append(int(later[0]))
         return copying.split(shown, places)
 
     def result(self, part: Part, translation: Translation) -> SentenceTranslation:

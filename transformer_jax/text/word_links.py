@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from transformer_jax.text.words import word_spans
 # (source word, word of the translation, share of what the latter attends to)
 Link = tuple[int, int, float]
 _LEAST_SHARE = 0.02  # of what a word attends to; less is no link
+_WINDOW = 512  # characters that are compared at once
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -102,11 +103,36 @@ def token_of_characters(text: str, tokens: Sequence[str]) -> np.ndarray:
     if written == shown:
         token_of[places] = owners
         return token_of
-    matcher = difflib.SequenceMatcher(None, shown, written, autojunk=False)
-    for first, second, size in matcher.get_matching_blocks():
-        for offset in range(size):
-            token_of[places[first + offset]] = owners[second + offset]
+    for first, second in _matches(shown, written):
+        token_of[places[first]] = owners[second]
     return token_of
+
+
+def _matches(shown: Sequence[str], written: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Places of characters that are the same, in both orders.
+
+    Only a window of both is compared at once: the time grows with the length, not with its square.
+    """
+    first = second = 0
+    while first < len(shown) and second < len(written):
+        if shown[first] == written[second]:
+            yield first, second
+            first, second = first + 1, second + 1
+            continue
+        here, there = shown[first : first + _WINDOW], written[second : second + _WINDOW]
+        is_last = first + _WINDOW >= len(shown) and second + _WINDOW >= len(written)
+        matcher = difflib.SequenceMatcher(None, here, there, autojunk=False)
+        blocks = [block for block in matcher.get_matching_blocks() if block.size]
+        if not is_last:  # towards its end, what belongs together may be beyond it
+            blocks = [block for block in blocks if max(block.a, block.b) < _WINDOW // 2]
+        for block in blocks:
+            for offset in range(block.size):
+                yield first + block.a + offset, second + block.b + offset
+        if is_last:
+            return
+        done = [(block.a + block.size, block.b + block.size) for block in blocks[-1:]]
+        (more_first, more_second) = done[0] if done else (_WINDOW // 2, _WINDOW // 2)
+        first, second = first + more_first, second + more_second
 
 
 def _same(

@@ -106,7 +106,7 @@ function finish(sentences, text) {
   if (!sentences.length) panes.show([], text, languages.target);
   notices.hide();
   panes.update((one) => translations.of(one));
-  elements.copy.disabled = elements.save.disabled = !sentences.length;
+  elements.copy.disabled = elements.save.disabled = !panes.text;
   elements.save.classList.toggle("ready", Boolean(fileName && sentences.length));
   if (fileName && sentences.length) say(`${fileName} is translated.`);
   isDone = true;

@@ -15,6 +15,7 @@ export class Panes {
     this.lit = [];
     this.language = this.shownText = "";
     this.marksEnd = marks.appendChild(document.createTextNode(""));
+    this.targetEnd = target.appendChild(document.createTextNode("")); // after the last sentence
   }
 
   /** Shows sentences. Rows at the begin and end that are as before keep their elements. */
@@ -36,18 +37,19 @@ export class Panes {
     const added = sentences.slice(first, sentences.length - last)
       .map((sentence, index) => makeRow(sentence, removed[index]?.right[1].textContent));
     insert(this.marks, added.map((row) => row.left), old[first]?.left[0] ?? this.marksEnd);
-    insert(this.target, added.map((row) => row.right), old[first]?.right[0] ?? null);
+    insert(this.target, added.map((row) => row.right), old[first]?.right[0] ?? this.targetEnd);
     for (const row of removed) for (const node of [...row.left, ...row.right]) node.remove();
     this.rows = [...old.slice(0, first), ...added, ...old.slice(old.length - last)];
     this.rows.forEach((row, number) => {
       const { start, end } = sentences[number];
       Object.assign(row, { start, end });
       row.left[1].dataset.row = row.right[1].dataset.row = number;
-      const isWithin = number > 0 || row.before.includes("\n");
-      row.right[0].data = isWithin ? row.before.replace(/^ ?$/, space) : "";
+      row.right[0].data = number > 0 ? row.before.replace(/^ ?$/, space) : row.before.trimStart();
     });
+    const end = text.slice(sentences.at(-1)?.end ?? 0); // numbers, marks: no sentence
+    this.targetEnd.data = end.trimEnd();
     // A last line that is empty has a height only with a character.
-    this.marksEnd.data = `${text.slice(sentences.at(-1)?.end ?? 0)}\n`;
+    this.marksEnd.data = `${end}\n`;
     this.#setTabStop(Math.min(this.tabStop ?? 0, this.rows.length - 1));
   }
 
@@ -88,7 +90,8 @@ export class Panes {
 
   /** The translation as text. */
   get text() {
-    return this.rows.map(({ right: [gap, span] }) => gap.data + span.textContent).join("");
+    const rows = this.rows.map(({ right: [gap, span] }) => gap.data + span.textContent);
+    return rows.join("") + this.targetEnd.data;
   }
 
   // --- Lighting up -------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from transformer_jax.text.html_tags import TAG, VOID, inline_part
 from transformer_jax.text.sentences import NO_LINES, NO_SPLIT, SENTENCES
 from transformer_jax.text.tagged_text import Item, Kept, Tag, Words
 
+_HEAD = 2000  # characters in which a page says that it is XML
+_XML = re.compile(r"\A\ufeff?\s*+<\?xml|<html\s[^<>]*?\bxmlns=", re.IGNORECASE)
 _BEGINNING = re.compile(r"<(?=[a-zA-Z/!?])")
 _RAW = {"script", "style"}  # tags inside are text
 # fmt: off
@@ -138,6 +140,7 @@ class _Reader:
 def _tokens(text: str) -> Iterator[tuple[str, re.Match | None]]:
     """Markup and texts, tags with their match of `TAG`."""
     position = 0
+    is_xml = bool(_XML.search(text, 0, _HEAD))  # where `<script/>` ends itself
     while position < len(text):
         beginning = _BEGINNING.search(text, position)
         end = beginning.start() if beginning else len(text)
@@ -148,7 +151,9 @@ def _tokens(text: str) -> Iterator[tuple[str, re.Match | None]]:
         position = _end_of_markup(text, end)
         tag = TAG.fullmatch(text, end, position)
         yield text[end:position], tag
-        if tag and tag[2].lower() in _RAW and not tag[1]:
+        if not tag or tag[2].lower() not in _RAW or tag[1]:
+            continue
+        if not (is_xml and tag[3].rstrip().endswith("/")):
             closing = re.compile(rf"</{tag[2]}(?![a-zA-Z0-9])", re.IGNORECASE)
             last = closing.search(text, position)
             start, position = position, last.start() if last else len(text)

@@ -105,9 +105,18 @@ def _stream(
     starts = [*(token.meta[_PLACE] for token in tokens), len(content)]
     ends = [*places, places[-1] + 1]
     stream: list[Words | Kept | Tag] = []
-    for token, (start, end) in zip(tokens, itertools.pairwise(starts), strict=True):
-        raw = text[ends[start] : ends[end]]
+    raws = [text[ends[start] : ends[end]] for start, end in itertools.pairwise(starts)]
+    kept_until = 0
+    for number, (token, raw) in enumerate(zip(tokens, raws, strict=True)):
+        if number < kept_until:
+            continue
         kind, _, side = token.type.rpartition("_")
+        if token.type == "link_open":
+            last = _end_of_link(tokens, number)
+            if raws[last] in ("]", "][]"):  # whose words name the definition of its address
+                stream.append(Kept("".join(raws[number : last + 1])))
+                kept_until = last + 1
+                continue
         if token.type == "text":
             size = len(token.content)
             stream += [Words(raw[:size], raw[:size]), Kept(raw[size:])]
@@ -127,6 +136,11 @@ def _stream(
             stream.append(Kept(raw))
     parts = [part for part in _with_whole_marks(stream) if part.raw]
     return list(html_tags.without_notes(list(html_tags.with_untranslated_kept(parts))))
+
+
+def _end_of_link(tokens: Sequence[Token], first: int) -> int:
+    """The number of the token that ends a link; links have no links in them."""
+    return next(n for n in range(first, len(tokens)) if tokens[n].type == "link_close")
 
 
 def _literal(state: StateInline, silent: bool) -> bool:

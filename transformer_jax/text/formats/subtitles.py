@@ -20,9 +20,9 @@ _TIMES = rf"[ \t]*{_TIME}[ \t]*-->[ \t]*{_TIME}"
 _CUE = re.compile(
     rf"^{_TIMES}.*\n((?:(?!(?:[ \t]*\d+[ \t]*\n)?{_TIMES})[ \t]*\S.*(?:\n|$))+)", re.MULTILINE
 )
-_MARKUP = re.compile(r"<(/?)([a-zA-Z]+)?[^<>]*>|\{[^{}]*\}")
+_MARKUP = re.compile(r"<(/?)([a-zA-Z]++)?+[^<>]*+>|\{[^{}]*+\}")
 _WITHOUT_END = {None, "v"}  # times within a cue, and who speaks
-_BREAK = re.compile(r" (?![^<]*>)")  # spaces, not those within tags
+_TAG_OR_SPACE = re.compile(r"<[^<>]*+>| ")
 
 
 def read_srt(text: str, reading: Reading) -> Document:
@@ -94,7 +94,7 @@ def _in_lines(text: str, count: int, line_end: str) -> str:
     """A cue in `count` lines of about the same length; as it is where it has lines already."""
     if count == 1 or "\n" in text:
         return text
-    places = [match.start() for match in _BREAK.finditer(text)]
+    places = [one.start() for one in _TAG_OR_SPACE.finditer(text) if one[0] == " "]
     lines, start = [], 0
     for number in range(1, count):
         wanted = len(text) * number / count

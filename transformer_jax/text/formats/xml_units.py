@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 from transformer_jax.errors import UserError
-from transformer_jax.text import tagged_text
+from transformer_jax.text import languages, tagged_text
 from transformer_jax.text.document import Document, Part, Reading
 from transformer_jax.text.formats import xml_nodes
 from transformer_jax.text.formats.xml_nodes import Node
-from transformer_jax.text.languages import two_letters
 from transformer_jax.text.sentences import NO_LINES
 from transformer_jax.text.tagged_text import Kept, Tag, Words
 
@@ -120,7 +119,11 @@ class _Units:
         for node in self._nodes:
             for side, (names, wanted) in sides.items():
                 stated = [node.attributes[name] for name in names if name in node.attributes]
-                if stated and wanted and two_letters(stated[0]) != two_letters(wanted):
+                if (
+                    stated
+                    and wanted
+                    and languages.two_letters(stated[0]) != languages.two_letters(wanted)
+                ):
                     raise UserError(
                         f"the {side} language of the file is {stated[0]}, and that of the "
                         f"translation {wanted}."
@@ -131,7 +134,7 @@ class _Units:
         root = next(node for node in self._nodes if node.kind == "open")
         if "srcLang" in root.attributes and "trgLang" not in root.attributes and target_language:
             place = root.end - 1
-            code = html.escape(target_language)
+            code = html.escape(languages.standard(target_language))
             yield _Filling(range(0), (place, place), f' trgLang="{code}"', "")
 
     def targets(self) -> Iterator[_Filling]:
@@ -220,7 +223,7 @@ class _Units:
         opening = self._nodes[variant]
         indentation = self._indentation(variant)
         end = self._nodes[opening.partner].end
-        code = html.escape(target_language)
+        code = html.escape(languages.standard(target_language))
         before = f'{indentation}<tuv xml:lang="{code}"><seg>'
         return _Filling(source, (end, end), before, "</seg></tuv>")
 
@@ -255,7 +258,7 @@ class _Units:
                 yield Words(raw, node.text)
             elif node.kind == "other":
                 yield Kept(raw)
-            elif node.kind == "open" and node.local_name not in _PAIRED:
+            elif node.kind == "open" and (node.local_name not in _PAIRED or _is_untranslated(node)):
                 raw = self._bytes[node.start : self._nodes[node.partner].end].decode()
                 yield _code(node, raw)
                 number = node.partner
@@ -264,6 +267,11 @@ class _Units:
                 is_kept = node.kind == "open" and is_empty
                 yield Kept(raw) if is_kept else Tag(raw, node.name, node.kind == "close")
             number += 1
+
+
+def _is_untranslated(node: Node) -> bool:
+    """Whether an element in a text stays as it is."""
+    return node.attributes.get("translate") == "no" or node.attributes.get("mtype") == "protected"
 
 
 def _code(node: Node, raw: str) -> Kept | Tag:
@@ -313,4 +321,7 @@ def _is_of(variant: Node, language: str) -> bool:
     codes = [variant.attributes[name] for name in _XML_LANG if name in variant.attributes]
     wanted = language.replace("_", "-").lower()
     code = codes[0].replace("_", "-").lower() if codes else ""
-    return code == wanted or code.split("-")[0] == wanted
+    # A model may write `deu_Latn`.
+    return bool(code) and (
+        wanted in (code, code.split("-")[0]) or languages.is_same(code, language)
+    )
