@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from etils import epath
 from tests.conftest import fill, tiny_config
 from tests.test_processes import ROOT, as_on_a_terminal, assert_runs, train_command, wait_for
 from transformer_jax.config import CheckpointConfig
+from transformer_jax.diagnostics import replay as replay_lib
 from transformer_jax.diagnostics.replay import replay
 from transformer_jax.errors import UserError
 from transformer_jax.runs import checkpoint, digests
@@ -290,6 +292,14 @@ def test_skipped_batch_is_written_and_replayed(data, tmp_path, monkeypatch, caps
     loss = float(metrics["loss_sum"] / metrics["tokens"])
     assert healthy["loss"] == pytest.approx(loss, rel=1e-4)
     assert "recorded were nan and nan" in capsys.readouterr().out
+
+
+def test_every_array_of_a_replayed_batch_gets_empty_rows():
+    batch = {"inputs": np.ones((3, 5), np.int32), "alignment": np.zeros((3, 5, 4), np.int32)}
+    padded = replay_lib._padded(batch, SimpleNamespace(row_multiple=4))
+    assert {name: x.shape[0] for name, x in padded.items()} == {"inputs": 4, "alignment": 4}
+    assert np.all(padded["inputs"][3] == 0)
+    assert np.all(padded["alignment"][3] == -1)  # no link
 
 
 @pytest.mark.slow

@@ -3,14 +3,17 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from tests.conftest import tiny_config
 from tests.test_step import SHAPE, step_config, uneven_batch
 from tests.test_training import assert_same, final_params, lines
 from transformer_jax.errors import UserError
 from transformer_jax.training import frozen, partition, runners
+from transformer_jax.training.fsdp import FsdpParams
 from transformer_jax.training.loop import train
 from transformer_jax.training.step import TrainStep
 
@@ -123,3 +126,18 @@ def test_a_run_with_frozen_parameters_resumes_exactly(tiny_run, tmp_path):
         UserError, match="has 'encoder', and the model has no such part; it has dec"
     ):
         train(wrong, tmp_path / "other")
+
+
+def test_fsdp_sends_relative_positions_as_they_are_and_kernels_rounded():
+    mesh = partition.make_mesh(step_config(devices=1, fsdp=2), jax.devices()[:2])
+    specs = {"x": {"table": PartitionSpec(None, "fsdp"), "kernel": PartitionSpec("fsdp")}}
+    rng = np.random.default_rng(0)
+    params = {"x": {name: rng.normal(size=(4, 6)).astype(np.float32) for name in specs["x"]}}
+    fsdp = FsdpParams(specs, mesh, jnp.bfloat16, by_layer=False)
+    gather = jax.shard_map(
+        fsdp.gather, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec(), check_vma=False
+    )
+    gathered = gather(params)["x"]
+    np.testing.assert_array_equal(gathered["table"], params["x"]["table"])
+    rounded = params["x"]["kernel"].astype(jnp.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(gathered["kernel"], rounded)

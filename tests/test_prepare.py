@@ -186,6 +186,16 @@ def test_prepared_folder_refuses_other_settings_and_is_named_where_it_is_none(tm
             prepare(wrong, tmp_path / ("out" if changes == {"lowercase": True} else "other"))
 
 
+def test_prepared_folder_refuses_other_limits_of_its_filters(tmp_path):
+    config = config_of(tmp_path, digit_pairs(60))
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, filters=("length",)))
+    prepare(config, tmp_path / "out")
+    data = dataclasses.replace(config.data, source="prepared", train=str(tmp_path / "out"))
+    longer = dataclasses.replace(data, max_len=data.max_len - 1, filters=())
+    with pytest.raises(UserError, match=r"max_len=.*, but .* was prepared with"):
+        train(dataclasses.replace(config, data=longer), tmp_path / "run")
+
+
 # --- Workers ------------------------------------------------------------------------------------
 
 

@@ -316,3 +316,14 @@ def test_references_that_the_tokenizer_cannot_write_are_reported(tmp_path):
     assert "zwei… '" in line
     assert "zwei...'" in line
     assert len(line) < 300
+
+
+def test_processes_do_not_draw_tokens_that_differ(tmp_path, monkeypatch):
+    config = tiny_config(tmp_path)
+    drawn = dataclasses.replace(config.data, subword_sampling=0.1)
+    monkeypatch.setattr(setup.distributed, "process_count", lambda: 2)
+    monkeypatch.setattr(setup, "UNSEEDED_SAMPLING", True)
+    with pytest.raises(UserError, match=r"subword_sampling=0\.1: .*each process would draw other"):
+        setup.prepare(
+            dataclasses.replace(config, data=drawn), epath.Path(tmp_path / "run"), lambda _: None
+        )

@@ -60,8 +60,8 @@ def test_resume_is_exact_and_repeats_no_line_of_metrics(tiny_run, tmp_path):
     data, straight = tiny_run
     config = tiny_config(data, num_steps=30, eval_every_steps=0)
     train(config, tmp_path / "run")
-    with (tmp_path / "run" / "metrics.jsonl").open("a") as out:
-        out.write('{"step": 40, "train_loss": 1.0}\n{"step": 3')  # written before a crash
+    with (tmp_path / "run" / "metrics.jsonl").open("ab") as out:  # written before a crash
+        out.write(b'{"step": 40, "train_loss": 1.0}\n{"step": 3, "text": "\xc3')
     longer = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=60))
     train(longer, tmp_path / "run")
     assert_same(final_params(tmp_path / "run"), final_params(straight))

@@ -57,6 +57,10 @@ def _launched() -> tuple[int | None, int | None]:
     return None, None
 
 
+class SharedError(UserError):
+    """Bad input that all processes have noticed at the same place, so none waits for another."""
+
+
 def connect(
     workdir: epath.PathLike,
     coordinator_address: str | None,
@@ -235,7 +239,8 @@ def all_gather(value: T) -> list[T]:
         return [value]
     pickled = np.frombuffer(pickle.dumps(value), np.uint8)
     sizes = np.asarray(multihost_utils.process_allgather(np.asarray([pickled.size]))).reshape(-1)
-    padded = np.zeros(int(sizes.max()), np.uint8)
+    # Of a size that comes again: each is compiled.
+    padded = np.zeros(1 << int(sizes.max()).bit_length(), np.uint8)
     padded[: pickled.size] = pickled
     rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(process_count(), -1)
     return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
@@ -257,7 +262,7 @@ def run_on_primary(function: Callable[[], T], name: str) -> T:
     _wait_for_all(name)
     result, problem = all_gather((result, problem))[0]
     if problem is not None:
-        raise UserError(problem)
+        raise SharedError(problem)
     return cast(T, result)
 
 
@@ -273,7 +278,7 @@ def run_on_all(function: Callable[[], T], name: str) -> T:
     _wait_for_all(name)
     for number, other in enumerate(all_gather(problem)):
         if other is not None:
-            raise UserError(f"process {number}: {other}")
+            raise SharedError(f"process {number}: {other}")
     return cast(T, result)
 
 
@@ -289,7 +294,7 @@ def run_primary_first(function: Callable[[], T], name: str) -> T:
     _wait_for_all(f"{name}_primary")
     problem = all_gather(problem)[0]
     if problem is not None:
-        raise UserError(problem)
+        raise SharedError(problem)
     return run_on_all(lambda: cast(T, result) if is_primary() else function(), name)
 
 

@@ -33,7 +33,7 @@ from transformer_jax.data.shards import shard_mirror
 from transformer_jax.data.token_cache import TokenizedCorpus
 from transformer_jax.data.tokenizer import UNSEEDED_SAMPLING, Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.data.workers import Workers
+from transformer_jax.data.workers import IN_THIS_PROCESS, Workers
 from transformer_jax.errors import UserError
 
 KEPT_EPOCHS = 3  # drawn epochs in the token cache: the previous, the current and the next one
@@ -178,7 +178,9 @@ def prepare_epochs(
     def load(epoch: int) -> EpochData:
         corpus = tokenize(epoch_seed(epoch))
         epoch_config = dataclasses.replace(config, seed=epoch_seed(epoch))
-        return EpochData(corpus, _make_plan(corpora, corpus, epoch_config, plan)[0])
+        # A pool of processes would compete with the training, and keep it from ending.
+        epoch_plan, _ = _make_plan(corpora, corpus, epoch_config, plan, workers=IN_THIS_PROCESS)
+        return EpochData(corpus, epoch_plan)
 
     def remove(epoch: int) -> None:
         token_cache.remove(corpora, tokenizers, data, epoch_seed(epoch))

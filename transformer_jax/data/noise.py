@@ -15,6 +15,7 @@ import numpy as np
 
 from transformer_jax.data.plans.permutation import make_key
 
+VERSION = 2  # of the noise that a seed gives
 # Share of the words with at least `MIN_LETTERS` letters that get an error.
 TYPO_RATE = 0.15
 MIN_LETTERS = 4

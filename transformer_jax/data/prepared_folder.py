@@ -31,6 +31,7 @@ FORMAT = 1
 # The settings that tokens depend on; a run cannot have others.
 SETTINGS = ("target_language_tags", "source_prefix", "context_sentences", "lowercase")
 FILTER_SETTINGS = ("filters", "filter_function")
+LIMITS = ("max_len", "max_ratio")  # of context and filters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +172,8 @@ class PreparedFolder:
                     f"config.data.{name}={given}, but {self.path} was prepared with "
                     f"{self.settings[name] or 'none'}; leave it empty, or prepare another folder."
                 )
-        for name in SETTINGS:
+        limits = [name for name in LIMITS if name in self.settings]
+        for name in (*SETTINGS, *limits):
             # A folder of an older version has no newer settings.
             prepared = self.settings.get(name, getattr(DataConfig(), name))
             if getattr(config, name) != prepared:
@@ -198,22 +200,28 @@ def _copy_small_files(remote: epath.Path, folder: Path) -> None:
     with paths.store_errors():
         content = (remote / NAME).read_text()
         folder.mkdir(parents=True, exist_ok=True)
-        paths.remove_at_once(folder / TOKENIZER)  # of what the bucket had before
-        with paths.new_path(folder / TOKENIZER, is_cache=True) as temporary:
-            temporary.mkdir()
-            shard_mirror.copy_folder(remote / TOKENIZER, temporary)
+        # Other processes may read the copies, or make them too.
+        is_same = (folder / NAME).exists() and (folder / NAME).read_text() == content
+        if not is_same:
+            paths.remove_at_once(folder / TOKENIZER)  # of what the bucket had before
+            with paths.new_path(folder / TOKENIZER, is_cache=True) as temporary:
+                temporary.mkdir()
+                shard_mirror.copy_folder(remote / TOKENIZER, temporary)
         plans = remote / PLANS
         for plan in plans.iterdir() if plans.exists() else ():
             (folder / PLANS / plan.name).mkdir(parents=True, exist_ok=True)
             for name in (ROWS, LENGTHS):
-                if (plan / name).exists():
-                    shard_mirror.copy_file(plan / name, folder / PLANS / plan.name / name)
+                local = folder / PLANS / plan.name / name
+                if (plan / name).exists() and not (is_same and local.exists()):
+                    with paths.new_path(local, is_cache=True) as temporary:
+                        shard_mirror.copy_file(plan / name, temporary)
         paths.write_atomically(folder / NAME, content)
 
 
 def settings_of(config: DataConfig) -> dict[str, Any]:
     """The settings that tokens depend on."""
-    return {name: getattr(config, name) for name in (*SETTINGS, *FILTER_SETTINGS)}
+    limits = LIMITS if config.context_sentences or config.filters else ()
+    return {name: getattr(config, name) for name in (*SETTINGS, *FILTER_SETTINGS, *limits)}
 
 
 def open_shards(folder: Path) -> list[TokenShard]:

@@ -23,6 +23,7 @@ from transformer_jax.config import DataConfig
 from transformer_jax.data import (
     cache_manifest,
     context,
+    noise,
     remote_cache,
     token_links,
 )
@@ -143,7 +144,8 @@ class _Inputs:
         for text in (FORMAT, self.tokenizers.fingerprint, str(self.config.target_language_tags)):
             digest.update(text.encode())
         if self.config.augment:
-            digest.update(f"augment {self.config.augment} {self.seed} {self.number}".encode())
+            digest.update(f"augment {noise.VERSION} {self.config.augment}".encode())
+            digest.update(f"{self.seed} {self.number}".encode())
         if self.seed is not None:
             sampling = f"{self.config.subword_sampling} {self.config.max_len} {self.seed}"
             digest.update(f"{sampling} {self.number}".encode())

@@ -213,7 +213,9 @@ def peak_bytes(compiled: jax.stages.Compiled) -> int | None:
 
 
 def _device_bytes(x: jax.ShapeDtypeStruct) -> int:
-    """Bytes of one device's shard of an array."""
+    """Bytes of one device's shard of an array; 0 of one in the host's memory."""
+    if x.sharding.memory_kind == "pinned_host":
+        return 0
     return math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize
 
 

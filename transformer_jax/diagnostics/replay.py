@@ -1,5 +1,6 @@
 """`train.py --replay=FILE`: repeats a skipped step with the parameters that it had."""
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -68,7 +69,9 @@ def _repeat_step(
     params = trainer.runner.gather(state.params)
     say(f"parameters: {_describe_finite(params)}")
     rng = jax.random.fold_in(jax.random.key(trainer.config.seed), state.step)
-    sums = jax.jit(trainer.runner.train_step.grad_sums)(params, _padded(batch, trainer), rng)
+    step = copy.copy(trainer.runner.train_step)
+    step.model = step.model.clone(gather=None)  # the parameters are entire
+    sums = jax.jit(step.grad_sums)(params, _padded(batch, trainer), rng)
     say(f"gradients: {_describe_finite(sums.grads)}")
     _, metrics = trainer.runner.step(trainer.state, _padded(batch, trainer))
     metrics = jax.device_get(metrics)
@@ -92,7 +95,15 @@ def _repeat_step(
 def _padded(batch: Batch, trainer: Trainer) -> Batch:
     """The batch with empty rows, so that the devices divide its number of rows."""
     missing = -len(batch["inputs"]) % trainer.row_multiple
-    return {name: np.pad(x, [(0, missing), (0, 0)]) for name, x in batch.items()}
+    return {
+        # No token is number -1 of a source.
+        name: np.pad(
+            x,
+            [(0, missing)] + [(0, 0)] * (x.ndim - 1),
+            constant_values=-1 if name == "alignment" else 0,
+        )
+        for name, x in batch.items()
+    }
 
 
 def _describe_finite(tree: PyTree) -> str:

@@ -69,6 +69,7 @@ def verify_resume(
         return
     other = count // 2 if count > 1 else 2
     no_dropout = [f"--config.model.{name}=0.0" for name in _DROPOUT]
+    no_dropout.append("--config.train.r_drop=0.0")  # which needs dropout
     if any(getattr(config.model, name) for name in _DROPOUT):
         straight = runs.run("straight_without_dropout", no_dropout)
     sizes = {"data": other, "fsdp": 1, "tensor": 1}

@@ -39,7 +39,7 @@ def record_skipped_step(
 def check_skipped_in_a_row(progress: Progress, step: int, metrics: Metrics, config: Config) -> None:
     """Raises a `UserError` with advice once `MAX_SKIPPED_IN_A_ROW` steps were all skipped."""
     if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-        raise UserError(
+        raise distributed.SharedError(
             f"The last {MAX_SKIPPED_IN_A_ROW} steps were all skipped, up to step {step}: "
             f"{advice(config, step, metrics)}; `replay=FILE` repeats one of these steps."
         )

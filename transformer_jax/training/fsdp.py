@@ -44,10 +44,10 @@ class FsdpParams:
         JAX would sum their gradients in `dtype`; here they are reduce-scattered in float32.
         """
 
-        def gather(param: jax.Array, axis: int) -> jax.Array:
-            use = jax.custom_vjp(lambda x: self._all_gather(x, axis))
+        def gather(param: jax.Array, axis: int, is_exact: bool) -> jax.Array:
+            use = jax.custom_vjp(lambda x: self._all_gather(x, axis, is_exact))
             use.defvjp(
-                lambda x: (self._all_gather(x, axis), None),
+                lambda x: (self._all_gather(x, axis, is_exact), None),
                 lambda _, grad: (_reduce_scatter(grad, axis),),
             )
             return use(param)
@@ -81,17 +81,22 @@ class FsdpParams:
         return self._by_layer and name.startswith(("encoder_layers_", "decoder_layers_"))
 
     def _map(self, function: Any, params: PyTree, name: str) -> PyTree:
-        """`function(param, axis)` of each parameter that `fsdp` shards; others stay."""
+        """`function(param, axis, is_exact)` of each parameter that `fsdp` shards; others stay."""
 
-        def apply(param: jax.Array, spec: PartitionSpec) -> jax.Array:
+        def apply(path: tuple[Any, ...], param: jax.Array, spec: PartitionSpec) -> jax.Array:
             axis = partition.axis_of(spec, "fsdp")
-            return param if axis is None else function(param, axis)
+            is_exact = path[-1:] == (jax.tree_util.DictKey("table"),)  # relative positions
+            return param if axis is None else function(param, axis, is_exact)
 
-        return jax.tree.map(apply, params, self.specs[name])
+        return jax.tree_util.tree_map_with_path(apply, params, self.specs[name])
 
-    def _all_gather(self, param: jax.Array, axis: int) -> jax.Array:
-        """The entire parameter; kernels and tables are sent in the type of the computation."""
-        dtype = self._dtype if param.ndim > 1 else param.dtype
+    def _all_gather(self, param: jax.Array, axis: int, is_exact: bool) -> jax.Array:
+        """The entire parameter.
+
+        Kernels and embeddings are sent in the type of the computation, unless they are read in
+        float32 (`is_exact`).
+        """
+        dtype = self._dtype if param.ndim > 1 and not is_exact else param.dtype
         gathered = jax.lax.all_gather(param.astype(dtype), "fsdp", axis=axis, tiled=True)
         return gathered.astype(param.dtype)  # in which its gradients are added up
 

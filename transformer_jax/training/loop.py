@@ -12,6 +12,7 @@ Words:
 """
 
 import contextlib
+import dataclasses
 import functools
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,6 @@ from transformer_jax import distributed, paths
 from transformer_jax.config import Config, validate
 from transformer_jax.data.loader import BatchSource, load_batches
 from transformer_jax.decoding.engine import Engine
-from transformer_jax.errors import UserError
 from transformer_jax.runs import compilation_cache, history, host_memory
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.checkpoint import find_resume_step
@@ -126,8 +126,8 @@ def open_run(
             new_files.keep()
             yield trainer
         except BaseException as error:
-            # Closing waits for the other processes. Only a UserError of `run` is on all of them.
-            is_on_all = new_files.are_kept and isinstance(error, UserError)
+            # Closing waits for the other processes, which an error of this one alone does not end.
+            is_on_all = new_files.are_kept and isinstance(error, distributed.SharedError)
             if distributed.process_count() == 1 or is_on_all:
                 trainer.close()
             raise
@@ -329,8 +329,10 @@ class Trainer:
 
     def _evaluate(self) -> dict[str, float]:
         """Scores and translates the validation set, and reports; returns the scores."""
-        state = self.runner.to_checkpoint_layout(self.state)
-        params = self.runner.gather(state.params if state.ema is None else state.ema)
+        params = self.state.params if self.state.ema is None else self.state.ema
+        # Without the optimizer's state, which another layout would copy.
+        alone = dataclasses.replace(self.state, params=params, opt_state=(), ema=None)
+        params = self.runner.gather(self.runner.to_checkpoint_layout(alone).params)
         if self.config.train.lora_rank:  # without adapters, `jit` would only copy
             params = self._model_params(params)
         metrics, samples = evaluate(self.config, self._engine, params, self.data.validation)

@@ -338,10 +338,10 @@ def _drop_after(path: epath.Path, step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text().split("\n"):  # `splitlines` would split at U+2028 in samples
+    for line in path.read_bytes().split(b"\n"):  # a crash may have cut a character
         try:
             if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
+                kept.append(line.decode() + "\n")
         except (ValueError, KeyError):
             continue
     write_atomically(path, "".join(kept))

@@ -79,7 +79,7 @@ class StateSaver:
         if failed is not None:
             newest = self._checkpointer.newest_saved
             kept = "" if newest is None else f"; step {newest} is the newest there"
-            raise UserError(
+            raise distributed.SharedError(
                 f"Step {step} could not be saved in {self._workdir} ({failed.reason}){kept}; "
                 "make room or fix the folder, and give the same command again."
             )

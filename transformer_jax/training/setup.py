@@ -19,6 +19,7 @@ from transformer_jax.data.plans.batch_shapes import BatchShape
 from transformer_jax.data.plans.stream_plan import StreamPlan
 from transformer_jax.data.prepared_folder import PreparedFolder
 from transformer_jax.data.shards import shard_store
+from transformer_jax.data.tokenizer import UNSEEDED_SAMPLING
 from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
 from transformer_jax.data.tokenizer_training import make_tokenizers
 from transformer_jax.errors import UserError
@@ -95,6 +96,12 @@ def prepare(
     elif distributed.is_primary():
         loggers.require(config.train.loggers)
         require_best_metric(config)
+    if config.data.subword_sampling and UNSEEDED_SAMPLING and distributed.process_count() > 1:
+        raise UserError(
+            f"config.data.subword_sampling={config.data.subword_sampling:g}: the installed "
+            "SentencePiece ignores its seed, so each process would draw other tokens. Install "
+            "sentencepiece==0.2.1, or set it to 0."
+        )
     corpora = sources.open_corpora(config.data, "train")
     validation = _read_validation(config)
     config, tokenizers, initial_params = _starting_point(config, workdir, corpora, say)

@@ -61,7 +61,7 @@ class MirroredShard(TokenShard):
           UserError: the shard is missing in the store, or damaged.
         """
         with _LOCK:
-            if self.folder.exists():
+            with contextlib.suppress(FileNotFoundError):  # another process may remove it
                 os.utime(self.folder)  # the time of its last use
                 return
             remote = epath.Path(self.remote)
