@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -94,7 +95,9 @@ def test_data_of_the_student_are_its_pairs_with_or_without_the_corpora():
     assert with_corpora.train_languages == ("en-de", "en-fr") * 2
 
 
-def test_distill_translates_once_and_trains_on_the_translations(tiny_run, translator, tmp_path):
+@pytest.fixture
+def distilled(tiny_run, tmp_path):
+    """A student of two teachers that has been trained: command, arguments, folder, pairs, names."""
     pairs = digit_pairs(40, seed=5)
     names = {
         split: write_pairs(tmp_path, split, some)
@@ -110,15 +113,26 @@ def test_distill_translates_once_and_trains_on_the_translations(tiny_run, transl
     distill = ["distill", "--config=tiny", teachers, *arguments, "--beam_size=2", "--noguards"]
     done = run_command(*distill, "--keep_corpus")
     assert done.returncode == 0, done.stderr
+    return SimpleNamespace(
+        command=distill,
+        arguments=[teachers, *arguments],
+        student=student,
+        pairs=pairs[:30],
+        names=names,
+    )
+
+
+def test_distill_translates_once_and_trains_on_the_translations(tiny_run, translator, distilled):
+    distill, student = distilled.command, distilled.student
     written = student / "distilled" / "1.en-de" / "1.en.tsv"
     both = Translator.load(tiny_run[1], ensemble=[(tiny_run[1], "latest")])
-    sources = [source for source, _ in pairs[:30]]
+    sources = [source for source, _ in distilled.pairs]
     texts = [out.text for out in both.translate(sources, beam_size=2)]
     assert written.read_text().splitlines() == [
         f"{source}\t{text.strip()}" for source, text in zip(sources, texts, strict=True)
     ]
     config = workdir_lib.read_config(student)
-    assert config.data.train == f"{written},{names['train']}"
+    assert config.data.train == f"{written},{distilled.names['train']}"
     assert config.model.num_decoder_layers == 1
     assert Translator.load(student, "latest").checkpoint_step == 3
     # Again: nothing is translated, and the run is complete.
@@ -135,6 +149,10 @@ def test_distill_translates_once_and_trains_on_the_translations(tiny_run, transl
     again = run_command(*same)
     assert again.returncode == 0, again.stderr
     assert written.stat().st_mtime_ns == kept
+
+
+def test_distill_refuses_what_is_another_job(distilled, tmp_path):
+    distill = distilled.command
     for more, message in (
         (["--keep_corpus", "--min_log_prob=-9"], "by another model, checkpoint or settings"),
         ([], "has a run on other training data"),  # the run has the corpus too
@@ -150,7 +168,7 @@ def test_distill_translates_once_and_trains_on_the_translations(tiny_run, transl
     assert refused.returncode == 2
     assert "has changed since" in refused.stderr
     for wrong, message in (
-        (["distill", teachers, *arguments], "--config=RECIPE is missing"),
+        (["distill", *distilled.arguments], "--config=RECIPE is missing"),
         ([*distill, "--config.data.source=tfds"], "config.data.source=tfds: `distill` reads"),
         ([*distill, "--config.data.context_sentences=1"], "single sentences"),
         ([*distill, "--keep_corpus", "--config.data.stages=('0:1',)"], "--keep_corpus has twice"),

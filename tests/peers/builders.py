@@ -94,6 +94,18 @@ def write_spm_files(folder: Path, models: dict[str, bytes]) -> None:
     (folder / "target.spm").write_bytes(models["de"])
 
 
+SIZES = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 64,
+}
+
+
 def make_marian(
     folder: Path,
     models: dict[str, bytes],
@@ -122,16 +134,9 @@ def make_marian(
         target_lang="de",
     )
     settings = {
+        **SIZES,
         "vocab_size": len(vocabularies[0]),
         "decoder_vocab_size": len(vocabularies[-1]),
-        "d_model": 32,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 48,
-        "decoder_ffn_dim": 48,
-        "max_position_embeddings": 64,
         "pad_token_id": vocabularies[0]["<pad>"],
         "decoder_start_token_id": vocabularies[-1]["<pad>"],
         "eos_token_id": 0,
@@ -164,15 +169,8 @@ def make_pre_norm(
 ) -> transformers.PreTrainedModel:
     """An M2M-100 or Pegasus model's directory, without tokenizer files."""
     settings = {
+        **SIZES,
         "vocab_size": 140,
-        "d_model": 32,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 48,
-        "decoder_ffn_dim": 48,
-        "max_position_embeddings": 64,
         "pad_token_id": 1,
         "eos_token_id": 2,
         "decoder_start_token_id": 2,
