@@ -429,3 +429,15 @@ def test_page_reads_aloud_what_is_translated(browser, server, service):
               .map((e) => e.id)"""
         )
         assert unnamed == []
+
+
+def test_page_keeps_what_is_around_the_sentences(browser, server):
+    """Marks of a list, and lines without a sentence."""
+    with opened(browser, server.address) as page:
+        shown = translated(page, "- one\n- two\n2024")
+        assert [line[:2] for line in shown.split("\n")[:2]] == ["- ", "- "]
+        assert shown.endswith("\n2024")
+        page.locator("#copy").click()
+        assert page.evaluate("navigator.clipboard.readText()") == shown
+        assert translated(page, "42") == "42"
+        assert page.locator("#copy").is_enabled()

@@ -1,6 +1,9 @@
 """Texts of several sentences in the server: formats, terms, what stays, guards, confidence."""
 
+import asyncio
+import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,13 +12,19 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 from tests.serving_model import prepared
+from transformer_jax import Translator
+from transformer_jax.serving import v1
 from transformer_jax.serving.app import create_app
 from transformer_jax.serving.errors import ServiceError
+from transformer_jax.serving.served_model import ServedModel
 from transformer_jax.serving.service import Service
+from transformer_jax.serving.v1_fields import TranslateRequest
 from transformer_jax.text import languages, term_placement, word_links
 from transformer_jax.text.calibration import Calibration
 from transformer_jax.text.confidence import Logistic
+from transformer_jax.text.copying import Shown
 from transformer_jax.text.guards import Guards
+from transformer_jax.text.sentence_translator import Preparer
 from transformer_jax.text.words import words_of
 
 
@@ -234,3 +243,29 @@ def test_tokens_of_a_long_text_are_matched_in_linear_time(before):
     want += [first + 15_001 + number for number in range(5_000) for _ in "cd"]
     shown = [owner for owner, char in zip(owners, text, strict=True) if not char.isspace()]
     assert shown == [-1] * first + want
+
+
+def test_a_text_of_unknown_language_goes_to_the_model_that_reads_it(translator, monkeypatch):
+    monkeypatch.setattr(ServedModel, "_warmup_calls", lambda model: [])
+    models = []
+    for source in ("en", "fr"):
+        data = dataclasses.replace(translator.config.data, source_lang=source)
+        config = dataclasses.replace(translator.config, data=data)
+        fresh = Translator(config, translator.tokenizers, translator.params)
+        models.append(ServedModel(f"{source}-de", fresh))
+        models[-1].prepare()
+    request = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(service=Service(models))))
+    for text, name in (("Bonjour, comment allez-vous ?", "fr-de"), ("How are you today?", "en-de")):
+        body = TranslateRequest(texts=[text], source_lang="auto", target_lang="de")
+        assert asyncio.run(v1._model_of(request, body)).name == name
+    named = TranslateRequest(texts=["Bonjour"], source_lang="auto", model="en-de")
+    assert asyncio.run(v1._model_of(request, named)).name == "en-de"
+
+
+def test_a_long_sentence_without_known_characters_is_translated_once(translator):
+    """No character says where its tokens are: it stays whole, and is not repeated."""
+    encode, names = (lambda text: list(range(40))), (lambda ids: ["<unk>" for _ in ids])
+    tokenizers = SimpleNamespace(source=SimpleNamespace(encode=encode, tokens=names))
+    preparer = SimpleNamespace(engine=SimpleNamespace(tokenizers=tokenizers))
+    parts = Preparer._split(preparer, Shown("\u6f22 \u5b57"), list(range(40)), 16)
+    assert [part.text for part in parts] == ["\u6f22 \u5b57"]

@@ -508,3 +508,28 @@ def test_import_of_families_accepts_settings_of_what_a_class_does_anyway(directo
         shutil.copytree(directories / family, tmp_path / family)
         edit("config.json", add_final_layer_norm=family == "mBART", **settings)(tmp_path / family)
         assert Translator.load(tmp_path / family).config.model.embedding_norm
+
+
+@pytest.mark.parametrize("kind", ["spiece.model", "tokenizer.json"])
+def test_spaces_before_punctuation_are_removed_where_transformers_does(kind, tmp_path):
+    t5_directory(tmp_path / "m", kind, extra=[",", "."])
+    path = tmp_path / "m" / "tokenizer_config.json"
+    options = json.loads(path.read_text()) if path.exists() else {"tokenizer_class": "T5Tokenizer"}
+    path.write_text(json.dumps(options | {"clean_up_tokenization_spaces": True}))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
+    ours = read_tokenizers(Settings(epath.Path(tmp_path / "m"))).pair.source
+    ids = ours.encode("two , three .")
+    want = tokenizer.decode(ids, skip_special_tokens=True)
+    assert ours.decode(ids) == want == "two, three."
+
+
+def test_the_class_of_a_tokenizer_may_be_in_the_config(spm_models, tmp_path):
+    mbart_directory(tmp_path / "m", "tokenizer.json", spm_models)
+    edit("tokenizer_config.json", tokenizer_class=None)(tmp_path / "m")
+    read_tokenizers(Settings(epath.Path(tmp_path / "m")))  # starts with the end symbol: mBART-50
+    edit("config.json", decoder_start_token_id=0)(tmp_path / "m")
+    edit("generation_config.json", decoder_start_token_id=0)(tmp_path / "m")
+    with pytest.raises(UserError, match="has the tokenizer MBartTokenizer"):
+        read_tokenizers(Settings(epath.Path(tmp_path / "m")))
+    edit("config.json", tokenizer_class="MBart50Tokenizer")(tmp_path / "m")
+    read_tokenizers(Settings(epath.Path(tmp_path / "m")))
