@@ -3,7 +3,7 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from etils import epath
 
 from transformer_jax import distributed
@@ -13,7 +13,7 @@ from transformer_jax.runs.checkpoint import Checkpointer, FailedSave
 from transformer_jax.training.progress import Progress
 from transformer_jax.training.reporting import Reporter
 from transformer_jax.training.runners import Runner
-from transformer_jax.training.step import TrainState
+from transformer_jax.training.step import PyTree, TrainState
 
 
 class StateSaver:
@@ -103,11 +103,7 @@ class StateSaver:
         scheduled: bool,
     ) -> FailedSave | None:
         """Starts to save; returns this save if it has failed at once."""
-        state = self._runner.to_checkpoint_layout(state)
-        if self._runner.platform == "cpu":
-            # Orbax would write in the background from the very buffers that the next step
-            # overwrites, because it donates its state. Elsewhere Orbax first copies to the host.
-            state = jax.tree.map(jnp.copy, state)
+        state = without_donated_buffers(self._runner.to_checkpoint_layout(state))
         meta = {
             "metrics": scores,
             "progress": dataclasses.asdict(progress),
@@ -127,3 +123,24 @@ class StateSaver:
                 f"step {failed.step}: the checkpoint could not be written ({failed.reason}); "
                 f"{kept}; {what_next}"
             )
+
+
+def without_donated_buffers(tree: PyTree) -> PyTree:
+    """`tree`, with a copy of each array that is in the memory of the host.
+
+    Orbax would write those in the background from the very buffers that the next step overwrites,
+    because it donates its state. Arrays of other devices are first copied to the host by Orbax.
+    """
+
+    def copy(x: jax.Array) -> jax.Array:
+        devices, memory = x.sharding.device_set, x.sharding.memory_kind
+        if memory != "pinned_host" and next(iter(devices)).platform != "cpu":
+            return x
+        # Through NumPy: a compiled copy may have its result in the memory of the device.
+        shards = [
+            jax.device_put(np.array(shard.data), shard.data.sharding)
+            for shard in x.addressable_shards
+        ]
+        return jax.make_array_from_single_device_arrays(x.shape, x.sharding, shards)
+
+    return jax.tree.map(copy, tree)
