@@ -103,7 +103,8 @@ class StateSaver:
         scheduled: bool,
     ) -> FailedSave | None:
         """Starts to save; returns this save if it has failed at once."""
-        state = without_donated_buffers(self._runner.to_checkpoint_layout(state))
+        state = self._runner.to_checkpoint_layout(state)
+        state = without_donated_buffers(state, self._runner.platform)
         meta = {
             "metrics": scores,
             "progress": dataclasses.asdict(progress),
@@ -125,7 +126,7 @@ class StateSaver:
             )
 
 
-def without_donated_buffers(tree: PyTree) -> PyTree:
+def without_donated_buffers(tree: PyTree, platform: str) -> PyTree:
     """`tree`, with a copy of each array that is in the memory of the host.
 
     Orbax would write those in the background from the very buffers that the next step overwrites,
@@ -133,8 +134,7 @@ def without_donated_buffers(tree: PyTree) -> PyTree:
     """
 
     def copy(x: jax.Array) -> jax.Array:
-        devices, memory = x.sharding.device_set, x.sharding.memory_kind
-        if memory != "pinned_host" and next(iter(devices)).platform != "cpu":
+        if platform != "cpu" and x.sharding.memory_kind != "pinned_host":
             return x
         # Through NumPy: a compiled copy may have its result in the memory of the device.
         shards = [
