@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import traverse_util
+from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer_jax.config import CheckpointConfig
 from transformer_jax.data.plans.batch_shapes import BatchShape
@@ -14,7 +15,7 @@ from transformer_jax.diagnostics import hlo
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.ops import losses
 from transformer_jax.runs.checkpoint import Checkpointer
-from transformer_jax.training import partition, runners
+from transformer_jax.training import partition, runners, saving
 from transformer_jax.training.step import Sums, TrainState, TrainStep
 
 SHAPE = BatchShape(rows=16, source_len=10, target_len=9)
@@ -159,6 +160,32 @@ def test_optimizer_state_in_the_memory_of_the_host_changes_no_number(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, items, state.to_items())
         resumed, _ = reader.step(TrainState.from_items(items), uneven_batch(1))
         assert kinds(resumed.opt_state) == {"pinned_host" if target is config else "device"}
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_checkpoint_is_written_from_copies_of_what_is_on_the_host(platform):
+    mesh = jax.make_mesh((4,), ("fsdp",), devices=jax.devices()[:4])
+    by_row = NamedSharding(mesh, PartitionSpec("fsdp"))
+    on_host = by_row.with_memory_kind("pinned_host")
+    rows = np.arange(24, dtype=np.float32).reshape(8, 3)
+    state = {
+        "moment": jax.device_put(rows, on_host),
+        "small_moment": jax.device_put(rows.astype(jnp.bfloat16), on_host),
+        "kernel": jax.device_put(rows, by_row),
+        "count": jax.device_put(np.int32(5), NamedSharding(mesh, PartitionSpec())),
+    }
+
+    def addresses(x):
+        return {shard.data.unsafe_buffer_pointer() for shard in x.addressable_shards}
+
+    copies = saving.copy_host_memory(state, platform)
+    for name, x in state.items():
+        if platform == "gpu" and name in ("kernel", "count"):
+            assert copies[name] is x
+            continue
+        assert not addresses(copies[name]) & addresses(x)
+        assert (copies[name].sharding, copies[name].dtype) == (x.sharding, x.dtype)
+        np.testing.assert_array_equal(copies[name], x)
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ class StateSaver:
     ) -> FailedSave | None:
         """Starts to save; returns this save if it has failed at once."""
         state = self._runner.to_checkpoint_layout(state)
-        state = without_donated_buffers(state, self._runner.platform)
+        state = copy_host_memory(state, self._runner.platform)
         meta = {
             "metrics": scores,
             "progress": dataclasses.asdict(progress),
@@ -126,11 +126,15 @@ class StateSaver:
             )
 
 
-def without_donated_buffers(tree: PyTree, platform: str) -> PyTree:
-    """`tree`, with a copy of each array that is in the memory of the host.
+def copy_host_memory(tree: PyTree, platform: str) -> PyTree:
+    """`tree` with copies of its arrays in the host's memory, in the same sharding; others stay.
 
     Orbax would write those in the background from the very buffers that the next step overwrites,
-    because it donates its state. Arrays of other devices are first copied to the host by Orbax.
+    because it donates its state. Arrays in the memory of a device are copied by Orbax first.
+
+    Args:
+      tree: of arrays.
+      platform: of their devices; on `cpu`, all memory is the host's.
     """
 
     def copy(x: jax.Array) -> jax.Array:
