@@ -4,15 +4,19 @@
         --sentences=test.en --json=decode.json
     python benchmarks/decode.py --peers=transformers --dtypes=bfloat16 --batches=1,32,256 \
         --json=docs/benchmarks/decode_gpu.json                                 # on a GPU
+    python benchmarks/decode.py --peers=ctranslate2 --data=multi30k            # shortlists
     python benchmarks/decode.py --peers= --batches= --samples=16,256           # only samples
 
 First every engine translates with the trained model in `--workdir`, and their outputs are compared.
 Then a model of size `--size` with random weights generates exactly `--num_tokens` tokens per
-sentence in every engine. Each engine runs in a separate process with its fastest thread setting,
-which is measured first. Engines take turns, and times are medians over the turns.
+sentence in every engine. With `--data`, its vocabulary and the sentences are of a corpus, and it is
+timed with the shortlist of that corpus too. Each engine runs in a separate process with its fastest
+thread setting, which is measured first. Engines take turns, and times are medians over the turns.
 """
 
+import dataclasses
 import importlib.util
+import itertools
 import json
 import os
 import statistics
@@ -29,8 +33,11 @@ from etils import epath
 from processes import Worker
 from timing import write_json
 
-from transformer_jax.config import Config, ModelConfig
+from transformer_jax.config import Config, DataConfig, ModelConfig
+from transformer_jax.data import shortlist, sources
+from transformer_jax.data.tokenizer_training import make_tokenizers
 from transformer_jax.interop import pretrained
+from transformer_jax.interop.ctranslate2 import reading
 from transformer_jax.interop.ctranslate2 import writing as ctranslate2_writing
 from transformer_jax.interop.huggingface import writing
 from transformer_jax.interop.pretrained import Pretrained
@@ -58,19 +65,49 @@ def random_model(size: str, vocab_size: int) -> Pretrained:
     return Pretrained(Config(model=model), tokenizers, init_params(model, jax.random.key(0)), 0)
 
 
+def corpus_model(
+    size: str, vocab_size: int, folder: str
+) -> tuple[Pretrained, tuple[tuple[str, ...], ...]]:
+    """A model with random weights, tokenizer and shortlist of a corpus; and its validation set.
+
+    Args:
+      size: name in `SIZES`.
+      vocab_size: of both sides together.
+      folder: with `train.LANG` and `val.LANG`.
+    """
+    data = DataConfig(
+        source="files",
+        train=f"{folder}/train",
+        validation=f"{folder}/val",
+        vocab_size=vocab_size,
+    )
+    corpora = sources.open_corpora(data, "train")
+    tokenizers, model = make_tokenizers(data, corpora), SIZES[size]
+    model.source_vocab_size = model.target_vocab_size = tokenizers.source.vocab_size
+    model.decoder_start_id = tokenizers.target.bos_id
+    learned = shortlist.learn(shortlist.sample(corpora, 1_000_000), tokenizers, 100, 300)
+    texts = [source for source, _ in sources.open_corpora(data, "validation")[0].read()]
+    encode, tokens = tokenizers.source.encode_batch, tokenizers.source.tokens
+    sentences = tuple(tuple(tokens(ids)) for ids in encode(texts))
+    params = init_params(model, jax.random.key(0))
+    config = Config(model=model, data=data)
+    return Pretrained(config, tokenizers, params, 0, shortlist=learned), sentences
+
+
 def export(model: Pretrained, folder: Path, peers: list[str]) -> None:
     """Writes the model for every engine; ours reads the Hugging Face directory."""
     params = jax.device_get(model.params)
     target = epath.Path(decode_workers.exported(folder, "transformers"))
     plan = writing.plan_export(model.config, model.tokenizers, params)
     writing.write_directory(target, model.config, model.tokenizers, params, plan)
+    if model.shortlist:
+        shortlist.write(model.shortlist, model.tokenizers, target / shortlist.NAME)
     if "ctranslate2" in peers:
-        ctranslate2_writing.write_directory(
-            epath.Path(decode_workers.exported(folder, "ctranslate2")),
-            model.config,
-            model.tokenizers,
-            params,
-        )
+        target = epath.Path(decode_workers.exported(folder, "ctranslate2"))
+        ctranslate2_writing.write_directory(target, model.config, model.tokenizers, params)
+        if model.shortlist:
+            name = reading.VOCABULARY_MAP
+            shortlist.write(model.shortlist, model.tokenizers, target / name)
 
 
 def start(folder: Path, peers: list[str], dtypes: list[str]) -> dict[str, Worker]:
@@ -154,7 +191,7 @@ def measure_latency(workers: dict[str, Worker], task: Task, turns: int) -> list[
     """Milliseconds per sentence, when sentences are translated one at a time."""
     rows = []
     for name, worker in workers.items():
-        one = Task(task.sentences[:1], task.beam_size, task.num_tokens)
+        one = dataclasses.replace(task, sentences=task.sentences[:1])
         setting = fastest_setting(name, worker, one)
         sentences = task.sentences[: 4 * turns]
         # The first pass compiles every shape.
@@ -199,7 +236,7 @@ def measure_samples(worker: Worker, task: Task, counts: list[int], turns: int) -
     return rows
 
 
-def print_rows(rows: list[dict]) -> None:
+def print_rows(rows: list[dict], how: str) -> None:
     ours = rows[0]
     for row in rows:
         if "p50_ms" in row:
@@ -209,7 +246,7 @@ def print_rows(rows: list[dict]) -> None:
             what = f"{row['tokens_per_second']:,.0f} tokens/s"
             ratio = ours["tokens_per_second"] / row["tokens_per_second"]
         print(
-            f"beam {row['beam_size']}, {row.get('sentences', 1)} sentences: "
+            f"beam {row['beam_size']}, {row.get('sentences', 1)} sentences{how}: "
             f"{row['engine']:<14} {what} (setting {row['setting']}); "
             f"ours is {ratio:.2f} times as fast",
             flush=True,
@@ -235,12 +272,14 @@ def main(argv: list[str]) -> None:
             options.workdir, options.sentences, options.num_sentences, options.peers
         )
     with tempfile.TemporaryDirectory() as name:
-        model = random_model(options.size, options.vocab_size)
+        most = max(*map(int, options.batches), 4 * options.turns)
+        if options.data:
+            model, sentences = corpus_model(options.size, options.vocab_size, options.data)
+            sentences = sentences[:most]
+        else:
+            model = random_model(options.size, options.vocab_size)
+            sentences = decode_workers.random_sentences(model.tokenizers, most, options.length)
         export(model, Path(name), options.peers)
-        most = max(map(int, options.batches), default=1)
-        sentences = decode_workers.random_sentences(
-            model.tokenizers, max(most, 4 * options.turns), options.length
-        )
         workers = start(Path(name), options.peers, options.dtypes)
         result["engines"] = {name: worker.call("describe") for name, worker in workers.items()}
         print(json.dumps(result, indent=1), flush=True)
@@ -250,16 +289,20 @@ def main(argv: list[str]) -> None:
             result["samples"] = measure_samples(
                 workers["ours"], task, [int(n) for n in options.samples], options.turns
             )
-        for batch in map(int, options.batches):
-            for beam_size in map(int, options.beams):
-                task = Task(
-                    sentences if batch == 1 else sentences[:batch], beam_size, options.num_tokens
-                )
-                how = measure_latency if batch == 1 else measure
-                rows = how(workers, task, options.turns)
-                print_rows(rows)
-                result["rows"] += rows
-                write_json(options.json, result)  # so that a run that is cut off is not lost
+        searches = (False, True) if options.data else (False,)
+        cases = itertools.product(map(int, options.batches), map(int, options.beams), searches)
+        for batch, beam_size, has_shortlist in cases:
+            task = Task(
+                sentences if batch == 1 else sentences[:batch],
+                beam_size,
+                options.num_tokens,
+                shortlist=has_shortlist,
+            )
+            how = measure_latency if batch == 1 else measure
+            rows = how(workers, task, options.turns)
+            print_rows(rows, ", with a shortlist" if has_shortlist else "")
+            result["rows"] += [row | {"shortlist": has_shortlist} for row in rows]
+            write_json(options.json, result)  # so that a run that is cut off is not lost
         for worker in workers.values():
             worker.close()
     write_json(options.json, result)
@@ -274,6 +317,9 @@ if __name__ == "__main__":
     flags.DEFINE_integer("num_sentences", 100, "Number of these sentences.")
     flags.DEFINE_enum("size", "base", list(SIZES), "Size of the model that is timed.")
     flags.DEFINE_integer("vocab_size", 16_000, "Vocabulary size of that model.")
+    flags.DEFINE_string(
+        "data", "", "Folder with train.LANG and val.LANG, for shortlists; else random words."
+    )
     flags.DEFINE_integer("length", 24, "Mean tokens of a source sentence.")
     flags.DEFINE_integer("num_tokens", 32, "Number of tokens of every output.")
     flags.DEFINE_list("batches", ["64", "1"], "Sentences per batch; 1 measures latency.")

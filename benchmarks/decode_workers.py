@@ -21,6 +21,7 @@ class Task:
     beam_size: int
     num_tokens: int | None = None  # exact number of output tokens; None: as the model decides
     max_decode_len: int = 100
+    shortlist: bool = False  # search among the tokens of the model's shortlist
 
 
 def random_tokenizers(vocab_size: int) -> Any:
@@ -68,7 +69,10 @@ class Ours:
         loaded = Translator.load(folder)
         model = dataclasses.replace(loaded.config.model, dtype=dtype)  # type: ignore[arg-type]
         self._translator = Translator(
-            dataclasses.replace(loaded.config, model=model), loaded.tokenizers, loaded.params
+            dataclasses.replace(loaded.config, model=model),
+            loaded.tokenizers,
+            loaded.params,
+            shortlist=loaded.shortlist,
         )
         self.about = f"transformer_jax, jax {jax.__version__}, {dtype}, {jax.devices()[0]}"
 
@@ -84,6 +88,7 @@ class Ours:
             "at_limit": "cut",
             "max_decode_ratio": 1000.0,
             "max_decode_len": task.num_tokens or task.max_decode_len,
+            "shortlist": task.shortlist,
         }
         if task.num_tokens:
             # No output may end early; all are cut at the limit.
@@ -144,6 +149,7 @@ class CTranslate2:
             [list(s) for s in task.sentences],
             beam_size=task.beam_size,
             length_penalty=1.0,
+            use_vmap=task.shortlist,
             max_batch_size=-(-len(task.sentences) // setting[0]),
             **limits,
         )

@@ -2,13 +2,14 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from etils import epath
 
 from transformer_jax import paths
 from transformer_jax.config import Config
+from transformer_jax.data.shortlist import Shortlist
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding import WINDOW, call_settings
 from transformer_jax.decoding.alignment import AttentionChoice
@@ -49,15 +50,17 @@ class Translator(TextSubmitter, TextScorer):
         step: int = 0,
         others: Sequence[Pretrained] = (),
         processors: Sequence[Processor] = (),
+        shortlist: Shortlist | None = None,
         runner: BatchRunner | None = None,
     ):
         self.tokenizers = tokenizers
+        self.shortlist = shortlist
         self.checkpoint_step = step
         # Of the model by `eval --calibrate`; None: it was not calibrated, or is an ensemble.
         self.calibration: Calibration | None = None
         if runner is None:
             models = [other.config.model for other in others]
-            runner = JaxBatchRunner(config, tokenizers, models, processors)
+            runner = JaxBatchRunner(config, tokenizers, models, processors, shortlist)
         super().__init__(
             Engine(config, tokenizers, runner),
             (params, *(other.params for other in others)) if others else params,
@@ -104,24 +107,29 @@ class Translator(TextSubmitter, TextScorer):
         path = paths.expand(path)
         if directory_kinds.is_ctranslate2(path):
             given = {"checkpoint": checkpoint != "best", "ensemble": members}
-            for name, value in (given | {"processors": processors}).items():
-                if value:
-                    raise UserError(
-                        f"{path} is a CTranslate2 model: it has no `{name}`; remove it."
-                    )
-            runner = ctranslate2_runner.load(path, config)
-            translator = cls(runner.config, runner.tokenizers, None, runner=runner)
-            translator.calibration = calibration.read(path)
-            return translator
+            return cls._load_ctranslate2(path, config, given | {"processors": processors})
         host_memory.keep_freed_memory()
         compilation_cache.keep_programs()
-        model, *others = pretrained.load_ensemble(
+        one, *others = pretrained.load_ensemble(
             [(path, str(checkpoint)), *members], config, allow_pickle
         )
         translator = cls(
-            model.config, model.tokenizers, model.params, model.step, others, processors
+            one.config, one.tokenizers, one.params, one.step, others, processors, one.shortlist
         )
-        translator.calibration = None if others else model.calibration
+        translator.calibration = None if others else one.calibration
+        return translator
+
+    @classmethod
+    def _load_ctranslate2(
+        cls, path: epath.PathLike, config: Config | None, given: Mapping[str, Any]
+    ) -> "Translator":
+        """Reads a CTranslate2 directory; refuses arguments of `load` that were `given`."""
+        for name, value in given.items():
+            if value:
+                raise UserError(f"{path} is a CTranslate2 model: it has no `{name}`; remove it.")
+        runner = ctranslate2_runner.load(path, config)
+        translator = cls(runner.config, runner.tokenizers, None, runner=runner)
+        translator.calibration = calibration.read(path)
         return translator
 
     @overload
@@ -257,10 +265,8 @@ class Translator(TextSubmitter, TextScorer):
     def _with_confidence(self, hypotheses: list[Translation]) -> list[Translation]:
         assert self.calibration
         best, *others = hypotheses
-        return [
-            dataclasses.replace(best, confidence=self.calibration.confidence(best)),
-            *others,
-        ]
+        confidence = self.calibration.confidence(best)
+        return [dataclasses.replace(best, confidence=confidence), *others]
 
     def translate_document(
         self,
@@ -319,8 +325,9 @@ class Translator(TextSubmitter, TextScorer):
     ) -> int:
         """Compiles what calls of `translate` need, so that the first of them need not wait.
 
-        Batches are padded to 8, 16, 24, 32, 48, 64, … tokens, so these `lengths` cover all shorter
-        ones. Texts with a prefix or phrases need other programs, which are not compiled here.
+        It returns the number of batch shapes. Batches are padded to 8, 16, 24, 32, 48, 64, …
+        tokens, so these `lengths` cover all shorter ones. Texts with a prefix or phrases need other
+        programs, which are not compiled here.
 
         Example:
           >>> t.warmup([8, 16, 24, 32], num_texts=16, beam_size=4)
@@ -333,9 +340,6 @@ class Translator(TextSubmitter, TextScorer):
           source_lang: of a multilingual model that needs it.
           attention: to the source.
           **settings: fields of `DecodeConfig`.
-
-        Returns:
-          The number of batch shapes.
 
         Raises:
           UserError: an impossible setting, or a length that the model does not read.

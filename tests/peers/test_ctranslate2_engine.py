@@ -15,12 +15,14 @@ from tests.conftest import digit_pairs
 from tests.peers import builders
 from tests.peers.test_export import random_model
 from transformer_jax import Translator
+from transformer_jax.data.shortlist import Shortlist
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
 from transformer_jax.interop import pretrained
 from transformer_jax.interop.ctranslate2 import reading, writing
 from transformer_jax.interop.export import export_model
+from transformer_jax.interop.pretrained import Pretrained
 from transformer_jax.interop.sample_text import SampleText
 from transformer_jax.text import term_placement
 from transformer_jax.text.calibration import Calibration
@@ -93,6 +95,36 @@ def test_ctranslate2_engine_translates_as_ours(ours, theirs, settings):
     want = ours.translate(SENTENCES, **settings)
     check_same(theirs.translate(SENTENCES, **settings), want)
     assert len({len(t.ids) for t in want}) > 1
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_ctranslate2_engine_has_the_shortlist_of_an_export(ours, tmp_path, beam_size):
+    """One text at a time, because CTranslate2 lets a text have the tokens of its whole call."""
+    rng = np.random.default_rng(0)
+    size = ours.tokenizers.target.vocab_size
+    frequent = [*{i for t in ours.translate(SENTENCES, **SEARCH) for i in t.ids}]
+    by_source = [[*rng.choice(frequent, 3), *rng.integers(4, size, 9)] for _ in range(size)]
+    by_source[ours.tokenizers.source.eos_id] = []  # CTranslate2 adds it to a source later
+    learned = Shortlist.of_lists(frequent[:2], by_source)
+    model = Pretrained(ours.config, ours.tokenizers, ours.params, 0, shortlist=learned)
+    text = SampleText(tuple(SENTENCES))
+    export_model(model, "ctranslate2", tmp_path / "ct2", text, say=lambda line: None)
+    theirs = Translator.load(tmp_path / "ct2")
+    # It always has the start and the unknown symbol, too.
+    symbols = (ours.tokenizers.target.bos_id, ours.tokenizers.target.unk_id)
+    learned = dataclasses.replace(learned, always=np.array([*learned.always, *symbols]))
+    subject = Translator(ours.config, ours.tokenizers, ours.params, shortlist=learned)
+    settings = SEARCH | {"beam_size": beam_size}
+    for sentence in SENTENCES:
+        got = theirs.translate([sentence], shortlist=True, **settings)
+        check_same(got, subject.translate([sentence], shortlist=True, **settings), 1e-3)
+    free = ours.translate(SENTENCES, **settings)
+    assert [t.ids for t in free] != [
+        t.ids for t in subject.translate(SENTENCES, shortlist=True, **settings)
+    ]
+    (tmp_path / "ct2" / "vmap.txt").unlink()
+    with pytest.raises(UserError, match=r"needs .*vmap\.txt: run `transformer-jax shortlist`"):
+        Translator.load(tmp_path / "ct2").translate("one", shortlist=True)
 
 
 @pytest.mark.parametrize("kind", ["gnmt", "power"])

@@ -58,7 +58,14 @@ def run() -> None:
     program = usage_examples.bundle(path.name, sentence)
     card = model_card.compose(facts, model, "bundle", program)
     digest = bundle.write(
-        path, model.config, model.tokenizers, model.params, facts, card, model.calibration
+        path,
+        model.config,
+        model.tokenizers,
+        model.params,
+        facts,
+        card,
+        model.calibration,
+        model.shortlist,
     )
     size = units.size(path.stat().st_size)
     print(f"wrote {path}: {size}, checkpoint of step {model.step}, SHA-256 {digest}")

@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "Train a translator, or resume a run that was interrupted.",
     "prepare": "Filter and tokenise a large corpus once, on all cores or many machines.",
     "eval": "Score a model on a test set, and compare it with another system.",
+    "shortlist": "Learn which target tokens belong to those of a source, for faster decoding.",
     "decode": "Translate lines of text, or score given translations.",
     "translate-corpus": "Translate many large files, also on the machines of a Ray cluster.",
     "distill": "Train a small model on what one or several trained models write.",

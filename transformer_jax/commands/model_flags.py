@@ -142,6 +142,7 @@ def load_with_facts() -> "tuple[Pretrained, ModelFacts]":
         translator.params,
         translator.checkpoint_step,
         translator.calibration,
+        translator.shortlist,
     )
     facts = model_card.collect_facts(FLAGS.workdir, model, FLAGS.checkpoint, FLAGS.licence)
     return model, facts

@@ -239,7 +239,7 @@ def _search_conflicts(decode: DecodeConfig) -> Iterator[str]:
             f"config.decode.beam_size={decode.beam_size}."
         )
     if decode.method != "beam":
-        for name in ("coverage_penalty", "beam_groups"):
+        for name in ("coverage_penalty", "beam_groups", "shortlist"):
             if getattr(decode, name) != getattr(DecodeConfig(), name):
                 yield f"config.decode.{name} is for config.decode.method=beam."
     else:

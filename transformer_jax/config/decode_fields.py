@@ -42,6 +42,11 @@ class DecodeConfig:
         "end symbol without a score; cut: nothing.",
     )
     suppressed_ids: tuple[int, ...] = setting((), "Ids of tokens that are never written.")
+    shortlist: bool = setting(
+        False,
+        "Search among the target tokens that belong to those of the source, by the shortlist that "
+        "`transformer-jax shortlist` made; for method=beam.",
+    )
     renormalize: bool = setting(False, "Probabilities sum to 1 over the tokens that are allowed.")
     coverage_penalty: float = setting(
         0.0, "Weight of the penalty for source positions with little attention.", at_least=0

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.data.tokenizer_pair import SpecialIds
+from transformer_jax.decoding import vocabulary_subset
 from transformer_jax.decoding.batching import TokenRows
 from transformer_jax.decoding.decoder import ModelDecoder, cache_sizes
 from transformer_jax.decoding.hypotheses import Hypotheses
@@ -68,12 +69,26 @@ class BatchFunctions:
         params: DeviceParams,
         sources: TokenRows,
         constraints: SearchConstraints,
+        subset: jax.Array | None = None,
         *,
         structure: SearchStructure,
         max_decode_len: int,
     ) -> Hypotheses:
-        """Encodes the sources and searches for their outputs."""
-        decoder = ModelDecoder(self.models, params.weights)
+        """Encodes the sources and searches for their outputs.
+
+        Args:
+          params: of the models.
+          sources: the token ids.
+          constraints: of each row; of a subset, its own (`vocabulary_subset.renumber`).
+          subset: `[1, C]` tokens to search among, on each device; None: all.
+          structure, max_decode_len: static parts of the settings.
+        """
+        ids, weights, starts_word = self.ids, params.weights, params.starts_word
+        if subset is not None:
+            ids = vocabulary_subset.renumbered_ids(ids)
+            weights = tuple(vocabulary_subset.select_weights(one, subset[0]) for one in weights)
+            starts_word = None if starts_word is None else starts_word[subset[0]]
+        decoder = ModelDecoder(self.models, weights)
         cache = decoder.init_cache(
             self._encode(params, sources),
             sources.mask(),
@@ -86,14 +101,15 @@ class BatchFunctions:
             decoder,
             cache,
             constraints,
-            self.ids,
+            ids,
             structure,
             max_decode_len,
-            params.starts_word,
+            starts_word,
             self.processors,
         )
         steps = hypotheses.steps[None]  # --> [1] on each device
-        return dataclasses.replace(hypotheses, steps=steps)
+        tokens = hypotheses.tokens if subset is None else subset[0][hypotheses.tokens]
+        return dataclasses.replace(hypotheses, tokens=tokens, steps=steps)
 
     def score(self, params: DeviceParams, sources: TokenRows, targets: TokenRows) -> TokenScores:
         """Teacher-forced scores."""

@@ -96,6 +96,9 @@ class BatchRunner(Protocol):
           num_texts: most texts of a call.
         """
 
+    def vocabulary_sizes(self, settings: TranslationSettings) -> Sequence[int]:
+        """Numbers of target tokens for which each shape is compiled; 0: all."""
+
     def lane_key(self, settings: TranslationSettings) -> Hashable:
         """Equal for settings whose texts can share a batch."""
 

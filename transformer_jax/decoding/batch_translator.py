@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from transformer_jax.data.shortlist import Shortlist
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.decoding import batching, phrases, ranking
+from transformer_jax.decoding import batching, phrases, ranking, vocabulary_subset
 from transformer_jax.decoding.batch_functions import DeviceParams
 from transformer_jax.decoding.batching import Batch, TokenRows
 from transformer_jax.decoding.hypotheses import Hypotheses
@@ -42,6 +43,7 @@ class BatchTranslator:
       max_len: tokens that the model reads and writes.
       bleu_tokenizer: splits words where `mbr` compares by BLEU.
       phrase_room: as of `phrases.within`; None: any.
+      shortlist: of the model, to search among its tokens; None: among all.
     """
 
     programs: Programs
@@ -50,6 +52,7 @@ class BatchTranslator:
     max_len: int
     bleu_tokenizer: str
     phrase_room: tuple[int, int, int] | None = None
+    shortlist: Shortlist | None = None
 
     def translate_batch(
         self, batch: Batch, texts: Sequence[EncodedText]
@@ -64,9 +67,14 @@ class BatchTranslator:
         sources = batching.pad_rows(
             [text.source for text in texts], batch.rows, batch.length, self.programs.ids.source_pad
         )
-        max_decode_len, constraints = self._constraints(batch, texts, [()] * len(texts))
+        no_phrases: list[tuple[Phrase, ...]] = [()] * len(texts)
+        max_decode_len, constraints = self._constraints(batch, texts, no_phrases)
         structure = structure_of(texts[0].settings.search)
-        hypotheses = self._search(sources, constraints, structure, max_decode_len)
+
+        def search(wanted: Sequence[Sequence[Phrase]], room: int) -> Hypotheses:
+            return self._search(batch, texts, wanted, (sources, constraints), structure, room)
+
+        hypotheses = search(no_phrases, max_decode_len)
         results = [self._translations(hypotheses, row, text) for row, text in enumerate(texts)]
 
         # Texts whose outputs lack a phrase are searched again, with room for their phrases.
@@ -77,7 +85,7 @@ class BatchTranslator:
         if not structure.is_sampling and any(wanted):
             longer, constraints = self._constraints(batch, texts, wanted)
             max_decode_len = max(max_decode_len, longer)
-            hypotheses = self._search(sources, constraints, structure, longer)
+            hypotheses = search(wanted, longer)
             for row, (text, phrases_of_row) in enumerate(zip(texts, wanted, strict=True)):
                 if phrases_of_row:
                     more = self._translations(hypotheses, row, text)
@@ -90,16 +98,35 @@ class BatchTranslator:
 
     def _search(
         self,
-        sources: TokenRows,
-        constraints: SearchConstraints,
+        batch: Batch,
+        texts: Sequence[EncodedText],
+        wanted: Sequence[Sequence[Phrase]],
+        arrays: tuple[TokenRows, SearchConstraints],
         structure: SearchStructure,
         max_decode_len: int,
     ) -> Hypotheses:
+        sources, constraints = arrays
+        subset: Any = None
+        if self.shortlist is not None:
+            programs, vocab_size = self.programs, self.programs.vocab_size
+            chosen = vocabulary_subset.of_batch(
+                self.shortlist,
+                texts,
+                wanted,
+                programs.ids,
+                vocab_size,
+                batch.rows,
+                programs.num_sharing(batch.rows),
+                batch.least_tokens,
+            )
+            subset = chosen.ids
+            constraints = vocabulary_subset.renumber(constraints, chosen, vocab_size)
         return self.programs.run(
             self.programs.functions.search,
             self.params,
             sources,
             constraints,
+            subset,
             structure=structure,
             max_decode_len=max_decode_len,
         )

@@ -23,6 +23,7 @@ class Batch:
     indices: list[int]  # of the sentences
     rows: int  # at least as many; the rest is empty
     length: int  # padded
+    least_tokens: int = 0  # of the vocabulary, in a search with a shortlist
 
 
 def padded_length(length: int, max_len: int) -> int:

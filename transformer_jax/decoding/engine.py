@@ -223,16 +223,13 @@ class Engine:
         num_texts: int,
         settings: TranslationSettings,
     ) -> int:
-        """Compiles what calls of `translate` need, and runs each program once.
+        """Compiles what calls of `translate` need, runs each program once, and counts the shapes.
 
         Args:
           params: the model's; a tuple for an ensemble.
           lengths: tokens of the longest text of a batch, tags and end symbol included.
           num_texts: most texts of a call.
           settings: of the calls.
-
-        Returns:
-          The number of batch shapes.
 
         Raises:
           UserError: a length that the model does not read.
@@ -268,10 +265,12 @@ class Engine:
         text = self.encoder(settings.target_lang, settings.source_lang).empty_text(settings)
         text = dataclasses.replace(text, phrases=phrases)
         translate_batch = self.runner.translate_batch(params, settings)
-        return {
-            shape: functools.partial(translate_batch, Batch([0], *shape), [text])
-            for shape in sorted(shapes)
-        }
+
+        def compile_and_run(shape: tuple[int, int]) -> None:
+            for size in self.runner.vocabulary_sizes(settings):
+                translate_batch(Batch([0], *shape, least_tokens=size), [text])
+
+        return {shape: functools.partial(compile_and_run, shape) for shape in sorted(shapes)}
 
     # --- Scoring -------------------------------------------------------------------------------
 

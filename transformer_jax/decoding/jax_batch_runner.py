@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from transformer_jax.config import Config, ModelConfig
+from transformer_jax.data.shortlist import Shortlist
 from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
-from transformer_jax.decoding import alignment, batching, ranking
+from transformer_jax.decoding import alignment, batching, ranking, vocabulary_subset
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.batch_functions import DeviceParams
 from transformer_jax.decoding.batch_runner import ScoreBatch, TranslateBatch
@@ -21,6 +22,7 @@ from transformer_jax.decoding.programs import Programs, matmul_precision, with_c
 from transformer_jax.decoding.requests import PHRASES_NEED_BEAMS
 from transformer_jax.decoding.scoring import Pair, TokenScores
 from transformer_jax.decoding.search_settings import TranslationSettings
+from transformer_jax.errors import UserError
 from transformer_jax.model.transformer import Params
 from transformer_jax.ops import platforms
 from transformer_jax.ops.platforms import compute_dtype
@@ -41,6 +43,7 @@ class JaxBatchRunner:
       others: further models of the same vocabularies, whose probabilities are averaged with it.
         Parameters are then a tuple, of the model and of the others.
       processors: decoding rules besides those of the settings.
+      shortlist: of the model, for searches that ask for it; None: it has none.
     """
 
     kind = "jax"
@@ -52,8 +55,10 @@ class JaxBatchRunner:
         tokenizers: TokenizerPair,
         others: Sequence[ModelConfig] = (),
         processors: Sequence[Processor] = (),
+        shortlist: Shortlist | None = None,
     ):
         self._config, self._tokenizers = config, tokenizers
+        self._shortlist = shortlist
         devices, parallel = platforms.local_devices(), config.parallel
         # Fixed now, because a later caller may have another default device.
         platform = platforms.of(devices[0])
@@ -100,20 +105,23 @@ class JaxBatchRunner:
         self.programs.release()
 
     def describe(self, params: Params | tuple[Params, ...]) -> dict[str, Any]:
-        """Digest of the parameters, sizes of the models, and precision of products."""
+        """Digests of parameters and shortlist, sizes of the models, and precision of products."""
+        learned = self._shortlist and dataclasses.asdict(self._shortlist)
         return {
+            **({"shortlist": digests.of_arrays(learned)} if learned else {}),
             "parameters": digests.of_arrays(params),
             "matmul_precision": str(matmul_precision()),
             "models": {str(i): dataclasses.asdict(model) for i, model in enumerate(self.models)},
         }
 
     def check(self, settings: TranslationSettings, given: Collection[str] = ()) -> None:
-        """Refuses attention of a layer or head that a model does not have.
+        """Refuses attention that the model does not have, and a shortlist that is not there.
 
         Raises:
           UserError: naming it.
         """
         del given
+        self._shortlist_for(settings)
         if settings.attention:
             for model in self.models:
                 settings.attention.check(model)
@@ -161,8 +169,34 @@ class JaxBatchRunner:
             self.max_len,
             self._bleu_tokenizer(settings),
             self.phrase_room,
+            self._shortlist_for(settings),
         )
         return with_context(self.device, translator.translate_batch)
+
+    def _shortlist_for(self, settings: TranslationSettings) -> Shortlist | None:
+        """The shortlist, if the settings ask for it.
+
+        Raises:
+          UserError: the model has none, or processors that know the entire vocabulary.
+        """
+        if not settings.decode.shortlist:
+            return None
+        if self._shortlist is None:
+            raise UserError(
+                "`shortlist=True` needs the shortlist of the model, and it has none: run "
+                "`transformer-jax shortlist --workdir=DIR` once."
+            )
+        if self.programs.functions.processors:
+            raise UserError(
+                "`shortlist=True` searches among some tokens, and `processors` get those of the "
+                "entire vocabulary: use one of them."
+            )
+        return self._shortlist
+
+    def vocabulary_sizes(self, settings: TranslationSettings) -> list[int]:
+        """Numbers of target tokens that a program may be compiled for; 0: all, always."""
+        has_subsets = self._shortlist_for(settings) is not None
+        return vocabulary_subset.sizes(self.programs.vocab_size) if has_subsets else [0]
 
     def _bleu_tokenizer(self, settings: TranslationSettings) -> str:
         return ranking.choose_bleu_tokenizer(settings, self._config.data)

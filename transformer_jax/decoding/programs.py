@@ -92,6 +92,15 @@ class Programs:
         self._device_params_lock = threading.Lock()
 
     @property
+    def vocab_size(self) -> int:
+        """Tokens of the target vocabulary."""
+        return max(model.target_vocab_size for model in self.functions.models)
+
+    def num_sharing(self, num_rows: int) -> int:
+        """Devices that share a batch of as many rows."""
+        return self.num_devices if num_rows % self.num_devices == 0 else 1
+
+    @property
     def num_compiled(self) -> int:
         """Programs that were compiled, or read from JAX's persistent cache."""
         return self._cache.num_added
@@ -138,7 +147,7 @@ class Programs:
         self,
         function: Callable[..., Result],
         params: DeviceParams,
-        *batch: TokenRows | SearchConstraints,
+        *batch: TokenRows | SearchConstraints | np.ndarray | None,
         **static: Hashable,
     ) -> Result:
         """Runs a function of `functions`; the result is on the host.
@@ -146,12 +155,13 @@ class Programs:
         Args:
           function: such as `functions.search`.
           params: its first argument.
-          *batch: its other arguments, with a row for each sentence.
+          *batch: its other arguments, with a row for each sentence; or for each device that shares
+            the batch.
           **static: its keyword arguments; each combination is compiled.
         """
         leaves, tree = jax.tree.flatten(batch)
         several = self.num_devices > 1
-        sharded = several and len(leaves[0]) % self.num_devices == 0
+        sharded = several and self.num_sharing(len(leaves[0])) > 1
         if several and not sharded:
             params = jax.tree.map(lambda x: x.addressable_data(0), params)
         shapes = tuple((x.shape, str(x.dtype)) for x in leaves)

@@ -92,4 +92,6 @@ def _logits_processors(
     processors: tuple[Processor, ...],
 ) -> LogitsProcessors:
     suppressed = suppressed_mask(constraints.values, decoder.vocab_size)
-    return LogitsProcessors(structure, ids.target_eos, suppressed, processors)
+    is_allowed, beams = constraints.is_allowed, structure.beam_size // structure.beam_groups
+    allowed = None if is_allowed is None else jnp.repeat(is_allowed.T, beams, axis=1)
+    return LogitsProcessors(structure, ids.target_eos, suppressed, allowed, processors)

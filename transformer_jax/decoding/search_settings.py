@@ -52,7 +52,7 @@ class TranslationSettings:
         """What the texts of a batch have in common; all else may differ from row to row."""
         decode = self.decode
         size = suppressed_size(len(decode.suppressed_ids))
-        search = structure_of(self.search), decode.method, decode.batch_tokens
+        search = structure_of(self.search), decode.method, decode.batch_tokens, decode.shortlist
         return *search, self.attention, size, self.most_rows
 
     def length_limits(self, source_len: int, max_len: int) -> tuple[int, int]:
@@ -183,3 +183,4 @@ class SearchConstraints:
     num_free: jax.Array | None = None  # [R] tokens of the prefix that cost nothing: language tags
     phrases: PhraseArrays | None = None
     seeds: jax.Array | None = None  # [R] uint32, for sampling
+    is_allowed: jax.Array | None = None  # [R, C] boolean, of a subset of the vocabulary

@@ -26,6 +26,8 @@ from safetensors.numpy import save_file
 
 from transformer_jax import __version__, paths
 from transformer_jax.config import Config, ModelConfig, from_json, to_json
+from transformer_jax.data import shortlist as shortlist_lib
+from transformer_jax.data.shortlist import Shortlist
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import tensor_files
@@ -60,6 +62,7 @@ class Bundle(NamedTuple):
     params: Params
     facts: ModelFacts
     calibration: Calibration | None
+    shortlist: Shortlist | None
 
 
 def write(
@@ -70,6 +73,7 @@ def write(
     facts: ModelFacts,
     card: str = "",
     calibration: Calibration | None = None,
+    shortlist: Shortlist | None = None,
 ) -> str:
     """Writes a bundle; the file gets its name when it is complete.
 
@@ -79,6 +83,7 @@ def write(
       facts: about the model.
       card: the text of its model card.
       calibration: of the model, if it was calibrated.
+      shortlist: of the model, if it has one.
 
     Returns:
       The SHA-256 digest of the file.
@@ -99,6 +104,9 @@ def write(
     }
     leaves = jax.tree_util.tree_leaves_with_path(params)
     tensors = {_name(key): np.asarray(leaf, order="C") for key, leaf in leaves}
+    if shortlist is not None:
+        text = shortlist_lib.to_text(shortlist, tokenizers)
+        tensors[shortlist_lib.NAME] = np.frombuffer(text.encode(), np.uint8)
     try:
         with paths.new_path(path) as temporary:
             temporary.touch()
@@ -158,7 +166,7 @@ def read(path: epath.PathLike) -> Bundle:
         _check_sizes(path, config.model, file)
         target = jax.eval_shape(lambda: init_params(config.model, jax.random.key(0)))
         leaves = jax.tree_util.tree_leaves_with_path(target)
-        for name in set(file.keys()) - {_name(key) for key, _ in leaves}:
+        for name in set(_parameters(file)) - {_name(key) for key, _ in leaves}:
             raise _damage(path, f"{name} is not a parameter of its model")
         params = jax.tree_util.tree_map_with_path(
             lambda key, leaf: _read_array(path, file, _name(key), leaf), target
@@ -166,7 +174,16 @@ def read(path: epath.PathLike) -> Bundle:
         facts = ModelFacts.from_json(manifest["facts"])
         text = manifest.get("calibration")  # earlier versions wrote none
         calibration = calibration_lib.from_json(text, f"{path}, calibration") if text else None
-        return Bundle(config, tokenizers, params, facts, calibration)
+        shortlist = None
+        if shortlist_lib.NAME in file.keys():  # noqa: SIM118, no dict
+            text = file.get_tensor(shortlist_lib.NAME).tobytes().decode()
+            shortlist = shortlist_lib.from_text(text, tokenizers, f"{path}, shortlist")
+        return Bundle(config, tokenizers, params, facts, calibration, shortlist)
+
+
+def _parameters(file: Any) -> list[str]:
+    """Names of the parameters in a file of safetensors."""
+    return [name for name in file.keys() if name != shortlist_lib.NAME]  # noqa: SIM118, no dict
 
 
 def _name(key: jax.tree_util.KeyPath) -> str:
@@ -200,7 +217,7 @@ def _config(path: epath.PathLike, manifest: dict[str, Any]) -> Config:
 
 def _check_sizes(path: epath.PathLike, model: ModelConfig, file: Any) -> None:
     """Refuses a model that is larger than the file, which could take all memory."""
-    shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118, no dict
+    shapes = [file.get_slice(name).get_shape() for name in _parameters(file)]
     for name, limit in {
         "d_model": max((max(shape, default=0) for shape in shapes), default=0),
         "num_encoder_layers": len(shapes),

@@ -8,6 +8,8 @@ from etils import epath
 
 from transformer_jax import paths
 from transformer_jax.config import Config, validate
+from transformer_jax.data import shortlist
+from transformer_jax.data.shortlist import Shortlist
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding import alignment
 from transformer_jax.decoding.alignment import AttentionChoice
@@ -34,6 +36,7 @@ class Pretrained:
     params: Params
     step: int  # of the checkpoint; 0 for the directory of another tool
     calibration: Calibration | None = None  # None: it was not calibrated
+    shortlist: Shortlist | None = None  # None: none was made
 
     @property
     def attention(self) -> AttentionChoice:
@@ -93,26 +96,33 @@ def load(
         stored = bundle.read(path)
         adapted = _adapted(stored.config, config)
         return Pretrained(
-            adapted, stored.tokenizers, stored.params, stored.facts.step, stored.calibration
+            adapted,
+            stored.tokenizers,
+            stored.params,
+            stored.facts.step,
+            stored.calibration,
+            stored.shortlist,
         )
     if directory_kinds.is_hugging_face(path):
         _refuse_checkpoint(path, checkpoint, "a Hugging Face directory")
         imported, tokenizers, params = reading.read_directory(path, allow_pickle, shardings)
         adapted = _adapted(imported, config)
-        return Pretrained(adapted, tokenizers, params, 0, calibration.read(path))
+        return Pretrained(adapted, tokenizers, params, 0, *_learned(path, tokenizers))
     if directory_kinds.is_marian(path):
         _refuse_checkpoint(path, checkpoint, "a model of Marian")
         imported, tokenizers, params = reading_marian.read_directory(path)
-        return Pretrained(_adapted(imported, config), tokenizers, params, 0, calibration.read(path))
+        adapted = _adapted(imported, config)
+        return Pretrained(adapted, tokenizers, params, 0, *_learned(path, tokenizers))
     if directory_kinds.is_joeynmt(path):
         _refuse_checkpoint(path, checkpoint, "a model of JoeyNMT")
         imported, tokenizers, params = reading_joeynmt.read_directory(path, allow_pickle)
-        return Pretrained(_adapted(imported, config), tokenizers, params, 0, calibration.read(path))
+        adapted = _adapted(imported, config)
+        return Pretrained(adapted, tokenizers, params, 0, *_learned(path, tokenizers))
     config = validate(config or workdir_lib.read_config(path))
     tokenizers = workdir_lib.read_tokenizers(path)
     target = jax.eval_shape(lambda: init_params(config.model, jax.random.key(0)))
     params, step = load_params(path, checkpoint, config, target, on_host=shardings is not None)
-    return Pretrained(config, tokenizers, params, step, calibration.read(path, step))
+    return Pretrained(config, tokenizers, params, step, *_learned(path, tokenizers, step))
 
 
 def load_ensemble(
@@ -143,6 +153,13 @@ def load_ensemble(
                 f"{member} has another vocabulary than {members[0][0]}: they cannot be an ensemble."
             )
     return models
+
+
+def _learned(
+    folder: epath.PathLike, tokenizers: TokenizerPair, step: int | None = None
+) -> tuple[Calibration | None, Shortlist | None]:
+    """What later commands have learned about the model in a folder."""
+    return calibration.read(folder, step), shortlist.read(folder, tokenizers)
 
 
 def _adapted(stored: Config, config: Config | None) -> Config:

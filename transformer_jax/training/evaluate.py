@@ -30,7 +30,11 @@ def evaluate(
       The first few translations, each with `source`, `reference` and `hypothesis`.
     """
     decode = dataclasses.replace(
-        config.decode, method="beam", beam_size=config.train.eval_beam_size, beam_groups=1
+        config.decode,
+        method="beam",
+        beam_size=config.train.eval_beam_size,
+        beam_groups=1,
+        shortlist=False,  # it is made when the model is trained
     )
     scores, translations = model_metrics.evaluate(engine, params, pairs, decode)
     engine.release()

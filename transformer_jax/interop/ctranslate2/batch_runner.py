@@ -20,6 +20,7 @@ from transformer_jax.decoding.scheduler import NUM_WORKERS
 from transformer_jax.decoding.scoring import Pair, TokenScores
 from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.decoding.translation import Translation
+from transformer_jax.errors import UserError
 from transformer_jax.interop.ctranslate2 import package, reading, search
 from transformer_jax.interop.ctranslate2.reading import Directory
 from transformer_jax.runs import digests, machine
@@ -78,10 +79,12 @@ class CTranslate2BatchRunner:
         """There is no copy of the parameters."""
 
     def describe(self, params: Any) -> dict[str, Any]:
-        """Digest of the model's file."""
+        """Digests of the model's file, and of its shortlist."""
         del params
-        path = self._directory.path / "model.bin"
-        return {"engine": "ctranslate2", "parameters": digests.of_file(path)}
+        names = {"parameters": "model.bin", "shortlist": reading.VOCABULARY_MAP}
+        paths = {name: self._directory.path / file for name, file in names.items()}
+        existing = {name: digests.of_file(path) for name, path in paths.items() if path.exists()}
+        return {"engine": "ctranslate2", **existing}
 
     def check(self, settings: TranslationSettings, given: Collection[str] = ()) -> None:
         """Refuses what CTranslate2 cannot do.
@@ -89,6 +92,12 @@ class CTranslate2BatchRunner:
         Raises:
           UserError: naming the setting.
         """
+        has_map = (self._directory.path / reading.VOCABULARY_MAP).exists()
+        if settings.decode.shortlist and not has_map:
+            raise UserError(
+                f"`shortlist=True` needs {self._directory.path / reading.VOCABULARY_MAP}: run "
+                "`transformer-jax shortlist` with this folder, or with the run before its export."
+            )
         decoder = self.config.model.for_decoder()
         search.check(
             settings,
@@ -118,6 +127,11 @@ class CTranslate2BatchRunner:
     ) -> list[tuple[int, int]]:
         """None, because nothing is compiled."""
         del settings, length, num_texts
+        return []
+
+    def vocabulary_sizes(self, settings: TranslationSettings) -> list[int]:
+        """Nothing is compiled."""
+        del settings
         return []
 
     def lane_key(self, settings: TranslationSettings) -> Hashable:

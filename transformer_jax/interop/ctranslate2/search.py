@@ -55,6 +55,10 @@ SETTINGS: dict[str, Setting] = {
         "`cut`, its default here", lambda d: d.at_limit == "cut", "outputs are cut there"
     ),
     "suppressed_ids": _SAME,
+    "shortlist": Setting(
+        "with its file `vmap.txt`; probabilities sum to 1 over the tokens of all texts of a call, "
+        "so outputs depend on the others"
+    ),
     "renormalize": Setting(
         "`True`, its default here",
         lambda d: d.renormalize or not _forbids_tokens(d),
@@ -165,6 +169,8 @@ def arguments(
         "return_scores": True,
         "return_end_token": True,
     }
+    if decode.shortlist:
+        options["use_vmap"] = True
     if decode.suppressed_ids:
         options["suppress_sequences"] = [[target_tokens[i]] for i in decode.suppressed_ids]
     if decode.method == "beam":
