@@ -7,7 +7,7 @@
     python benchmarks/decode.py --peers=ctranslate2 --data=multi30k            # shortlists
     python benchmarks/decode.py --peers= --batches= --samples=16,256           # only samples
 
-First every engine translates with the trained model in `--workdir`, and their outputs are compared.
+First every engine translates with the trained model in `--workdir`; outputs and times are compared.
 Then a model of size `--size` with random weights generates exactly `--num_tokens` tokens per
 sentence in every engine. With `--data`, its vocabulary and the sentences are of a corpus, and it is
 timed with the shortlist of that corpus too. Each engine runs in a separate process with its fastest
@@ -36,10 +36,10 @@ from timing import write_json
 from transformer_jax.config import Config, DataConfig, ModelConfig
 from transformer_jax.data import shortlist, sources
 from transformer_jax.data.tokenizer_training import make_tokenizers
-from transformer_jax.interop import pretrained
-from transformer_jax.interop.ctranslate2 import reading
+from transformer_jax.interop import bundle, pretrained
 from transformer_jax.interop.ctranslate2 import writing as ctranslate2_writing
 from transformer_jax.interop.huggingface import writing
+from transformer_jax.interop.model_facts import ModelFacts
 from transformer_jax.interop.pretrained import Pretrained
 from transformer_jax.model.transformer import init_params
 from transformer_jax.runs import machine
@@ -91,23 +91,30 @@ def corpus_model(
     sentences = tuple(tuple(tokens(ids)) for ids in encode(texts))
     params = init_params(model, jax.random.key(0))
     config = Config(model=model, data=data)
-    return Pretrained(config, tokenizers, params, 0, shortlist=learned), sentences
+    return Pretrained(config, tokenizers, params, 0, shortlist=lambda: learned), sentences
 
 
 def export(model: Pretrained, folder: Path, peers: list[str]) -> None:
-    """Writes the model for every engine; ours reads the Hugging Face directory."""
+    """Writes the model for every engine."""
     params = jax.device_get(model.params)
-    target = epath.Path(decode_workers.exported(folder, "transformers"))
-    plan = writing.plan_export(model.config, model.tokenizers, params)
-    writing.write_directory(target, model.config, model.tokenizers, params, plan)
-    if model.shortlist:
-        shortlist.write(model.shortlist, model.tokenizers, target / shortlist.NAME)
+    bundle.write(
+        Path(decode_workers.exported(folder, "ours")),
+        model.config,
+        model.tokenizers,
+        params,
+        ModelFacts("benchmark", "a benchmark", model.step),
+        shortlist=model.shortlist,
+    )
+    if "transformers" in peers:
+        target = epath.Path(decode_workers.exported(folder, "transformers"))
+        plan = writing.plan_export(model.config, model.tokenizers, params)
+        writing.write_directory(target, model.config, model.tokenizers, params, plan)
     if "ctranslate2" in peers:
         target = epath.Path(decode_workers.exported(folder, "ctranslate2"))
         ctranslate2_writing.write_directory(target, model.config, model.tokenizers, params)
         if model.shortlist:
-            name = reading.VOCABULARY_MAP
-            shortlist.write(model.shortlist, model.tokenizers, target / name)
+            name = shortlist.VOCABULARY_MAP
+            shortlist.write(model.shortlist(), model.tokenizers, target / name)
 
 
 def start(folder: Path, peers: list[str], dtypes: list[str]) -> dict[str, Worker]:
@@ -123,9 +130,13 @@ def start(folder: Path, peers: list[str], dtypes: list[str]) -> dict[str, Worker
     return workers
 
 
-def check_identity(workdir: str, path: str, count: int, peers: list[str]) -> list[dict]:
-    """Compares the outputs of all engines for a trained model, greedy and with beam size 4."""
-    model = pretrained.load(workdir)
+def check_identity(workdir: str, path: str, count: int, peers: list[str], turns: int) -> list[dict]:
+    """Compares outputs and times of all engines for a trained model, greedy and with beam size 4.
+
+    All engines stop when as many hypotheses as beams have ended.
+    """
+    name, _, checkpoint = workdir.rpartition("@")
+    model = pretrained.load(name, checkpoint) if name else pretrained.load(workdir)
     lines = epath.Path(path).read_text().splitlines()[:count]
     tokenizer = model.tokenizers.source
     sentences = tuple(tuple(tokenizer.tokens(ids)) for ids in tokenizer.encode_batch(lines))
@@ -136,6 +147,8 @@ def check_identity(workdir: str, path: str, count: int, peers: list[str]) -> lis
         for beam_size in (1, 4):
             task = Task(sentences, beam_size)
             outputs = {engine: worker.call("translate", task) for engine, worker in workers.items()}
+            speeds = measure(workers, task, turns)
+            seconds = {row["engine"]: statistics.median(row["seconds"]) for row in speeds}
             for peer in peers:
                 same = sum(a == b for a, b in zip(outputs["ours"], outputs[peer], strict=True))
                 rows.append(
@@ -144,11 +157,14 @@ def check_identity(workdir: str, path: str, count: int, peers: list[str]) -> lis
                         "peer": peer,
                         "identical": same,
                         "total": len(sentences),
+                        "seconds": seconds["ours"],
+                        "peer_seconds": seconds[peer],
                     }
                 )
                 print(
                     f"trained weights, beam {beam_size}: {same} of {len(sentences)} outputs "
-                    f"are {peer}'s",
+                    f"are {peer}'s; {seconds['ours']:.2f} s, ours is "
+                    f"{seconds[peer] / seconds['ours']:.2f} times as fast",
                     flush=True,
                 )
         for worker in workers.values():
@@ -269,10 +285,14 @@ def main(argv: list[str]) -> None:
     }
     if options.workdir:
         result["identity"] = check_identity(
-            options.workdir, options.sentences, options.num_sentences, options.peers
+            options.workdir,
+            options.sentences,
+            options.num_sentences,
+            options.peers,
+            options.turns,
         )
     with tempfile.TemporaryDirectory() as name:
-        most = max(*map(int, options.batches), 4 * options.turns)
+        most = max([*map(int, options.batches), 4 * options.turns])
         if options.data:
             model, sentences = corpus_model(options.size, options.vocab_size, options.data)
             sentences = sentences[:most]
@@ -311,7 +331,7 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
     flags.DEFINE_list("peers", list(PEERS), "Engines to compare with.")
     flags.DEFINE_string(
-        "workdir", "", "Work directory of a trained model, to compare outputs first."
+        "workdir", "", "Folder of a trained model, DIR or DIR@CHECKPOINT, to compare outputs first."
     )
     flags.DEFINE_string("sentences", "", "Source text for this comparison, one sentence per line.")
     flags.DEFINE_integer("num_sentences", 100, "Number of these sentences.")

@@ -101,9 +101,10 @@ class Ours:
 
     def translate(self, task: Task, setting: int = 1) -> list[list[str]]:
         settings = self._settings(task)
-        longest = max(map(len, task.sentences)) + 1
-        rows = -(-len(task.sentences) // setting)
-        settings["batch_tokens"] = rows * (longest + -longest % 8) * task.beam_size
+        if task.num_tokens:  # as many batches as `setting` says; else those of the package
+            longest = max(map(len, task.sentences)) + 1
+            rows = -(-len(task.sentences) // setting)
+            settings["batch_tokens"] = rows * (longest + -longest % 8) * task.beam_size
         outputs = self._translator.translate(self._texts(task), **settings)
         return [list(out.tokens) for out in outputs]
 
@@ -150,7 +151,8 @@ class CTranslate2:
             beam_size=task.beam_size,
             length_penalty=1.0,
             use_vmap=task.shortlist,
-            max_batch_size=-(-len(task.sentences) // setting[0]),
+            # It sorts sentences by length; of real text, batches of 256 are the fastest.
+            max_batch_size=-(-len(task.sentences) // setting[0]) if task.num_tokens else 256,
             **limits,
         )
         return [result.hypotheses[0] for result in results]
@@ -232,4 +234,5 @@ def latencies(
 
 def exported(folder: Path, name: str) -> str:
     """The folder with the exported model for an engine."""
-    return str(folder / ("ctranslate2" if name == "ctranslate2" else "huggingface"))
+    names = {"ctranslate2": "ctranslate2", "transformers": "huggingface"}
+    return str(folder / names.get(name, "ours.bundle"))

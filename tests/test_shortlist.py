@@ -15,6 +15,8 @@ from transformer_jax.data.token_links import TokenLinks
 from transformer_jax.decoding import phrases, vocabulary_subset
 from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
+from transformer_jax.interop.pretrained import Pretrained
+from transformer_jax.text.sentence_translator import RETRIES
 
 TEXTS = ["one two three", "four five", "six", "seven eight nine one", "two two"]
 ROOM = {"max_decode_len": 12}
@@ -31,7 +33,7 @@ def random_shortlist(tokenizers, seed=0):
 
 def with_shortlist(translator, learned):
     return Translator(
-        translator.config, translator.tokenizers, translator.params, shortlist=learned
+        translator.config, translator.tokenizers, translator.params, shortlist=lambda: learned
     )
 
 
@@ -108,22 +110,67 @@ def test_shortlist_search_keeps_suppressed_ids_prefixes_and_phrases(translator):
 
 
 def test_shortlist_search_of_all_tokens_is_the_usual_one_on_any_devices(translator):
-    size = translator.tokenizers.target.vocab_size
-    everything = Shortlist.of_lists(range(size), [[]] * size)
+    config, tokenizers = translator.config, translator.tokenizers
+    size = tokenizers.target.vocab_size
     texts = [source for source, _ in digit_pairs(40, seed=5)]
-    for parallel in (
-        translator.config.parallel,
-        dataclasses.replace(translator.config.parallel, data=8),
-    ):
-        config = dataclasses.replace(translator.config, parallel=parallel)
-        subject = Translator(config, translator.tokenizers, translator.params, shortlist=everything)
-        got = subject.translate(texts, shortlist=True, attention=subject.alignment, **ROOM)
-        want = translator.translate(texts, attention=translator.alignment, **ROOM)
+    several = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, data=8))
+    assert len(jax.devices()) == 8
+
+    def translate(on, learned, **settings):
+        subject = Translator(on, tokenizers, translator.params, shortlist=lambda: learned)
+        return subject.translate(texts, attention=subject.alignment, **settings, **ROOM)
+
+    def check_same(got, want):
         assert [one.ids for one in got] == [one.ids for one in want]
         for one, other in zip(got, want, strict=True):
             np.testing.assert_allclose(one.score, other.score, atol=1e-5)
             np.testing.assert_allclose(one.token_log_probs, other.token_log_probs, atol=1e-4)
-    assert len(jax.devices()) == 8
+
+    everything = Shortlist.of_lists(range(size), [[]] * size)
+    want = translate(config, everything)
+    for on in (config, several):
+        check_same(translate(on, everything, shortlist=True), want)
+    few = random_shortlist(tokenizers, seed=6)
+    check_same(translate(several, few, shortlist=True), translate(config, few, shortlist=True))
+
+
+def test_shortlist_of_an_ensemble_is_that_of_each_model(translator):
+    """Each model's probabilities sum to 1 over the tokens of a row, whatever the others have."""
+    config, tokenizers = translator.config, translator.tokenizers
+    learned = random_shortlist(tokenizers, seed=4)
+    other = jax.tree.map(lambda x: 0.8 * x, translator.params)
+    member = Pretrained(config, tokenizers, other, 0)
+    ensemble = Translator(
+        config, tokenizers, translator.params, others=[member], shortlist=lambda: learned
+    )
+    together = ensemble.translate(TEXTS, beam_size=3, shortlist=True, **ROOM)
+    num_checked = 0
+    for text, got in zip(TEXTS, together, strict=True):
+        alone = ensemble.translate(text, beam_size=3, shortlist=True, **ROOM)
+        assert alone.ids == got.ids
+        assert alone.score == pytest.approx(got.score, abs=1e-5)
+        # The first token, by hand: each model among the allowed tokens, then their mean.
+        banned = forbidden(translator, learned, text)
+        first = [
+            Translator(config, tokenizers, params).translate(
+                Request(text, prefix=""),
+                n_best=1,
+                beam_size=1,
+                suppressed_ids=banned,
+                renormalize=True,
+                max_decode_len=1,
+                at_limit="cut",
+            )[0]
+            for params in (translator.params, other)
+        ]
+        one = ensemble.translate(
+            text, beam_size=1, shortlist=True, max_decode_len=1, at_limit="cut"
+        )
+        if first[0].ids == first[1].ids == one.ids:
+            want = np.logaddexp(first[0].log_prob, first[1].log_prob) - np.log(2)
+            assert one.log_prob == pytest.approx(want, abs=1e-4)
+            num_checked += 1
+    assert num_checked
 
 
 def test_shortlist_outputs_do_not_depend_on_the_batch(translator):
@@ -177,12 +224,14 @@ def test_shortlist_is_refused_where_it_cannot_be_used(translator):
     subject = with_shortlist(translator, learned)
     with pytest.raises(UserError, match="`shortlist` is for `method=beam`"):
         subject.translate("one", shortlist=True, method="sample")
+    for retry in RETRIES:  # of sentences that a guard has caught
+        subject.settings(settings={"shortlist": True, **retry})
     subject = Translator(
         translator.config,
         translator.tokenizers,
         translator.params,
         processors=[lambda log_probs, prefixes: log_probs],
-        shortlist=learned,
+        shortlist=lambda: learned,
     )
     with pytest.raises(UserError, match="`processors` get those of the entire vocabulary"):
         subject.translate("one", shortlist=True)
@@ -244,12 +293,12 @@ def test_shortlist_is_written_read_and_goes_with_its_model(tiny_run, translator,
         )
 
     loaded = Translator.load(run)
-    assert same(loaded.shortlist)
+    assert same(loaded.shortlist())
     assert Translator.load(tiny_run[1]).shortlist is None
     done = run_command("bundle", f"--workdir={run}", f"--output={tmp_path / 'one.bundle'}")
     assert not done.returncode, done.stderr
     bundled = Translator.load(tmp_path / "one.bundle")
-    assert same(bundled.shortlist)
+    assert same(bundled.shortlist())
     want = loaded.translate(TEXTS, shortlist=True, **ROOM)
     got = bundled.translate(TEXTS, shortlist=True, **ROOM)
     assert [one.ids for one in got] == [one.ids for one in want]
@@ -258,11 +307,45 @@ def test_shortlist_is_written_read_and_goes_with_its_model(tiny_run, translator,
     for damaged in (text + "▁unknownword\t▁one\n", text + "no tab\n", text + "▁one\tunknownword\n"):
         path.write_text(damaged)
         number = damaged.count("\n")
+        loaded = Translator.load(run)
+        assert np.isfinite(loaded.translate("one").score)  # only who wants it reads it
         with pytest.raises(UserError, match=f"{path}, line {number}, is not of this model"):
-            Translator.load(run)
+            loaded.translate("one", shortlist=True)
     path.write_bytes(b"\xff\t\n")
     with pytest.raises(UserError, match="is not UTF-8"):
-        Translator.load(run)
+        Translator.load(run).translate("one", shortlist=True)
+
+
+def test_shortlist_writes_a_name_once_where_rows_have_no_token():
+    """Rows beyond the tokens of a padded embedding are all called `<unk>`."""
+
+    def side(*names):
+        return types.SimpleNamespace(
+            vocab_size=len(names), tokens=lambda ids: [names[i] for i in ids]
+        )
+
+    pair = types.SimpleNamespace(
+        source=side("<unk>", "a", "b c", "<unk>"), target=side("<unk>", "x", "y", "<unk>", "<unk>")
+    )
+    learned = Shortlist.of_lists([0, 2], [[0, 1], [2, 4], [1], [1]])
+    text = shortlist.to_text(learned, pair)
+    assert text == "\t<unk> y\n<unk>\t<unk> x\na\ty\n"
+    back = shortlist.from_text(text, pair, "file")
+    assert back.always.tolist() == [0, 2]
+    assert np.split(back.ids, back.offsets[1:-1])[0].tolist() == [0, 1]
+    assert back.offsets.tolist() == [0, 2, 3, 3, 3]
+
+
+@pytest.mark.parametrize(("total", "most"), [(10, 4), (10, 9), (10, 10), (10, 99), (7, 1)])
+def test_shortlist_reads_as_many_pairs_as_asked_for(total, most):
+    corpora = [
+        types.SimpleNamespace(count=lambda n=n: n, read=lambda n=n: iter([(str(n), "")] * n))
+        for n in (total - 3, 3)
+    ]
+    pairs = shortlist.sample(corpora, most)
+    assert len(pairs) == min(total, most)
+    if most > 1:
+        assert {source for source, _ in pairs} == {str(total - 3), "3"}
 
 
 @pytest.mark.slow
@@ -273,13 +356,14 @@ def test_shortlist_command_learns_what_digits_mean(tiny_run, tmp_path):
     options = [f"--workdir={run}", f"--config.data.train={train}", "--tokens=3", "--frequent=0"]
     done = run_command("shortlist", *options, "--pairs=1500")
     assert not done.returncode, done.stderr
-    assert "aligning the tokens of 1,500 pairs" in done.stdout
+    assert "aligning the tokens of 1,486 pairs" in done.stdout
+    assert "(14 other pairs)" in done.stdout
     assert f"wrote {run / shortlist.NAME}; search with --shortlist" in done.stdout
     translator = Translator.load(run)
     source, target = translator.tokenizers.source, translator.tokenizers.target
     is_allowed = np.zeros((len(DIGITS), target.vocab_size), bool)
     for row, digit in zip(is_allowed, DIGITS, strict=True):
-        translator.shortlist.mark(source.encode(digit), row)
+        translator.shortlist().mark(source.encode(digit), row)
     shares = [
         row[target.encode(word)].mean() for row, word in zip(is_allowed, ZIFFERN, strict=True)
     ]

@@ -50,7 +50,7 @@ class Translator(TextSubmitter, TextScorer):
         step: int = 0,
         others: Sequence[Pretrained] = (),
         processors: Sequence[Processor] = (),
-        shortlist: Shortlist | None = None,
+        shortlist: Callable[[], Shortlist] | None = None,
         runner: BatchRunner | None = None,
     ):
         self.tokenizers = tokenizers

@@ -106,14 +106,14 @@ def test_ctranslate2_engine_has_the_shortlist_of_an_export(ours, tmp_path, beam_
     by_source = [[*rng.choice(frequent, 3), *rng.integers(4, size, 9)] for _ in range(size)]
     by_source[ours.tokenizers.source.eos_id] = []  # CTranslate2 adds it to a source later
     learned = Shortlist.of_lists(frequent[:2], by_source)
-    model = Pretrained(ours.config, ours.tokenizers, ours.params, 0, shortlist=learned)
+    model = Pretrained(ours.config, ours.tokenizers, ours.params, 0, shortlist=lambda: learned)
     text = SampleText(tuple(SENTENCES))
     export_model(model, "ctranslate2", tmp_path / "ct2", text, say=lambda line: None)
     theirs = Translator.load(tmp_path / "ct2")
     # It always has the start and the unknown symbol, too.
     symbols = (ours.tokenizers.target.bos_id, ours.tokenizers.target.unk_id)
     learned = dataclasses.replace(learned, always=np.array([*learned.always, *symbols]))
-    subject = Translator(ours.config, ours.tokenizers, ours.params, shortlist=learned)
+    subject = Translator(ours.config, ours.tokenizers, ours.params, shortlist=lambda: learned)
     settings = SEARCH | {"beam_size": beam_size}
     for sentence in SENTENCES:
         got = theirs.translate([sentence], shortlist=True, **settings)

@@ -277,12 +277,13 @@ def with_progress(
 def description(translator: Translator) -> dict[str, Any]:
     """All that determines the output, except the input."""
     config = translator.config
+    decode = dataclasses.asdict(config.decode) | search_flags.given()
     return {
-        **translator.engine.runner.describe(translator.params),
+        **translator.engine.runner.describe(translator.params, decode["shortlist"]),
         "checkpoint_step": translator.checkpoint_step,
         "tokenizers": translator.tokenizers.fingerprint,
         "data": dataclasses.asdict(config.data),
-        "decode": dataclasses.asdict(config.decode) | search_flags.given(),
+        "decode": decode,
         "terms": terms.digest if (terms := read_glossary()) else "",
         **{name: FLAGS[name].value for name in OUTPUT_FLAGS},
     }

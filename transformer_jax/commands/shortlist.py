@@ -7,6 +7,7 @@ from transformer_jax.commands.command_help import CommandHelp
 from transformer_jax.errors import UserError
 
 FLAGS = flags.FLAGS
+HELD_OUT = 100  # one pair of as many is not learned from, but shows how good the shortlist is
 HELP = CommandHelp(
     usage="--workdir=DIR [flags]",
     about="Aligns the words of the model's training corpus, and writes which target tokens belong "
@@ -26,7 +27,7 @@ HELP = CommandHelp(
             "--config.data.train=data/train",
         ),
     ),
-    fields=("data.train", "data.validation"),
+    fields=("data.train",),
     pages=(("docs/fast_decoding.md", "how much faster, and what it costs"),),
 )
 
@@ -44,7 +45,7 @@ def define_flags(argv: list[str]) -> list[str]:
         "frequent", 300, "Most frequent target tokens, for every source.", lower_bound=0
     )
     flags.DEFINE_integer(
-        "pairs", 1_000_000, "Most pairs that are read, spread over the corpus.", lower_bound=1
+        "pairs", 500_000, "Most pairs that are read, spread over the corpus.", lower_bound=1
     )
     return argv
 
@@ -54,29 +55,31 @@ def run() -> None:
     from etils import epath
 
     from transformer_jax.data import shortlist, sources
-    from transformer_jax.interop.ctranslate2 import reading
     from transformer_jax.runs import directory_kinds
 
     folder = epath.Path(FLAGS.workdir)
     if not folder.is_dir():
-        raise UserError(f"{folder} is no folder of a model, into which the shortlist is written.")
+        raise UserError(
+            f"--workdir={folder} is no folder, into which a shortlist is written; for a bundle, "
+            "make that of the run and bundle it again."
+        )
     translator = model_flags.load_translator(needs_parameters=False)
-    data, tokenizers = translator.config.data, translator.tokenizers
-    corpora = sources.open_corpora(data, "train")
+    tokenizers = translator.tokenizers
+    corpora = sources.open_corpora(translator.config.data, "train")
     print(f"reading {', '.join(corpus.name for corpus in corpora)}", flush=True)
     pairs = shortlist.sample(corpora, FLAGS.pairs)
+    held_out = pairs[::HELD_OUT][1:]
+    del pairs[HELD_OUT::HELD_OUT]
     print(f"aligning the tokens of {len(pairs):,} pairs", flush=True)
     learned = shortlist.learn(pairs, tokenizers, FLAGS.tokens, FLAGS.frequent)
     is_ctranslate2 = directory_kinds.is_ctranslate2(folder)
-    path = folder / (reading.VOCABULARY_MAP if is_ctranslate2 else shortlist.NAME)
+    path = folder / (shortlist.VOCABULARY_MAP if is_ctranslate2 else shortlist.NAME)
     shortlist.write(learned, tokenizers, path)
-    if data.validation:
-        held_out = shortlist.sample(sources.open_corpora(data, "validation"), 10_000)
+    if held_out:
         mean, share = shortlist.coverage(learned, held_out, tokenizers)
-        all_tokens = tokenizers.target.vocab_size
         print(
-            f"a sentence of the validation set may use {mean:,.0f} of "
-            f"{all_tokens:,} target tokens, which are {100 * share:.1f}% of those "
-            "of its reference"
+            f"of {tokenizers.target.vocab_size:,} target tokens a sentence may have {mean:,.0f}, "
+            f"which are {100 * share:.1f}% of those of its translation ({len(held_out):,} other "
+            "pairs)"
         )
     print(f"wrote {path}; search with --shortlist")

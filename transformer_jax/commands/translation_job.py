@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from transformer_jax.api import Translator
+from transformer_jax.data import shortlist
 from transformer_jax.interop import pretrained
 from transformer_jax.runs import compilation_cache, directory_kinds, params, workdir
 from transformer_jax.text.training_pairs import PairRules
@@ -23,6 +24,7 @@ class Job:
       source_prefix: text before every source; "": that of the model.
       pairs: the output is pairs for training; None: translations.
       steps: of the checkpoints of each run, of the model and of the ensemble.
+      shortlist: digest of the model's, where the search has one.
       text_languages: `source_lang` and `target_lang` of the text, where `settings` have none.
     """
 
@@ -33,6 +35,7 @@ class Job:
     source_prefix: str = ""
     pairs: PairRules | None = None
     steps: tuple[tuple[int, ...], ...] = ()
+    shortlist: str = ""
     text_languages: dict[str, str] | None = None
 
     @classmethod
@@ -59,6 +62,10 @@ class Job:
                     checkpoint = str(chosen[0])
             fixed.append((path, checkpoint))
         (model, checkpoint), *others = fixed
+        has_shortlist = settings.get("shortlist")
+        if has_shortlist is None:
+            has_shortlist = pretrained.read_config(model).decode.shortlist
+        fields["shortlist"] = shortlist.digest(model) if has_shortlist else ""
         return cls(model, checkpoint, settings, tuple(others), steps=tuple(steps), **fields)
 
     def description(self) -> dict[str, Any]:

@@ -6,8 +6,10 @@ in the model's folder as text, which is also CTranslate2's format of a vocabular
 """
 
 import dataclasses
+import functools
+import hashlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from etils import epath
@@ -15,10 +17,12 @@ from etils import epath
 from transformer_jax import paths
 from transformer_jax.data import token_links
 from transformer_jax.data.corpus import Corpus
+from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 
 NAME = "shortlist.tsv"
+VOCABULARY_MAP = "vmap.txt"  # its name in a CTranslate2 directory
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,11 +63,11 @@ def sample(corpora: Sequence[Corpus], most: int) -> list[tuple[str, str]]:
     if not total:
         raise UserError(f"{', '.join(corpus.name for corpus in corpora)}: there are no pairs.")
     pairs = itertools.chain.from_iterable(corpus.read() for corpus in corpora)
-    return [*itertools.islice(pairs, 0, None, -(-total // most))]
+    return [pair for i, pair in enumerate(pairs) if i * most // total > (i - 1) * most // total]
 
 
 def learn(
-    pairs: Iterable[tuple[str, str]],
+    pairs: Sequence[tuple[str, str]],
     tokenizers: TokenizerPair,
     num_tokens: int,
     num_frequent: int,
@@ -97,7 +101,7 @@ def learn(
     by_source = _most_linked(
         linked_source.astype(np.int64), linked_target, source.vocab_size, num_tokens
     )
-    ids_by_name = {name: i for i, name in enumerate(target.tokens(range(target.vocab_size)))}
+    ids_by_name = _ids_by_name(target)
     for linked, name in zip(by_source, source.tokens(range(source.vocab_size)), strict=True):
         if ids_by_name.get(name, linked) not in (linked, *linked):
             linked.append(ids_by_name[name])
@@ -147,36 +151,43 @@ def coverage(
       0 .. 1, that are among those of their sentence.
     """
     sources, targets = zip(*pairs, strict=True)
-    source_ids, target_ids = (
-        tokenizer.encode_batch(side)
-        for tokenizer, side in ((tokenizers.source, sources), (tokenizers.target, targets))
-    )
-    is_allowed = np.zeros((len(pairs), tokenizers.target.vocab_size), bool)
-    for row, ids in zip(is_allowed, source_ids, strict=True):
-        shortlist.mark(ids, row)
-    is_there = [row[ids] for row, ids in zip(is_allowed, target_ids, strict=True)]
-    return float(is_allowed.sum(axis=1).mean()), float(np.mean(np.concatenate(is_there)))
+    num_allowed = num_there = num_tokens = 0
+    for source, target in zip(
+        tokenizers.source.encode_batch(sources),
+        tokenizers.target.encode_batch(targets),
+        strict=True,
+    ):
+        is_allowed = np.zeros(tokenizers.target.vocab_size, bool)
+        shortlist.mark(source, is_allowed)
+        num_allowed += int(is_allowed.sum())
+        num_there += int(is_allowed[target].sum())
+        num_tokens += len(target)
+    return num_allowed / len(pairs), num_there / max(1, num_tokens)
 
 
 def to_text(shortlist: Shortlist, tokenizers: TokenizerPair) -> str:
     """A line for each source token: it, a tab, and its target tokens; first those of all."""
-    source, target = tokenizers.source, tokenizers.target
-    names = target.tokens(range(target.vocab_size))
+    source, target = (
+        {i: name for name, i in _ids_by_name(side).items() if name and not {*" \t\n\r"} & {*name}}
+        for side in (tokenizers.source, tokenizers.target)
+    )  # the file has white space between tokens
 
     def written(ids: np.ndarray) -> str:
-        return " ".join(names[i] for i in ids if _is_one_word(names[i]))
+        return " ".join(target[i] for i in ids.tolist() if i in target)
 
     lines = [f"\t{written(shortlist.always)}\n"]
-    for number, name in enumerate(source.tokens(range(source.vocab_size))):
-        ids = shortlist.ids[shortlist.offsets[number] : shortlist.offsets[number + 1]]
-        if len(ids) and _is_one_word(name):
+    for i, name in source.items():
+        ids = shortlist.ids[shortlist.offsets[i] : shortlist.offsets[i + 1]]
+        if len(ids):
             lines.append(f"{name}\t{written(ids)}\n")
     return "".join(lines)
 
 
-def _is_one_word(name: str) -> bool:
-    """Whether a token can be written: the file has spaces between tokens."""
-    return bool(name) and not {" ", "\t", "\n", "\r"} & {*name}
+def _ids_by_name(tokenizer: Tokenizer) -> dict[str, int]:
+    """The id of each token; the first one where rows without a token have the same name."""
+    names = tokenizer.tokens(range(tokenizer.vocab_size))
+    last_first = dict(reversed([*zip(names, range(len(names)), strict=True)]))
+    return dict(sorted(last_first.items(), key=lambda item: item[1]))
 
 
 def from_text(text: str, tokenizers: TokenizerPair, path: str) -> Shortlist:
@@ -185,10 +196,7 @@ def from_text(text: str, tokenizers: TokenizerPair, path: str) -> Shortlist:
     Raises:
       UserError: the text is damaged, or has tokens that the model does not know.
     """
-    sides = tokenizers.source, tokenizers.target
-    sources, targets = (
-        {name: i for i, name in enumerate(side.tokens(range(side.vocab_size)))} for side in sides
-    )
+    sources, targets = map(_ids_by_name, (tokenizers.source, tokenizers.target))
     by_source: list[list[int]] = [[] for _ in range(tokenizers.source.vocab_size)]
     always: list[int] = []
     for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
@@ -196,7 +204,7 @@ def from_text(text: str, tokenizers: TokenizerPair, path: str) -> Shortlist:
         ids = [targets.get(other, -1) for other in others.split(" ") if other]
         if not tab or -1 in ids or (name and name not in sources):
             raise UserError(
-                f"{path}, line {number}, is not of this model: write the file again with "
+                f"{path}, line {number}, is not of this model: make the shortlist again with "
                 "`transformer-jax shortlist`."
             )
         if name:
@@ -211,17 +219,29 @@ def write(shortlist: Shortlist, tokenizers: TokenizerPair, path: epath.PathLike)
     paths.write_atomically(epath.Path(path), to_text(shortlist, tokenizers))
 
 
-def read(folder: epath.PathLike, tokenizers: TokenizerPair) -> Shortlist | None:
-    """The shortlist of a model; None where its folder has none.
+def read(folder: epath.PathLike, tokenizers: TokenizerPair) -> Callable[[], Shortlist] | None:
+    """Gives the shortlist of a model, when it is first wanted; None where its folder has none.
 
-    Raises:
-      UserError: the file is damaged.
+    The file is read then, because few searches want it. It raises a `UserError` where the file is
+    damaged.
     """
     path = epath.Path(folder) / NAME
-    if not path.exists():
-        return None
-    try:
-        text = path.read_text()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is damaged: it is not UTF-8. Copy it again.") from error
-    return from_text(text, tokenizers, str(path))
+
+    @functools.cache
+    def load() -> Shortlist:
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is damaged: it is not UTF-8. Copy it again.") from error
+        return from_text(text, tokenizers, str(path))
+
+    return load if path.exists() else None
+
+
+def digest(folder: epath.PathLike) -> str:
+    """Digest of the shortlist in a folder, `shortlist.tsv` or CTranslate2's `vmap.txt`; or ""."""
+    for name in (NAME, VOCABULARY_MAP):
+        path = epath.Path(folder) / name
+        if path.exists():
+            return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    return ""

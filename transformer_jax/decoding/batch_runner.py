@@ -54,11 +54,12 @@ class BatchRunner(Protocol):
     def release(self) -> None:
         """Frees the copy of the parameters on the devices."""
 
-    def describe(self, params: Any) -> dict[str, Any]:
+    def describe(self, params: Any, has_shortlist: bool = False) -> dict[str, Any]:
         """What outputs depend on besides texts, tokenizers and settings, for JSON.
 
         Args:
           params: as of `translate_batch`.
+          has_shortlist: whether the search has one.
         """
 
     def check(self, settings: TranslationSettings, given: Collection[str] = ()) -> None:

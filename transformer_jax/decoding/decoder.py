@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model import decoder_weights, incremental
+from transformer_jax.ops.top_k import NEVER
 
 # Positions of a cache, as parts of the longest output. An output is about a third of the longest
 # possible, so that most attention reads little more than is filled; each size is a loop to compile.
@@ -47,10 +48,13 @@ class ModelDecoder:
     Args:
       configs: sizes of each model.
       weights: of each model's decoder, from `decoder_weights.prepare`.
+      allowed: `[V, B·K]` boolean, tokens among which the probabilities of each model are; None:
+        among all. Those of a single model are masked by the search itself.
     """
 
     configs: Sequence[ModelConfig]
     weights: Sequence[decoder_weights.DecoderWeights]
+    allowed: jax.Array | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -82,6 +86,8 @@ class ModelDecoder:
         new_cache = [model_cache for _, model_cache in steps]
         if len(logits) == 1:
             return logits[0], new_cache
+        if self.allowed is not None:
+            logits = [jnp.where(self.allowed, x, NEVER) for x in logits]
         log_probs = jnp.stack([jax.nn.log_softmax(x, axis=0) for x in logits])
         return jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(logits)), new_cache
 

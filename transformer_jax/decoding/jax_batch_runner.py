@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ class JaxBatchRunner:
       others: further models of the same vocabularies, whose probabilities are averaged with it.
         Parameters are then a tuple, of the model and of the others.
       processors: decoding rules besides those of the settings.
-      shortlist: of the model, for searches that ask for it; None: it has none.
+      shortlist: gives that of the model, when a search first asks for it; None: it has none.
     """
 
     kind = "jax"
@@ -55,7 +55,7 @@ class JaxBatchRunner:
         tokenizers: TokenizerPair,
         others: Sequence[ModelConfig] = (),
         processors: Sequence[Processor] = (),
-        shortlist: Shortlist | None = None,
+        shortlist: Callable[[], Shortlist] | None = None,
     ):
         self._config, self._tokenizers = config, tokenizers
         self._shortlist = shortlist
@@ -104,9 +104,11 @@ class JaxBatchRunner:
         """Frees the parameters of the last batch."""
         self.programs.release()
 
-    def describe(self, params: Params | tuple[Params, ...]) -> dict[str, Any]:
+    def describe(
+        self, params: Params | tuple[Params, ...], has_shortlist: bool = False
+    ) -> dict[str, Any]:
         """Digests of parameters and shortlist, sizes of the models, and precision of products."""
-        learned = self._shortlist and dataclasses.asdict(self._shortlist)
+        learned = dataclasses.asdict(self._shortlist()) if has_shortlist and self._shortlist else {}
         return {
             **({"shortlist": digests.of_arrays(learned)} if learned else {}),
             "parameters": digests.of_arrays(params),
@@ -191,7 +193,7 @@ class JaxBatchRunner:
                 "`shortlist=True` searches among some tokens, and `processors` get those of the "
                 "entire vocabulary: use one of them."
             )
-        return self._shortlist
+        return self._shortlist()
 
     def vocabulary_sizes(self, settings: TranslationSettings) -> list[int]:
         """Numbers of target tokens that a program may be compiled for; 0: all, always."""

@@ -92,6 +92,17 @@ def _logits_processors(
     processors: tuple[Processor, ...],
 ) -> LogitsProcessors:
     suppressed = suppressed_mask(constraints.values, decoder.vocab_size)
-    is_allowed, beams = constraints.is_allowed, structure.beam_size // structure.beam_groups
-    allowed = None if is_allowed is None else jnp.repeat(is_allowed.T, beams, axis=1)
+    allowed = allowed_tokens(constraints, structure.beam_size // structure.beam_groups)
     return LogitsProcessors(structure, ids.target_eos, suppressed, allowed, processors)
+
+
+def allowed_tokens(constraints: SearchConstraints, beams: int) -> jax.Array | None:
+    """`[V, R·k]` boolean: tokens that each hypothesis may choose from; None: all.
+
+    Args:
+      constraints: of R rows.
+      beams: k, hypotheses of each.
+    """
+    if constraints.is_allowed is None:
+        return None
+    return jnp.repeat(constraints.is_allowed.T, beams, axis=1)

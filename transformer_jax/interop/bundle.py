@@ -8,12 +8,13 @@ the digest is always in the same place.
 import base64
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,7 +63,7 @@ class Bundle(NamedTuple):
     params: Params
     facts: ModelFacts
     calibration: Calibration | None
-    shortlist: Shortlist | None
+    shortlist: Callable[[], Shortlist] | None
 
 
 def write(
@@ -73,7 +74,7 @@ def write(
     facts: ModelFacts,
     card: str = "",
     calibration: Calibration | None = None,
-    shortlist: Shortlist | None = None,
+    shortlist: Callable[[], Shortlist] | None = None,
 ) -> str:
     """Writes a bundle; the file gets its name when it is complete.
 
@@ -83,7 +84,7 @@ def write(
       facts: about the model.
       card: the text of its model card.
       calibration: of the model, if it was calibrated.
-      shortlist: of the model, if it has one.
+      shortlist: gives that of the model; None: it has none.
 
     Returns:
       The SHA-256 digest of the file.
@@ -105,7 +106,7 @@ def write(
     leaves = jax.tree_util.tree_leaves_with_path(params)
     tensors = {_name(key): np.asarray(leaf, order="C") for key, leaf in leaves}
     if shortlist is not None:
-        text = shortlist_lib.to_text(shortlist, tokenizers)
+        text = shortlist_lib.to_text(shortlist(), tokenizers)
         tensors[shortlist_lib.NAME] = np.frombuffer(text.encode(), np.uint8)
     try:
         with paths.new_path(path) as temporary:
@@ -177,7 +178,10 @@ def read(path: epath.PathLike) -> Bundle:
         shortlist = None
         if shortlist_lib.NAME in file.keys():  # noqa: SIM118, no dict
             text = file.get_tensor(shortlist_lib.NAME).tobytes().decode()
-            shortlist = shortlist_lib.from_text(text, tokenizers, f"{path}, shortlist")
+            load = functools.partial(
+                shortlist_lib.from_text, text, tokenizers, f"{path}, shortlist"
+            )
+            shortlist = functools.cache(load)
         return Bundle(config, tokenizers, params, facts, calibration, shortlist)
 
 

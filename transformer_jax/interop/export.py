@@ -20,7 +20,7 @@ from transformer_jax.interop import (
     stablehlo,
     usage_examples,
 )
-from transformer_jax.interop.ctranslate2 import package, reading
+from transformer_jax.interop.ctranslate2 import package
 from transformer_jax.interop.ctranslate2 import writing as ctranslate2_writing
 from transformer_jax.interop.ctranslate2.peer import TOLERANCES, CTranslate2Peer
 from transformer_jax.interop.huggingface import checking, families, writing
@@ -83,8 +83,8 @@ def export_model(
         if model.calibration and format_name in CALIBRATED:
             calibration.write(model.calibration, temporary)
         if model.shortlist and format_name in CALIBRATED:
-            name = reading.VOCABULARY_MAP if format_name == "ctranslate2" else shortlist.NAME
-            shortlist.write(model.shortlist, model.tokenizers, temporary / name)
+            name = shortlist.VOCABULARY_MAP if format_name == "ctranslate2" else shortlist.NAME
+            shortlist.write(model.shortlist(), model.tokenizers, temporary / name)
         facts = facts or ModelFacts(output.resolve().name, "a model", model.step)
         model_card.write_readme(
             temporary, facts, model, format_name, text, exporter.notes, exporter.results

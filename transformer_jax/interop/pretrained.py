@@ -1,7 +1,7 @@
 """A trained model: a work directory, a bundle, a folder of another tool, the Hub."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 from etils import epath
@@ -36,7 +36,7 @@ class Pretrained:
     params: Params
     step: int  # of the checkpoint; 0 for the directory of another tool
     calibration: Calibration | None = None  # None: it was not calibrated
-    shortlist: Shortlist | None = None  # None: none was made
+    shortlist: Callable[[], Shortlist] | None = None  # gives it; None: none was made
 
     @property
     def attention(self) -> AttentionChoice:
@@ -157,7 +157,7 @@ def load_ensemble(
 
 def _learned(
     folder: epath.PathLike, tokenizers: TokenizerPair, step: int | None = None
-) -> tuple[Calibration | None, Shortlist | None]:
+) -> tuple[Calibration | None, Callable[[], Shortlist] | None]:
     """What later commands have learned about the model in a folder."""
     return calibration.read(folder, step), shortlist.read(folder, tokenizers)
 

@@ -10,6 +10,7 @@ import numpy as np
 from etils import epath
 
 from transformer_jax.config import Config, validate
+from transformer_jax.data import shortlist
 from transformer_jax.decoding import ranking
 from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.batch_runner import ScoreBatch, TranslateBatch
@@ -78,13 +79,13 @@ class CTranslate2BatchRunner:
     def release(self) -> None:
         """There is no copy of the parameters."""
 
-    def describe(self, params: Any) -> dict[str, Any]:
+    def describe(self, params: Any, has_shortlist: bool = False) -> dict[str, Any]:
         """Digests of the model's file, and of its shortlist."""
         del params
-        names = {"parameters": "model.bin", "shortlist": reading.VOCABULARY_MAP}
-        paths = {name: self._directory.path / file for name, file in names.items()}
-        existing = {name: digests.of_file(path) for name, path in paths.items() if path.exists()}
-        return {"engine": "ctranslate2", **existing}
+        path = self._directory.path
+        learned = {"shortlist": shortlist.digest(path)} if has_shortlist else {}
+        parameters = digests.of_file(path / "model.bin")
+        return {"engine": "ctranslate2", "parameters": parameters, **learned}
 
     def check(self, settings: TranslationSettings, given: Collection[str] = ()) -> None:
         """Refuses what CTranslate2 cannot do.
@@ -92,10 +93,9 @@ class CTranslate2BatchRunner:
         Raises:
           UserError: naming the setting.
         """
-        has_map = (self._directory.path / reading.VOCABULARY_MAP).exists()
-        if settings.decode.shortlist and not has_map:
+        if settings.decode.shortlist and not shortlist.digest(self._directory.path):
             raise UserError(
-                f"`shortlist=True` needs {self._directory.path / reading.VOCABULARY_MAP}: run "
+                f"`shortlist=True` needs {self._directory.path / shortlist.VOCABULARY_MAP}: run "
                 "`transformer-jax shortlist` with this folder, or with the run before its export."
             )
         decoder = self.config.model.for_decoder()

@@ -21,7 +21,6 @@ from transformer_jax.interop.ctranslate2 import model_file
 from transformer_jax.interop.ctranslate2.model_file import Variable
 
 SETTINGS_FILE = "transformer_jax.json"
-VOCABULARY_MAP = "vmap.txt"  # CTranslate2's name of a shortlist
 MARIAN_TAGS = LanguageTags(">>{}<<")
 UNLIMITED = 1 << 14  # tokens that a model without tables of positions reads
 

@@ -57,7 +57,7 @@ SETTINGS: dict[str, Setting] = {
     "suppressed_ids": _SAME,
     "shortlist": Setting(
         "with its file `vmap.txt`; probabilities sum to 1 over the tokens of all texts of a call, "
-        "so outputs depend on the others"
+        "so outputs depend on the others; those of a prefix are among all tokens"
     ),
     "renormalize": Setting(
         "`True`, its default here",
