@@ -1,9 +1,10 @@
-"""Compares engines on a file: sentences a second and BLEU, through `Translator`.
+"""Compares engines, or a student with its teacher, on a file: sentences a second and BLEU.
 
     python benchmarks/engines.py --models=runs/m30k,exports/float32,exports/int8 \
         --input=test_2016_flickr.en --references=test_2016_flickr.fr --json=engines.json
 
-The engines take turns. The first turn, in which programs are compiled, does not count.
+All models and beam sizes take turns. The first turn, in which programs are compiled, does not
+count.
 """
 
 import json
@@ -15,11 +16,13 @@ import jax
 from absl import app, flags
 
 from transformer_jax import Translator
+from transformer_jax.commands import model_flags
+from transformer_jax.evaluation import model_metrics
 from transformer_jax.evaluation.corpus_metrics import corpus_scores
 from transformer_jax.runs import machine
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("models", None, "Folders of one model for each engine; ratios are to the first.")
+flags.DEFINE_list("models", None, "Folders, DIR or DIR@CHECKPOINT; ratios are to the first.")
 flags.DEFINE_string("input", None, "Sentences.")
 flags.DEFINE_string("references", None, "Their translations.")
 flags.DEFINE_list("beam_sizes", ["4", "1"], "Beam sizes.")
@@ -39,29 +42,36 @@ def main(_: list[str]) -> None:
     """Prints a row for each engine and beam size."""
     texts = Path(FLAGS.input).read_text(encoding="utf-8").splitlines()
     references = Path(FLAGS.references).read_text(encoding="utf-8").splitlines()
-    translators = {name: Translator.load(name) for name in FLAGS.models}
+    loaded = [Translator.load(*member) for member in model_flags.models(FLAGS.models)]
+    translators = dict(zip(FLAGS.models, loaded, strict=True))
+    tokenizer = model_metrics.bleu_tokenizer(loaded[0].config.data)
+    beam_sizes = [int(size) for size in FLAGS.beam_sizes]
+    cases = [(name, size) for size in beam_sizes for name in translators]
+    speeds: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
+    bleu = {}
+    for turn in range(FLAGS.turns + 1):
+        for name, size in cases:
+            speed, outputs = measure(translators[name], texts, size)
+            if turn:
+                speeds[name, size].append(speed)
+            bleu[name, size] = corpus_scores(outputs, references, tokenizer).bleu
+
+    def ratio(case: tuple[str, int], other: tuple[str, int]) -> float:
+        by_turn = zip(speeds[case], speeds[other], strict=True)
+        return round(statistics.median(a / b for a, b in by_turn), 2)
+
     rows = []
-    for beam_size in map(int, FLAGS.beam_sizes):
-        speeds: dict[str, list[float]] = {name: [] for name in translators}
-        bleu = {}
-        for turn in range(FLAGS.turns + 1):
-            for name, translator in translators.items():
-                speed, outputs = measure(translator, texts, beam_size)
-                if turn:
-                    speeds[name].append(speed)
-                bleu[name] = corpus_scores(outputs, references).bleu
-        first = speeds[FLAGS.models[0]]
-        for name, measured in speeds.items():
-            ratios = [a / b for a, b in zip(measured, first, strict=True)]
-            row = {
-                "model": name,
-                "beam_size": beam_size,
-                "bleu": round(bleu[name], 2),
-                "sentences_per_second": round(statistics.median(measured), 1),
-                "ratio": round(statistics.median(ratios), 2),
-            }
-            rows.append(row)
-            print(row, flush=True)
+    for name, size in cases:
+        row = {
+            "model": name,
+            "beam_size": size,
+            "bleu": round(bleu[name, size], 2),
+            "sentences_per_second": round(statistics.median(speeds[name, size]), 1),
+            "ratio": ratio((name, size), (FLAGS.models[0], size)),
+            "ratio_to_first_beam_size": ratio((name, size), cases[0]),
+        }
+        rows.append(row)
+        print(row, flush=True)
     if FLAGS.json:
         result = {"machine": machine.describe(jax.local_devices()), "rows": rows}
         Path(FLAGS.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
