@@ -9,10 +9,12 @@ import pytest
 
 from tests.conftest import DIGITS, ZIFFERN, copy_run, digit_pairs, run_command, write_pairs
 from transformer_jax import Translator
+from transformer_jax.commands.translation_job import Job
 from transformer_jax.data import shortlist, token_links
 from transformer_jax.data.shortlist import Shortlist
 from transformer_jax.data.token_links import TokenLinks
 from transformer_jax.decoding import phrases, vocabulary_subset
+from transformer_jax.decoding.batching import Batch
 from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
 from transformer_jax.interop.pretrained import Pretrained
@@ -23,7 +25,7 @@ ROOM = {"max_decode_len": 12}
 
 
 def random_shortlist(tokenizers, seed=0):
-    """Of each source token some target tokens, its own and a few of digits among them."""
+    """Of each source token some target tokens: itself, a few of digits, and others."""
     rng = np.random.default_rng(seed)
     digits = [i for word in ZIFFERN for i in tokenizers.target.encode(word)]
     size = tokenizers.source.vocab_size
@@ -191,7 +193,9 @@ def test_vocabulary_subset_has_few_sizes_and_the_special_tokens_first():
     learned = Shortlist.of_lists([3], [[5, 8], [], [3, 299]])
     text = types.SimpleNamespace(source=(0, 1), prefix=(6,))
     other = types.SimpleNamespace(source=(2, 2), prefix=())
-    subset = vocabulary_subset.of_batch(learned, [text, other], [(), ()], ids, 300, 3, 2)
+    subset = vocabulary_subset.of_batch(
+        learned, [text, other], [(), ()], ids, 300, Batch([0, 1], 3, 8), 2
+    )
     assert subset.ids.shape == (2, 128)
     assert subset.ids[1].tolist() == [7, 9, 3, 5, 6, 8, 299, *[7] * 121]
     assert [np.flatnonzero(row).tolist() for row in subset.is_allowed] == [
@@ -199,9 +203,9 @@ def test_vocabulary_subset_has_few_sizes_and_the_special_tokens_first():
         [0, 2, 6],
         [0],
     ]
-    assert (
-        vocabulary_subset.of_batch(learned, [text], [()], ids, 300, 1, 1, 129).ids.shape[1] == 256
-    )
+    batch = Batch([0], 1, 8, least_tokens=129)
+    larger = vocabulary_subset.of_batch(learned, [text], [()], ids, 300, batch, 1)
+    assert larger.ids.shape[1] == 256
 
 
 def test_warmup_compiles_every_size_that_a_shortlist_may_need(translator):
@@ -346,6 +350,33 @@ def test_shortlist_reads_as_many_pairs_as_asked_for(total, most):
     assert len(pairs) == min(total, most)
     if most > 1:
         assert {source for source, _ in pairs} == {str(total - 3), "3"}
+
+
+def test_shortlist_is_part_of_what_resumes_only_where_it_is_used(tiny_run, translator, tmp_path):
+    run = copy_run(tiny_run[1], tmp_path / "run")
+
+    def described():
+        loaded = Translator.load(run)
+        jobs = [
+            Job.of_models([(str(run), "best")], settings).description()
+            for settings in ({"shortlist": True}, {"shortlist": None})
+        ]
+        runner = loaded.engine.runner
+        return [runner.describe(loaded.params, True), jobs[0]], [
+            runner.describe(loaded.params),
+            jobs[1],
+        ]
+
+    records = []
+    for seed in (0, 1):
+        learned = random_shortlist(translator.tokenizers, seed)
+        shortlist.write(learned, translator.tokenizers, run / shortlist.NAME)
+        records.append(described())
+    (used, unused), (used_later, unused_later) = records
+    assert unused == unused_later
+    for one, other in zip(used, used_later, strict=True):
+        assert one["shortlist"] != other["shortlist"]
+        assert one | {"shortlist": ""} == other | {"shortlist": ""}
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ HELP = CommandHelp(
             "--shortlist",
         ),
         (
-            "Of a published model, from pairs of your own:",
+            "Of a published model, from your pairs:",
             "transformer-jax shortlist --workdir=models/opus-mt-en-de --config.data.source=files "
             "--config.data.train=data/train",
         ),

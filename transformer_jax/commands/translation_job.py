@@ -7,7 +7,7 @@ from typing import Any
 from transformer_jax.api import Translator
 from transformer_jax.data import shortlist
 from transformer_jax.interop import pretrained
-from transformer_jax.runs import compilation_cache, directory_kinds, params, workdir
+from transformer_jax.runs import compilation_cache, digests, directory_kinds, params, workdir
 from transformer_jax.text.training_pairs import PairRules
 
 Chunk = list[str]
@@ -65,7 +65,8 @@ class Job:
         has_shortlist = settings.get("shortlist")
         if has_shortlist is None:
             has_shortlist = pretrained.read_config(model).decode.shortlist
-        fields["shortlist"] = shortlist.digest(model) if has_shortlist else ""
+        learned = shortlist.file_in(model) if has_shortlist else None
+        fields["shortlist"] = digests.of_file(learned) if learned else ""
         return cls(model, checkpoint, settings, tuple(others), steps=tuple(steps), **fields)
 
     def description(self) -> dict[str, Any]:

@@ -7,7 +7,6 @@ in the model's folder as text, which is also CTranslate2's format of a vocabular
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -238,10 +237,7 @@ def read(folder: epath.PathLike, tokenizers: TokenizerPair) -> Callable[[], Shor
     return load if path.exists() else None
 
 
-def digest(folder: epath.PathLike) -> str:
-    """Digest of the shortlist in a folder, `shortlist.tsv` or CTranslate2's `vmap.txt`; or ""."""
-    for name in (NAME, VOCABULARY_MAP):
-        path = epath.Path(folder) / name
-        if path.exists():
-            return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
-    return ""
+def file_in(folder: epath.PathLike) -> epath.Path | None:
+    """The shortlist in a folder, `shortlist.tsv` or CTranslate2's `vmap.txt`; None: it has none."""
+    files = (epath.Path(folder) / name for name in (NAME, VOCABULARY_MAP))
+    return next((file for file in files if file.exists()), None)

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.data.tokenizer_pair import SpecialIds
-from transformer_jax.decoding import search as search_lib
 from transformer_jax.decoding import vocabulary_subset
 from transformer_jax.decoding.batching import TokenRows
 from transformer_jax.decoding.decoder import ModelDecoder, cache_sizes
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.processors import Processor
+from transformer_jax.decoding.search import search
 from transformer_jax.decoding.search_settings import SearchConstraints, SearchStructure
 from transformer_jax.model import decoder_weights
 from transformer_jax.model.transformer import Params, Transformer
@@ -79,7 +79,7 @@ class BatchFunctions:
         Args:
           params: of the models.
           sources: the token ids.
-          constraints: of each row; of a subset, its own (`vocabulary_subset.renumber`).
+          constraints: of each row; with a subset, as `vocabulary_subset.renumber` gives them.
           subset: `[1, C]` tokens to search among, on each device; None: all.
           structure, max_decode_len: static parts of the settings.
         """
@@ -88,7 +88,9 @@ class BatchFunctions:
             ids = vocabulary_subset.renumbered_ids(ids)
             weights = tuple(vocabulary_subset.select_weights(one, subset[0]) for one in weights)
             starts_word = None if starts_word is None else starts_word[subset[0]]
-        allowed = search_lib.allowed_tokens(constraints, structure.beam_size)
+        allowed = constraints.is_allowed
+        if allowed is not None:
+            allowed = jnp.repeat(allowed.T, structure.beam_size, axis=1)  # [R, C] --> [C, R * K]
         decoder = ModelDecoder(self.models, weights, allowed)
         cache = decoder.init_cache(
             self._encode(params, sources),
@@ -98,7 +100,7 @@ class BatchFunctions:
             coverage=structure.has_coverage_penalty,
             independent=structure.is_sampling or structure.beam_size == 1,
         )
-        hypotheses = search_lib.search(
+        hypotheses = search(
             decoder,
             cache,
             constraints,

@@ -67,14 +67,9 @@ class BatchTranslator:
         sources = batching.pad_rows(
             [text.source for text in texts], batch.rows, batch.length, self.programs.ids.source_pad
         )
-        no_phrases: list[tuple[Phrase, ...]] = [()] * len(texts)
-        max_decode_len, constraints = self._constraints(batch, texts, no_phrases)
+        max_decode_len, constraints, subset = self._constraints(batch, texts, [()] * len(texts))
         structure = structure_of(texts[0].settings.search)
-
-        def search(wanted: Sequence[Sequence[Phrase]], room: int) -> Hypotheses:
-            return self._search(batch, texts, wanted, (sources, constraints), structure, room)
-
-        hypotheses = search(no_phrases, max_decode_len)
+        hypotheses = self._search(sources, constraints, subset, structure, max_decode_len)
         results = [self._translations(hypotheses, row, text) for row, text in enumerate(texts)]
 
         # Texts whose outputs lack a phrase are searched again, with room for their phrases.
@@ -83,9 +78,9 @@ class BatchTranslator:
             for text, translations in zip(texts, results, strict=True)
         ]
         if not structure.is_sampling and any(wanted):
-            longer, constraints = self._constraints(batch, texts, wanted)
+            longer, constraints, subset = self._constraints(batch, texts, wanted)
             max_decode_len = max(max_decode_len, longer)
-            hypotheses = search(wanted, longer)
+            hypotheses = self._search(sources, constraints, subset, structure, longer)
             for row, (text, phrases_of_row) in enumerate(zip(texts, wanted, strict=True)):
                 if phrases_of_row:
                     more = self._translations(hypotheses, row, text)
@@ -98,29 +93,12 @@ class BatchTranslator:
 
     def _search(
         self,
-        batch: Batch,
-        texts: Sequence[EncodedText],
-        wanted: Sequence[Sequence[Phrase]],
-        arrays: tuple[TokenRows, SearchConstraints],
+        sources: TokenRows,
+        constraints: SearchConstraints,
+        subset: np.ndarray | None,
         structure: SearchStructure,
         max_decode_len: int,
     ) -> Hypotheses:
-        sources, constraints = arrays
-        subset: Any = None
-        if self.shortlist is not None:
-            programs, vocab_size = self.programs, self.programs.vocab_size
-            chosen = vocabulary_subset.of_batch(
-                self.shortlist,
-                texts,
-                wanted,
-                programs.ids,
-                vocab_size,
-                batch.rows,
-                programs.num_sharing(batch.rows),
-                batch.least_tokens,
-            )
-            subset = chosen.ids
-            constraints = vocabulary_subset.renumber(constraints, chosen, vocab_size)
         return self.programs.run(
             self.programs.functions.search,
             self.params,
@@ -133,8 +111,11 @@ class BatchTranslator:
 
     def _constraints(
         self, batch: Batch, texts: Sequence[EncodedText], wanted: Sequence[Sequence[Phrase]]
-    ) -> tuple[int, SearchConstraints]:
-        """The room for an output in tokens, and the constraints of each row of the batch."""
+    ) -> tuple[int, SearchConstraints, np.ndarray | None]:
+        """The room for an output, the constraints of each row, and the tokens of the search.
+
+        The tokens are None, which is all of them, without a shortlist.
+        """
         # Any: SearchConstraints hold NumPy arrays until a program runs.
         min_lens: Any = np.zeros(batch.rows, np.int32)
         max_lens: Any = np.zeros(batch.rows, np.int32)
@@ -158,9 +139,17 @@ class BatchTranslator:
             prefixes = [text.prefix for text in texts]
             prefix = batching.pad_rows(prefixes, batch.rows, prefix_len, -1).ids
         values = values_of([one.search for one in settings], batch.rows)
-        return room, SearchConstraints(
+        constraints = SearchConstraints(
             max_lens, min_lens, values, num_hypotheses, prefix, num_free, phrase_arrays, seeds
         )
+        if self.shortlist is None:
+            return room, constraints, None
+        ids, vocab_size = self.programs.ids, self.programs.vocab_size
+        num_sharing = self.programs.num_sharing(batch.rows)
+        subset: Any = vocabulary_subset.of_batch(
+            self.shortlist, texts, wanted, ids, vocab_size, batch, num_sharing
+        )
+        return room, vocabulary_subset.renumber(constraints, subset, vocab_size), subset.ids
 
     def _possible_phrases(self, text: EncodedText) -> tuple[Phrase, ...]:
         possible = filter(None, (phrases.possible(p, text.settings.decode) for p in text.phrases))

@@ -48,8 +48,9 @@ class ModelDecoder:
     Args:
       configs: sizes of each model.
       weights: of each model's decoder, from `decoder_weights.prepare`.
-      allowed: `[V, B·K]` boolean, tokens among which the probabilities of each model are; None:
-        among all. Those of a single model are masked by the search itself.
+      allowed: `[V, B·K]` boolean, the tokens that a hypothesis may have; None: all. Each model's
+        probabilities sum to 1 over them, so they do not depend on the other rows of a subset of the
+        vocabulary.
     """
 
     configs: Sequence[ModelConfig]
@@ -82,14 +83,15 @@ class ModelDecoder:
             incremental.decode_step(config, weights, model_cache, tokens)
             for config, weights, model_cache in zip(self.configs, self.weights, cache, strict=True)
         ]
-        logits = [model_logits for model_logits, _ in steps]
+        logits = [self._masked(model_logits) for model_logits, _ in steps]
         new_cache = [model_cache for _, model_cache in steps]
         if len(logits) == 1:
             return logits[0], new_cache
-        if self.allowed is not None:
-            logits = [jnp.where(self.allowed, x, NEVER) for x in logits]
         log_probs = jnp.stack([jax.nn.log_softmax(x, axis=0) for x in logits])
         return jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(logits)), new_cache
+
+    def _masked(self, logits: jax.Array) -> jax.Array:
+        return logits if self.allowed is None else jnp.where(self.allowed, logits, NEVER)
 
     def reorder(self, cache: Cache, parents: jax.Array) -> Cache:
         return [incremental.reorder_cache(model_cache, parents) for model_cache in cache]

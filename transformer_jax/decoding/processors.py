@@ -50,23 +50,19 @@ Processor = Callable[[jax.Array, Prefixes], jax.Array]
 class LogitsProcessors:
     """Turns logits into log-probabilities of the next token, in Hugging Face's order.
 
-    The repetition penalty changes logits, and those that the shortlist forbids are left out. Then
-    log-probabilities are masked: repeated n-grams, minimum length, suppressed tokens, further ones.
-    Renormalisation is last.
+    The repetition penalty changes logits. Then log-probabilities are masked: repeated n-grams,
+    minimum length, suppressed tokens, further ones. Renormalisation is last.
 
     Args:
       structure: says which of them are active.
       eos_id: the end symbol.
       suppressed: `[V, R]` boolean, from `suppressed_mask`.
-      allowed: `[V, R·k]` boolean, of a subset of the vocabulary: what a row may choose from. So
-        its probabilities do not depend on the other rows.
       further: processors besides those of the settings.
     """
 
     structure: SearchStructure
     eos_id: int
     suppressed: jax.Array | None = None
-    allowed: jax.Array | None = None
     further: tuple[Processor, ...] = ()
 
     def __call__(self, logits: jax.Array, prefixes: Prefixes) -> NextLogProbs:
@@ -74,8 +70,6 @@ class LogitsProcessors:
         shape = (logits.shape[0], *prefixes.tokens.shape[:2])  # [V, R, k]
         if self.structure.has_repetition_penalty:
             logits = repetition_penalty(logits.reshape(shape), prefixes).reshape(logits.shape)
-        if self.allowed is not None:  # the softmax is of these alone
-            logits = jnp.where(self.allowed, logits, NEVER)
         # Over two axes: with a last one of size 1, XLA's sum on CPU is several times slower.
         unmasked = jax.nn.log_softmax(logits, axis=0).reshape(shape)
         finite = ~jnp.isnan(unmasked[self.eos_id])  # one NaN among the logits makes all NaN

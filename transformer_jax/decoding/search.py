@@ -92,17 +92,4 @@ def _logits_processors(
     processors: tuple[Processor, ...],
 ) -> LogitsProcessors:
     suppressed = suppressed_mask(constraints.values, decoder.vocab_size)
-    allowed = allowed_tokens(constraints, structure.beam_size // structure.beam_groups)
-    return LogitsProcessors(structure, ids.target_eos, suppressed, allowed, processors)
-
-
-def allowed_tokens(constraints: SearchConstraints, beams: int) -> jax.Array | None:
-    """`[V, R·k]` boolean: tokens that each hypothesis may choose from; None: all.
-
-    Args:
-      constraints: of R rows.
-      beams: k, hypotheses of each.
-    """
-    if constraints.is_allowed is None:
-        return None
-    return jnp.repeat(constraints.is_allowed.T, beams, axis=1)
+    return LogitsProcessors(structure, ids.target_eos, suppressed, processors)

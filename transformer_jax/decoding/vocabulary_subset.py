@@ -17,6 +17,7 @@ import numpy as np
 
 from transformer_jax.data.shortlist import Shortlist
 from transformer_jax.data.tokenizer_pair import SpecialIds
+from transformer_jax.decoding.batching import Batch
 from transformer_jax.decoding.phrases import Phrase
 from transformer_jax.decoding.requests import EncodedText
 from transformer_jax.decoding.search_settings import NO_TOKEN, SearchConstraints
@@ -64,13 +65,12 @@ def of_batch(
     phrases: Sequence[Sequence[Phrase]],
     ids: SpecialIds,
     vocab_size: int,
-    num_rows: int,
+    batch: Batch,
     num_devices: int,
-    least: int = 0,
 ) -> VocabularySubset:
     """The tokens that the texts of a batch may need.
 
-    A row may choose from those of its own source, its prefix and its phrases, and the end symbol.
+    A row may choose from those of its source, its prefix and its phrases, and the end symbol.
     So its output does not depend on the other rows.
 
     Args:
@@ -79,11 +79,10 @@ def of_batch(
       phrases: that the output of each text has to contain.
       ids: special ids.
       vocab_size: V.
-      num_rows: R.
+      batch: its `rows` are R, and C is at least its `least_tokens`.
       num_devices: that share the batch by rows.
-      least: of C.
     """
-    is_allowed: Any = np.zeros((num_rows, vocab_size), bool)
+    is_allowed: Any = np.zeros((batch.rows, vocab_size), bool)
     is_allowed[:, ids.target_eos] = True
     for row, (text, row_phrases) in enumerate(zip(texts, phrases, strict=True)):
         shortlist.mark(text.source, is_allowed[row])
@@ -93,15 +92,14 @@ def of_batch(
     is_needed = is_allowed.any(axis=0)
     is_needed[special] = False
     needed = np.flatnonzero(is_needed)
-    wanted = max(least, len(special) + len(needed))
+    wanted = max(batch.least_tokens, len(special) + len(needed))
     subset = np.full(next(n for n in sizes(vocab_size) if n >= wanted), special[0], np.int32)
     subset[: len(special)] = special
     subset[len(special) : len(special) + len(needed)] = needed
-    chosen = is_allowed[:, subset]
-    chosen[:, len(special) + len(needed) :] = False  # what fills it up
+    is_allowed = is_allowed[:, subset]
+    is_allowed[:, len(special) + len(needed) :] = False  # what fills it up
     tiled: Any = np.tile(subset, (num_devices, 1))
-    allowed: Any = chosen
-    return VocabularySubset(tiled, allowed)
+    return VocabularySubset(tiled, is_allowed)
 
 
 def _places(subset: np.ndarray, vocab_size: int) -> np.ndarray:
@@ -124,7 +122,7 @@ def renumber(
     places: Any = _places(np.asarray(subset.ids[0]), vocab_size)
 
     def placed(ids: Any, padding: int) -> Any:
-        """`ids` as places; of `padding` it stays, and so do tokens that are not there."""
+        """`ids` as places; `padding` where there is no token, or none of the subset."""
         is_token = (ids >= 0) & (ids < vocab_size)
         at = places[np.where(is_token, ids, 0)]
         return np.where(is_token & (at >= 0), at, padding).astype(np.int32)

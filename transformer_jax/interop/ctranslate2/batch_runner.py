@@ -82,10 +82,10 @@ class CTranslate2BatchRunner:
     def describe(self, params: Any, has_shortlist: bool = False) -> dict[str, Any]:
         """Digests of the model's file, and of its shortlist."""
         del params
-        path = self._directory.path
-        learned = {"shortlist": shortlist.digest(path)} if has_shortlist else {}
-        parameters = digests.of_file(path / "model.bin")
-        return {"engine": "ctranslate2", "parameters": parameters, **learned}
+        learned = shortlist.file_in(self._directory.path) if has_shortlist else None
+        files = {"parameters": self._directory.path / "model.bin", "shortlist": learned}
+        by_name = {name: digests.of_file(file) for name, file in files.items() if file}
+        return {"engine": "ctranslate2", **by_name}
 
     def check(self, settings: TranslationSettings, given: Collection[str] = ()) -> None:
         """Refuses what CTranslate2 cannot do.
@@ -93,7 +93,7 @@ class CTranslate2BatchRunner:
         Raises:
           UserError: naming the setting.
         """
-        if settings.decode.shortlist and not shortlist.digest(self._directory.path):
+        if settings.decode.shortlist and not shortlist.file_in(self._directory.path):
             raise UserError(
                 f"`shortlist=True` needs {self._directory.path / shortlist.VOCABULARY_MAP}: run "
                 "`transformer-jax shortlist` with this folder, or with the run before its export."
