@@ -35,7 +35,7 @@ from transformer_jax.model.transformer import init_params
 from transformer_jax.runs import machine
 
 FLAGS = flags.FLAGS
-# Settings of the model that differ from the recipe's, which is the paper's model.
+# Settings of the model that differ from the paper's.
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {},
     "pre-norm": {"norm_position": "pre"},
@@ -65,6 +65,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+def settings(name: str) -> dict[str, Any]:
+    """Settings of a variant's model that differ from the recipe's: it has rotary positions."""
+    return {"positional": "interleaved"} | VARIANTS[name]
+
+
 def model_config(name: str) -> ModelConfig:
     """The model of a variant, with the vocabulary of the recipe."""
     from transformer_jax.configs import multi30k
@@ -74,7 +79,7 @@ def model_config(name: str) -> ModelConfig:
         source_vocab_size=8000,
         target_vocab_size=8000,
         decoder_start_id=1,
-        **VARIANTS[name],
+        **settings(name),
     )
 
 
@@ -144,7 +149,7 @@ def main(argv: list[str]) -> None:
             data=Path(FLAGS.data).absolute(),
             steps=FLAGS.steps,
             checkpoint_every_steps=100,
-            settings={f"model.{field}": value for field, value in VARIANTS[name].items()},
+            settings={f"model.{field}": value for field, value in settings(name).items()},
         )
         for seed, name in itertools.product(FLAGS.seeds, FLAGS.variants)
     ]

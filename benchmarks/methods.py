@@ -19,18 +19,31 @@ from trainings import Training, train_all
 
 FLAGS = flags.FLAGS
 ROTARY = {"model.positional": "rotary"}
-# Settings that differ from the recipe's.
+SINUSOIDS = {"model.positional": "interleaved"}
+ALIGNED = {"train.alignment_weight": 0.05}
+LARGE = {"data.batch_tokens": 8192}
+NOISE = {"data.augment": ("upper_case:0.05", "typos:0.1")}
+R_DROP = {"train.r_drop": 5.0}
+SAMPLED = {"data.subword_sampling": 0.1}
+WIDE = {"model.d_model": 256, "model.d_ff": 512}
+# Settings that differ from the recipe's. Each names its positions, whatever the recipe has.
 VARIANTS: dict[str, dict[str, Any]] = {
-    "recipe": {},
+    "sinusoids": SINUSOIDS,
+    "sinusoids, R-Drop": SINUSOIDS | R_DROP,
     "rotary": ROTARY,
     **{f"rotary, {n} tokens": ROTARY | {"data.vocab_size": n} for n in (500, 1000, 2000, 4000)},
     "pre-norm, rotary": ROTARY | {"model.norm_position": "pre"},
     "rotary, dropout 0.4": ROTARY | {"model.dropout_rate": 0.4},
-    "R-Drop": {"train.r_drop": 5.0},
-    "rotary, R-Drop": ROTARY | {"train.r_drop": 5.0},
-    "rotary, 4000 tokens, R-Drop": ROTARY | {"train.r_drop": 5.0, "data.vocab_size": 4000},
-    "noise": {"data.augment": ("upper_case:0.05", "typos:0.1")},
-    "rotary, noise": ROTARY | {"data.augment": ("upper_case:0.05", "typos:0.1")},
+    "rotary, width 256": ROTARY | WIDE,
+    "rotary, R-Drop": ROTARY | R_DROP,
+    "rotary, 4000 tokens, R-Drop": ROTARY | R_DROP | {"data.vocab_size": 4000},
+    "rotary, sampled tokens": ROTARY | SAMPLED,
+    "rotary, sampled tokens, width 256": ROTARY | SAMPLED | WIDE,
+    "rotary, sampled tokens, R-Drop": ROTARY | SAMPLED | R_DROP,
+    "rotary, guided alignment": ROTARY | ALIGNED,
+    "rotary, 8192 positions": ROTARY | LARGE,
+    "rotary, 8192 positions, guided alignment": ROTARY | LARGE | ALIGNED,
+    "rotary, noise": ROTARY | NOISE,
 }
 
 
