@@ -30,21 +30,25 @@ FLAGS = flags.FLAGS
 # Largest difference, relative to the largest value of the array.
 TOLERANCE = {"float32": 2e-3, "bfloat16": 2e-2}  # float32 products of a GPU may be TF32
 GRADIENT_TOLERANCE = 0.05  # norm of the difference, relative to the norm
-HEAD_DIM, HEADS, BATCH = 64, 2, 2
+HEAD_DIM, SMALL_HEAD_DIM, HEADS, BATCH = 64, 32, 2, 2
 
 
-def formula(problem: Problem) -> list[np.ndarray]:
-    """Output, and gradients of query, key and value, by the formula in float64."""
+def formula(inputs: dict[str, np.ndarray], allowed: np.ndarray | None) -> list[np.ndarray]:
+    """Output, and gradients of query, key and value, by the formula in float64.
+
+    Args:
+      inputs: `query`, `key`, `value` and the output's gradient `d_out`, each `[B, L, H, D]`.
+      allowed: `[B, 1, T or 1, S]`, True = may attend; a query that may attend to no key gives 0.
+        None: all.
+    """
     names = ("query", "key", "value", "d_out")
-    inputs = attention_workers.arrays(problem)
     query, key, value, d_out = (np.swapaxes(inputs[name], 1, 2).astype(float) for name in names)
-    scale = problem.head_dim**-0.5
+    scale = query.shape[-1] ** -0.5
     scores = scale * query @ np.swapaxes(key, 2, 3)
-    allowed = attention_workers.mask(problem)
-    if allowed is not None:
-        scores = np.where(allowed, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
+    allowed = np.broadcast_to(True if allowed is None else allowed, scores.shape)
+    largest = np.max(scores, axis=-1, keepdims=True, where=allowed, initial=-1e300)
+    weights = np.where(allowed, np.exp(np.minimum(scores - largest, 0.0)), 0.0)
+    weights /= np.maximum(weights.sum(axis=-1, keepdims=True), 1e-300)
     out = weights @ value
     d_weights = d_out @ np.swapaxes(value, 2, 3)
     d_scores = weights * (d_weights - (d_weights * weights).sum(axis=-1, keepdims=True))
@@ -56,46 +60,96 @@ def formula(problem: Problem) -> list[np.ndarray]:
     return [np.swapaxes(x, 1, 2) for x in (out, *grads)]
 
 
+def implementation_errors(
+    check: str,
+    inputs: dict[str, np.ndarray],
+    dtype: str,
+    allowed: np.ndarray | None,
+    **options: Any,
+) -> Iterator[dict[str, Any]]:
+    """The error of every implementation that supports a call, forward and backward.
+
+    Args:
+      check: what the call is.
+      inputs: as of `formula`.
+      dtype: of the computation. Inputs are rounded to it before the formula, too.
+      allowed: as of `formula`.
+      **options: of `dot_product_attention`, which mean the same as `allowed`.
+    """
+    rounded = {name: jnp.asarray(x, dtype) for name, x in inputs.items()}
+    expected = formula({name: np.asarray(x, float) for name, x in rounded.items()}, allowed)
+    for name in IMPLEMENTATIONS:
+
+        def call(query, key, value, d_out, name=name):
+            def attend(*arrays):
+                return dot_product_attention(*arrays, implementation=name, **options)
+
+            out, pullback = jax.vjp(attend, query, key, value)
+            return out, *pullback(d_out)
+
+        try:
+            outputs = jax.jit(call)(*rounded.values())
+        except UnsupportedAttentionError:
+            continue
+        error = max(
+            float(np.max(np.abs(np.asarray(got, float) - want)) / np.max(np.abs(want)))
+            for got, want in zip(outputs, expected, strict=True)
+        )
+        yield {
+            "check": f"attention {name}, {check}, {dtype}",
+            "error": error,
+            "tolerance": TOLERANCE[dtype],
+        }
+
+
 def attention_errors() -> Iterator[dict[str, Any]]:
-    """The error of every implementation in every case that it supports."""
-    lengths = map(int, FLAGS.lengths)
-    cases = itertools.product(FLAGS.cases, lengths, TOLERANCE)
-    for case, length, dtype in cases:
+    """The errors in every kind of attention that is timed."""
+    for case, length, dtype in itertools.product(FLAGS.cases, map(int, FLAGS.lengths), TOLERANCE):
         problem = Problem(case, BATCH, length, HEADS, HEAD_DIM, dtype, "forward+backward")
-        expected = formula(problem)
-        inputs = [jnp.asarray(x, dtype) for x in attention_workers.arrays(problem).values()]
-        ids, sizes = attention_workers.segments(problem), attention_workers.lengths(problem)
-        for name in IMPLEMENTATIONS:
+        ids = attention_workers.segments(problem)
+        yield from implementation_errors(
+            f"{case}, {length} keys",
+            attention_workers.arrays(problem),
+            dtype,
+            attention_workers.mask(problem),
+            causal=case == "causal",
+            query_segment_ids=ids,
+            key_segment_ids=ids,
+            key_lengths=attention_workers.lengths(problem),
+        )
 
-            def attend(query, key, value, name=name, case=case, ids=ids, sizes=sizes):
-                return dot_product_attention(
-                    query,
-                    key,
-                    value,
-                    causal=case == "causal",
-                    query_segment_ids=ids,
-                    key_segment_ids=ids,
-                    key_lengths=sizes,
-                    implementation=name,
-                )
 
-            def call(query, key, value, d_out, attend=attend):
-                out, pullback = jax.vjp(attend, query, key, value)
-                return out, *pullback(d_out)
+def packed_errors() -> Iterator[dict[str, Any]]:
+    """The errors of calls as training has them: packed rows that end with padding.
 
-            try:
-                outputs = jax.jit(call)(*inputs)
-            except UnsupportedAttentionError:
-                continue
-            error = max(
-                float(np.max(np.abs(np.asarray(got, float) - want)) / np.max(np.abs(want)))
-                for got, want in zip(outputs, expected, strict=True)
-            )
-            yield {
-                "check": f"attention {name}, {case}, {length} keys, {dtype}",
-                "error": error,
-                "tolerance": TOLERANCE[dtype],
-            }
+    Queries and keys are larger than elsewhere, so that scores are as large as in sharp heads of a
+    trained model.
+    """
+    rng = np.random.default_rng(0)
+    length, factor = 64, 4.0
+    sizes = [[20, 9, 28], [64]]  # of the sentences of each row; the first ends with padding
+    ids = np.zeros((len(sizes), length), np.int32)
+    for row, row_sizes in zip(ids, sizes, strict=True):
+        row[: sum(row_sizes)] = np.repeat(np.arange(len(row_sizes)) + 1, row_sizes)
+    same = (ids[:, :, None] == ids[:, None, :]) & (ids[:, :, None] > 0)
+    names = ("query", "key", "value", "d_out")
+    inputs = {
+        name: rng.standard_normal((len(sizes), length, HEADS, SMALL_HEAD_DIM), np.float32)
+        for name in names
+    }
+    inputs |= {name: factor * inputs[name] for name in ("query", "key")}
+    for causal, dtype in itertools.product((False, True), TOLERANCE):
+        rows = implementation_errors(
+            f"packed rows with padding{' and causal' * causal}, large scores",
+            inputs,
+            dtype,
+            (same & np.tri(length, dtype=bool) if causal else same)[:, None],
+            causal=causal,
+            query_segment_ids=ids,
+            key_segment_ids=ids,
+        )
+        # Weights near 0 or 1 lose more by rounding.
+        yield from (row | {"tolerance": 2 * row["tolerance"]} for row in rows)
 
 
 def gradient_error() -> dict[str, Any]:
@@ -147,7 +201,7 @@ def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
     rows = []
-    for row in itertools.chain(attention_errors(), [gradient_error()]):
+    for row in itertools.chain(attention_errors(), packed_errors(), [gradient_error()]):
         row["right"] = row["error"] <= row["tolerance"]  # False of NaN
         rows.append(row)
         if not row["right"]:

@@ -33,6 +33,7 @@ def get_config() -> Config:
             d_ff=256,
             dropout_rate=0.3,
             norm_position="post",
+            positional="rotary",
             max_len=128,
         ),
         data=DataConfig(
@@ -54,7 +55,7 @@ def get_config() -> Config:
             eps=1e-8,
         ),
         decode=DecodeConfig(
-            beam_size=5, length_penalty=1.4, length_penalty_kind="power", max_decode_len=100
+            beam_size=5, length_penalty=1.2, length_penalty_kind="power", max_decode_len=100
         ),
         checkpoint=CheckpointConfig(max_to_keep=10),
     )

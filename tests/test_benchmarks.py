@@ -52,18 +52,27 @@ def test_attention_flops_count_the_allowed_pairs(case):
 def test_accelerator_check_of_attention_has_gradients_of_its_output(case):
     """The formula's gradients, against differences of its output."""
     one = problem(case, "forward+backward", length=6)
-    inputs = attention_workers.arrays(one)
-    _, *grads = accelerator_checks.formula(one)
+    inputs, allowed = attention_workers.arrays(one), attention_workers.mask(one)
+    _, *grads = accelerator_checks.formula(inputs, allowed)
     for name, grad in zip(("query", "key", "value"), grads, strict=True):
         index = tuple(n // 2 for n in grad.shape)
         values = []
         for step in (1e-3, -1e-3):
             changed = {k: v.astype(float) for k, v in inputs.items()}
             changed[name][index] += step
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(attention_workers, "arrays", lambda _, x=changed: x)
-                values.append((accelerator_checks.formula(one)[0] * inputs["d_out"]).sum())
+            out = accelerator_checks.formula(changed, allowed)[0]
+            values.append((out * inputs["d_out"]).sum())
         assert grad[index] == pytest.approx((values[0] - values[1]) / 2e-3, rel=1e-4, abs=1e-8)
+
+
+def test_attention_formula_is_0_for_a_query_without_keys():
+    inputs = attention_workers.arrays(problem("full", "forward+backward", length=4))
+    allowed = np.ones((1, 1, 4, 4), bool)
+    allowed[..., 2, :] = False
+    out, d_query, *d_keys = accelerator_checks.formula(inputs, allowed)
+    assert not out[:, 2].any()
+    assert not d_query[:, 2].any()
+    assert all(np.isfinite(x).all() and x.any() for x in (out, d_query, *d_keys))
 
 
 def test_attention_packed_case_fills_its_rows():
