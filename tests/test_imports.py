@@ -89,6 +89,24 @@ HEAVY = {"jax", "jaxlib", "flax", "optax", "orbax", "grain", "numpy", "scipy", "
          "tensorstore", "array_record", "google"}  # fmt: skip
 
 
+# Packages of extras only, by the names of their imports.
+EXTRAS = ("ctranslate2", "eflomal", "fastapi", "gcsfs", "huggingface_hub", "matplotlib",
+          "markdown_it", "prometheus_client", "py3langid", "pyarrow", "ray", "sacremoses",
+          "sentencex", "tokenizers", "torch", "transformers", "uvicorn", "zstandard")  # fmt: skip
+
+
+def test_commands_are_importable_without_extras():
+    code = f"""
+import importlib, pkgutil, sys
+sys.modules.update(dict.fromkeys({EXTRAS}))  # None: not there
+import transformer_jax.commands as commands
+for module in pkgutil.iter_modules(commands.__path__):
+    if module.name != "__main__":
+        importlib.import_module(f"transformer_jax.commands.{{module.name}}")
+"""
+    assert "transformer_jax" in loaded_by(code)
+
+
 @pytest.mark.parametrize("code", ["import transformer_jax", HELP])
 def test_import_and_help_load_nothing_heavy(code):
     loaded = loaded_by(code)
