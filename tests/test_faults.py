@@ -328,6 +328,11 @@ def test_advice_for_skipped_steps_fits_their_cause(tmp_path):
     assert "warmup_steps" in in_warmup
     assert "warmup_steps" not in after_warmup
     assert "clip_norm" in after_warmup
+    assert "attention" not in after_warmup
+    of_kernel = {"loss_sum": np.float32(4), "grad_norm": np.float32("nan")}
+    assert "config.model.attention=xla" in faults.advice(config, 500, of_kernel)
+    xla = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="xla"))
+    assert "attention" not in faults.advice(xla, 500, of_kernel)
     spikes = dataclasses.replace(config, train=dataclasses.replace(config.train, skip_spikes=3.0))
     finite = {"loss_sum": np.float32(4), "grad_norm": np.float32(9)}
     assert "config.train.skip_spikes=3" in faults.advice(spikes, 500, finite)

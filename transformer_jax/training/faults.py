@@ -109,11 +109,15 @@ def advice(config: Config, step: int, metrics: Metrics) -> str:
             f"{config.train.skip_spikes:g} times the usual norm: raise it, or lower "
             "config.optimizer.learning_rate"
         )
-    hints = [f"lower config.optimizer.learning_rate={config.optimizer.learning_rate:g}"]
+    hints = []
+    if math.isfinite(metrics["loss_sum"]) and config.model.attention != "xla":
+        # The parameters are fine. A kernel of the backward pass may not be.
+        hints.append("their losses are finite, so try a new run with config.model.attention=xla")
+    hints.append(f"lower config.optimizer.learning_rate={config.optimizer.learning_rate:g}")
     if step <= 2 * config.optimizer.warmup_steps:
         hints.append(f"lengthen config.optimizer.warmup_steps={config.optimizer.warmup_steps}")
     if not config.optimizer.clip_norm:
         hints.append("set config.optimizer.clip_norm=1.0")
-    if config.model.dtype == "bfloat16":
+    if config.model.dtype != "float32":
         hints.append("try config.model.dtype=float32")
     return ", ".join(hints[:-1]) + f"{', or ' if hints[1:] else ''}{hints[-1]}"
