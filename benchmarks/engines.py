@@ -22,13 +22,23 @@ from transformer_jax.evaluation.corpus_metrics import corpus_scores
 from transformer_jax.runs import machine
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("models", None, "Folders, DIR or DIR@CHECKPOINT; ratios are to the first.")
+flags.DEFINE_list(
+    "models",
+    None,
+    "Folders, DIR or DIR@CHECKPOINT; DIR+DIR is an ensemble. Ratios are to the first.",
+)
 flags.DEFINE_string("input", None, "Sentences.")
 flags.DEFINE_string("references", None, "Their translations.")
 flags.DEFINE_list("beam_sizes", ["4", "1"], "Beam sizes.")
 flags.DEFINE_integer("turns", 3, "Turns of each engine.")
 flags.DEFINE_string("json", "", "File for the results.")
 flags.mark_flags_as_required(["models", "input", "references"])
+
+
+def load(name: str) -> Translator:
+    """A model of `--models`."""
+    first, *others = model_flags.models(name.split("+"))
+    return Translator.load(*first, ensemble=others)
 
 
 def measure(translator: Translator, texts: list[str], beam_size: int) -> tuple[float, list[str]]:
@@ -42,7 +52,7 @@ def main(_: list[str]) -> None:
     """Prints a row for each engine and beam size."""
     texts = Path(FLAGS.input).read_text(encoding="utf-8").splitlines()
     references = Path(FLAGS.references).read_text(encoding="utf-8").splitlines()
-    loaded = [Translator.load(*member) for member in model_flags.models(FLAGS.models)]
+    loaded = [load(name) for name in FLAGS.models]
     translators = dict(zip(FLAGS.models, loaded, strict=True))
     tokenizer = model_metrics.bleu_tokenizer(loaded[0].config.data)
     beam_sizes = [int(size) for size in FLAGS.beam_sizes]
