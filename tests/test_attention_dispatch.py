@@ -75,6 +75,10 @@ def test_attention_implementation_that_cannot_compute_a_call_says_why(implementa
         # JAX refuses the gradient at odd lengths without a mask or bias too: seen on an H200.
         ("cudnn", {"dtype": jnp.bfloat16, "size": 7}, Extras(key_lengths=1), "not 6 and 7"),
         ("cudnn", {"dtype": jnp.bfloat16, "size": 8}, Extras(key_lengths=1), None),
+        ("cudnn", {"dtype": jnp.bfloat16, "size": 64}, Extras(query_segment_ids=1), "bias of 64"),
+        ("cudnn", {"dtype": jnp.bfloat16, "size": 192}, Extras(bias=1), "mask or bias of 192 keys"),
+        ("cudnn", {"dtype": jnp.bfloat16, "size": 128}, Extras(mask=1), None),
+        ("cudnn", {"dtype": jnp.bfloat16, "size": 64}, Extras(key_lengths=1), None),
         ("pallas_tpu", {}, Extras(bias=1), "no bias"),
         ("pallas_tpu", {}, Extras(distance_bias=1), "no distance_bias"),
         ("pallas_tpu", {}, Extras(mask=1), "no mask"),

@@ -32,7 +32,20 @@ def refuses(
     if query.shape[1] % 2 or key.shape[1] % 2:
         # JAX takes absent biases for present ones when it checks this.
         return f"its gradient needs even lengths, not {query.shape[1]} and {key.shape[1]}"
+    if key.shape[1] % 128 == 64 and _has_arrays(extras):
+        # On Hopper it gives the 64 keys that it adds for its tiles a score of 0, so that
+        # exp(0 - log-sum-exp) overflows: https://github.com/pytorch/pytorch/issues/196678
+        return (
+            f"with a mask or bias of {key.shape[1]} keys, an odd multiple of 64, its gradient can "
+            "be NaN"
+        )
     return None
+
+
+def _has_arrays(extras: Extras) -> bool:
+    """Whether the kernel reads an array of masks or biases; it has arguments for the rest."""
+    arrays = extras.mask, extras.bias, extras.distance_bias, extras.query_segment_ids
+    return any(array is not None for array in arrays)
 
 
 def attend(
