@@ -1,4 +1,4 @@
-"""Compares engines, or a student with its teacher, on a file: sentences a second and BLEU.
+"""Compares engines, or a student with its teachers, on a file: sentences a second and BLEU.
 
     python benchmarks/engines.py --models=runs/m30k,exports/float32,exports/int8 \
         --input=test_2016_flickr.en --references=test_2016_flickr.fr --json=engines.json

@@ -25,13 +25,14 @@ LARGE = {"data.batch_tokens": 8192}
 NOISE = {"data.augment": ("upper_case:0.05", "typos:0.1")}
 R_DROP = {"train.r_drop": 5.0}
 SAMPLED = {"data.subword_sampling": 0.1}
+SIZES = (500, 1000, 2000, 4000, 8000)  # of the vocabulary
 WIDE = {"model.d_model": 256, "model.d_ff": 512}
 # Settings that differ from the recipe's. Each names its positions, whatever the recipe has.
 VARIANTS: dict[str, dict[str, Any]] = {
     "sinusoids": SINUSOIDS,
     "sinusoids, R-Drop": SINUSOIDS | R_DROP,
     "rotary": ROTARY,
-    **{f"rotary, {n} tokens": ROTARY | {"data.vocab_size": n} for n in (500, 1000, 2000, 4000)},
+    **{f"rotary, {n} tokens": ROTARY | {"data.vocab_size": n} for n in SIZES},
     "pre-norm, rotary": ROTARY | {"model.norm_position": "pre"},
     "rotary, dropout 0.4": ROTARY | {"model.dropout_rate": 0.4},
     "rotary, width 256": ROTARY | WIDE,

@@ -321,16 +321,22 @@ def test_skipping_ten_steps_in_a_row_ends_the_run(data, tmp_path, monkeypatch):
         replay(config, tmp_path / "run", tmp_path / "run" / "config.json")
 
 
-def test_advice_for_skipped_steps_fits_their_cause(tmp_path):
+def test_advice_for_skipped_steps_fits_their_cause(tmp_path, monkeypatch):
     config = tiny_config(tmp_path)
     nan = {"loss_sum": np.float32("nan"), "grad_norm": np.float32("nan")}
     in_warmup, after_warmup = faults.advice(config, 5, nan), faults.advice(config, 500, nan)
     assert "warmup_steps" in in_warmup
     assert "warmup_steps" not in after_warmup
     assert "clip_norm" in after_warmup
-    assert "attention" not in after_warmup
     of_kernel = {"loss_sum": np.float32(4), "grad_norm": np.float32("nan")}
-    assert "config.model.attention=xla" in faults.advice(config, 500, of_kernel)
+    on_cpu = faults.advice(config, 500, of_kernel)
+    assert "attention" not in on_cpu
+    assert "dtype" not in on_cpu  # "auto" is float32 there
+    monkeypatch.setattr(faults.platforms, "current", lambda: "gpu")
+    on_gpu = faults.advice(config, 500, of_kernel)
+    assert "config.model.attention=xla" in on_gpu
+    assert "config.model.dtype=float32" in on_gpu
+    assert "attention" not in faults.advice(config, 500, nan)
     xla = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="xla"))
     assert "attention" not in faults.advice(xla, 500, of_kernel)
     spikes = dataclasses.replace(config, train=dataclasses.replace(config.train, skip_spikes=3.0))

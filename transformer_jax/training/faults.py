@@ -14,6 +14,7 @@ from transformer_jax.data.loader import Batch
 from transformer_jax.data.token_cache import Sentences
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import UserError
+from transformer_jax.ops import platforms
 from transformer_jax.training.progress import Progress
 from transformer_jax.training.setup import TrainingData
 from transformer_jax.training.step import Metrics
@@ -110,7 +111,8 @@ def advice(config: Config, step: int, metrics: Metrics) -> str:
             "config.optimizer.learning_rate"
         )
     hints = []
-    if math.isfinite(metrics["loss_sum"]) and config.model.attention != "xla":
+    may_use_cudnn = platforms.current() == "gpu" and config.model.attention in ("auto", "cudnn")
+    if math.isfinite(metrics["loss_sum"]) and may_use_cudnn:
         # The parameters are fine. A kernel of the backward pass may not be.
         hints.append("their losses are finite, so try a new run with config.model.attention=xla")
     hints.append(f"lower config.optimizer.learning_rate={config.optimizer.learning_rate:g}")
@@ -118,6 +120,6 @@ def advice(config: Config, step: int, metrics: Metrics) -> str:
         hints.append(f"lengthen config.optimizer.warmup_steps={config.optimizer.warmup_steps}")
     if not config.optimizer.clip_norm:
         hints.append("set config.optimizer.clip_norm=1.0")
-    if config.model.dtype != "float32":
+    if platforms.compute_dtype(config.model) != np.float32:
         hints.append("try config.model.dtype=float32")
     return ", ".join(hints[:-1]) + f"{', or ' if hints[1:] else ''}{hints[-1]}"
