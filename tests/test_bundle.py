@@ -21,7 +21,7 @@ import safetensors
 from safetensors.numpy import load_file, save_file
 
 from tests.conftest import run_command, tiny_config
-from tests.test_huggingface import small_model, write
+from tests.huggingface_models import small_model, write
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.interop import bundle, pretrained

@@ -1,4 +1,4 @@
-"""Links, settings and the index of the documents."""
+"""Links, settings, flags and the index of the documents."""
 
 import dataclasses
 import re
@@ -90,3 +90,31 @@ def test_submit_and_atranslate_work_as_the_document_says(translator, capsys, mon
     exec(compile(block, "translate_text.md", "exec"), {})
     best = translator.translate("A dog runs.").text
     assert capsys.readouterr().out == f"{best}\n{best}\n"
+
+
+def flags_of_commands() -> dict[str, set[str]]:
+    """From the page of all flags, which another test compares with the commands themselves."""
+    _, *parts = re.split(r"^## (.+)$", (DOCS / "commands.md").read_text(), flags=re.MULTILINE)
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+    rows = {name: set(re.findall(r"^\| `--(\w+)", s, re.M)) for name, s in sections.items()}
+    common = {"config", "help", *rows.pop("Several processes")}
+    for name in rows:
+        rows[name] |= common
+        if "Each setting of [`decode`]" in sections[name]:
+            rows[name] |= SECTIONS["decode"]
+    return rows
+
+
+def test_flags_of_commands_in_documents_exist():
+    known, wrong, count = flags_of_commands(), [], 0
+    for path in CURRENT:
+        text = re.sub(r'"[^"\n]*"', "", path.read_text().replace("\\\n", " "))
+        commands = re.findall(r"(?:transformer-jax|python)\s+([\w-]+)(?:\.py)?\b([^\n`|]*)", text)
+        for command, arguments in commands:
+            if command in known:
+                for prefix, flag in re.findall(r"(?<!\S)--(no)?([a-z]\w*)", arguments):
+                    count += 1
+                    if known[command].isdisjoint({flag, prefix + flag}):
+                        wrong.append((path.name, command, flag))
+    assert not wrong
+    assert count > 300  # the pattern finds them

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from tests.test_huggingface import small_model, write
+from tests.huggingface_models import small_model, write
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.interop import pretrained

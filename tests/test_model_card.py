@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.conftest import copy_run
-from tests.test_huggingface import small_model
+from tests.huggingface_models import small_model
 from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
 from transformer_jax.interop import FORMATS, bundle, model_card, pretrained, usage_examples

@@ -26,7 +26,7 @@ import pytest
 from num2words import num2words
 
 from tests.conftest import write_pairs
-from tests.test_huggingface import small_model, write
+from tests.huggingface_models import small_model, write
 from tests.walkthrough import Substitution, difference, read_blocks, run, substitute
 from transformer_jax.data.number_words import split_numbers
 

@@ -403,7 +403,7 @@ def test_export_to_marian_with_another_epsilon_tolerates_small_differences(
 
 def test_export_check_detects_a_tokenizer_that_decodes_differently(translator, tmp_path):
     """Two tokens are swapped in the vocabulary, so the same ids mean something else."""
-    from tests.test_huggingface import write
+    from tests.huggingface_models import write
 
     model = Pretrained(translator.config, translator.tokenizers, translator.params, 0)
     folder = epath.Path(write(tmp_path / "m", model))

@@ -17,6 +17,13 @@ import torch
 import transformers
 from etils import epath
 
+from tests.huggingface_models import (
+    assert_names_damage,
+    edit,
+    edit_tensors,
+    remove,
+    truncate,
+)
 from tests.peers import builders
 from tests.peers.test_import import (
     TOLERANCE,
@@ -28,13 +35,6 @@ from tests.peers.test_import import (
     reconfigured,
     swapped,
     theirs,
-)
-from tests.test_huggingface import (
-    assert_names_damage,
-    edit,
-    edit_tensors,
-    remove,
-    truncate,
 )
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
