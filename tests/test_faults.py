@@ -358,7 +358,7 @@ def test_open_run_closes_everything_where_the_state_cannot_be_made(
 
     for owner in (checkpoint.Checkpointer, reporting.Reporter):
         monkeypatch.setattr(owner, "close", lambda self, *_: closed.append(type(self).__name__))
-    monkeypatch.setattr(loop.Trainer, "init_state", fail)
+    monkeypatch.setattr(loop.Trainer, "start", fail)
     with pytest.raises(type(error)), loop.open_run(short_config(data), tmp_path):
         pass
     assert closed == ["Checkpointer", "Reporter"]

@@ -149,7 +149,7 @@ def test_start_that_fails_with_its_files_written_removes_them(tmp_path, monkeypa
 
     (tmp_path / "data").mkdir()
     (tmp_path / "new" / "old").mkdir(parents=True)
-    monkeypatch.setattr(loop.Trainer, "init_state", fail)
+    monkeypatch.setattr(loop.Trainer, "start", fail)
     for workdir in (tmp_path / "new" / "run", tmp_path / "new" / "old"):
         with pytest.raises(type(error)):
             train(tiny_config(tmp_path / "data"), workdir)

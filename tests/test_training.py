@@ -213,6 +213,7 @@ def test_resume_refuses_a_checkpoint_with_the_state_of_another_step(tiny_run, tm
     (checkpoints / "60").rename(checkpoints / "61")
     with pytest.raises(UserError, match=r"Checkpoint 61 in .* contains the state of step 60;"):
         train(tiny_config(data, num_steps=70), tmp_path / "run")
+    assert (tmp_path / "run" / "config.json").read_text() == (workdir / "config.json").read_text()
 
 
 def test_resume_refuses_another_corpus(tiny_run, tmp_path):

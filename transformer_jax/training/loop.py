@@ -98,8 +98,7 @@ def open_run(
         resume_step = distributed.run_on_primary(
             lambda: find_resume_step(workdir, say, move_damaged=not read_only), name="checkpoints"
         )
-        # On the primary process first: the others read its caches. The config that it returns has
-        # the vocabulary sizes of the tokenizers.
+        # On the primary process first: the others read its caches.
         config, data = distributed.run_primary_first(
             lambda: setup.prepare(config, workdir, say, read_only), name="data"
         )
@@ -116,11 +115,7 @@ def open_run(
 
         trainer = Trainer(config, workdir, data.without_params(), runner, reporter, read_only)
         try:
-            if resume_step is None:
-                trainer.init_state(data.initial_params)
-            else:
-                trainer.restore(resume_step)
-                reporter.say(f"resuming from step {resume_step}")
+            trainer.start(resume_step, data.initial_params)
             del data  # frees the initial parameters: they are on the devices now
             stack.enter_context(trainer.record_training(devices))
             new_files.keep()
@@ -148,7 +143,7 @@ class Trainer:
       progress: counters that are saved with the state.
     """
 
-    state: TrainState  # by `init_state` or `restore`
+    state: TrainState  # by `start` or `restore`
     _window: Window  # by `run`
 
     def __init__(
@@ -246,9 +241,19 @@ class Trainer:
         """The batches of the run, of each the rows that this process loads."""
         return self.data.batches(self.config, self.row_multiple, self.runner.local_rows)
 
-    def init_state(self, params: PyTree | None = None) -> None:
-        """Makes the state before the first step, with `params` (on the host) or fresh ones."""
-        self.state = self.runner.init(self.config.seed, params)
+    def start(self, resume_step: int | None, params: PyTree | None) -> None:
+        """Begins with a checkpoint or `params` (on the host; None: fresh), then writes the config.
+
+        In this order: a resumed run that cannot start keeps its settings.
+        """
+        if resume_step is None:
+            self.state = self.runner.init(self.config.seed, params)
+        else:
+            self.restore(resume_step)
+            self._reporter.say(f"resuming from step {resume_step}")
+        if not self._read_only:
+            write = functools.partial(workdir_lib.write_config, self._workdir, self.config)
+            distributed.run_on_primary(write, name="config")
 
     def restore(self, step: int) -> None:
         """Continues from the checkpoint of `step`."""

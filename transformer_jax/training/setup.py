@@ -115,12 +115,11 @@ def prepare(
 
     fingerprints = {"corpus": corpora_fingerprint(corpora), "tokenizer": tokenizers.fingerprint}
     workdir_lib.check_same_data(workdir, fingerprints)
-    if distributed.is_primary() and not read_only:
-        if not workdir_lib.has_checkpoints(workdir):
-            tokenizers.save(workdir / "tokenizer")
-            record = {**fingerprints, "tokenizer_settings": _tokenizer_settings(config)}
-            workdir_lib.write_data_record(workdir, record)
-        workdir_lib.write_config(workdir, config)
+    is_new = not workdir_lib.has_checkpoints(workdir)
+    if is_new and distributed.is_primary() and not read_only:
+        tokenizers.save(workdir / "tokenizer")
+        record = {**fingerprints, "tokenizer_settings": _tokenizer_settings(config)}
+        workdir_lib.write_data_record(workdir, record)
     for line in data_description.describe_corpora(config, corpora, tokenizers, facts.counts):
         say(line)
     if config.data.source != "prepared":  # `prepare` has said it
