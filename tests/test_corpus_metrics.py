@@ -507,14 +507,17 @@ def test_translation_of_a_test_set_has_the_sentences_before_as_context():
 
 def test_robustness_scores_translations_of_noisy_sources():
     texts = [f"Der Hund läuft zum {number}. Haus." for number in range(20)] + ["ok"]
-    rows = {row.noise: row for row in robustness.scores(list, [(t, t) for t in texts], "13a")}
+    pairs = [(text, text) for text in texts]
+    rows = {row.noise: row for row in robustness.scores(list, pairs, "13a", (100.0, 100.0))}
     assert list(rows) == ["upper_case", "lower_case", "no_punctuation", "typos"]
     upper = sacrebleu.corpus_chrf([text.upper() for text in texts], [texts]).score
     assert rows["upper_case"].chrf == pytest.approx(upper)
+    assert rows["upper_case"].chrf_change == pytest.approx(upper - 100)
     assert rows["upper_case"].changed == 100
     assert rows["lower_case"].changed == pytest.approx(100 * 20 / 21)
     bleu = sacrebleu.corpus_bleu([text.lower() for text in texts], [texts]).score
     assert rows["lower_case"].bleu == pytest.approx(bleu)
+    assert rows["lower_case"].bleu_change == pytest.approx(bleu - 100)
     assert rows["typos"].chrf > rows["upper_case"].chrf
 
 

@@ -72,6 +72,10 @@ def test_f1_of_words_by_their_frequency(rows):
     assert {one.name: one.count for one in buckets} == {name: n for name, (n, _) in want.items()}
     for one in buckets:
         assert one.scores == pytest.approx([100 * f1 for f1 in want[one.name][1]])
+    # Words that no reference has are wrong, too.
+    invented = error_analysis.sentences([("x", "Ein Hund")], [["Ein zz"]])
+    buckets = error_analysis.by_frequency(invented, str.split, FREQUENCIES)
+    assert buckets[0] == Bucket("0", 0, (0.0,))
 
 
 def test_words_that_are_most_often_wrong(rows):

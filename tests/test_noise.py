@@ -91,6 +91,7 @@ def test_a_tag_before_a_source_has_no_noise(tag):
     assert noise.add("upper_case", f"{tag}Ein Hund.", 0, 0) == f"{tag}EIN HUND."
     assert noise.add("no_punctuation", f"{tag}...", 0, 0) == f"{tag}..."
     assert noise.add("lower_case", "<BT>Ein Hund", 0, 0) == "<bt>ein hund"  # no word, no tag
+    assert noise.add("upper_case", "<b>Ein</b> Hund", 0, 0) == "<B>EIN</B> HUND"  # HTML
 
 
 def test_config_names_the_noises_there_are():

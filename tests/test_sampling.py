@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
 
 from tests.test_search import (
     EOS,
@@ -180,10 +181,12 @@ def test_mbr_expected_utilities_by_hand():
 @settings(max_examples=60, deadline=None)
 def test_mbr_utilities_equal_sacrebleu_to_the_last_bit(texts):
     scorers = {"chrf": CHRF(), "chrf++": CHRF(word_order=2), "bleu": BLEU(effective_order=True)}
+    scorers["ter"] = TER()
     for metric, scorer in scorers.items():
+        sign = -1 if metric == "ter" else 1
         means = {
             text: math.fsum(
-                n * scorer.sentence_score(text, [other]).score
+                sign * n * scorer.sentence_score(text, [other]).score
                 for other, n in collections.Counter(texts).items()
             )
             / len(texts)

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conftest import digit_pairs, run_command, write_pairs
+from tests.huggingface_models import edit_tensors, small_model, write
 from transformer_jax import Translator
 from transformer_jax.commands import distillation
+from transformer_jax.commands.translation_job import Job
 from transformer_jax.config import DataConfig
 from transformer_jax.data.sources import open_corpora
 from transformer_jax.decoding.translation import Translation
@@ -144,11 +146,59 @@ def test_distill_translates_once_and_trains_on_the_translations(tiny_run, transl
     steps = [Translator.load(tiny_run[1], name).checkpoint_step for name in ("best", "latest")]
     assert record["ensemble"] == [[str(tiny_run[1]), str(steps[1])]]
     assert record["steps"] == [[step] for step in steps]
-    # Neither the form of the folder's name nor the size of batches makes it another job.
-    same = [*distill, "--keep_corpus", f"--workdir={os.path.relpath(student)}", "--batch_tokens=99"]
-    again = run_command(*same)
+    # Neither the forms of the folders' names nor the size of batches makes it another job, and the
+    # student's folder may be moved.
+    teacher = os.path.relpath(tiny_run[1])
+    same = [*distill, "--keep_corpus", f"--teacher={teacher},{teacher}@latest", "--batch_tokens=99"]
+    student.rename(student.with_name("moved"))
+    again = run_command(*same, f"--workdir={os.path.relpath(student.with_name('moved'))}")
     assert again.returncode == 0, again.stderr
-    assert written.stat().st_mtime_ns == kept
+    assert (student.with_name("moved") / written.relative_to(student)).stat().st_mtime_ns == kept
+
+
+def test_distill_continues_an_interrupted_file(translator, tiny_run, distilled, monkeypatch):
+    calls, translate = [], Translator.translate
+
+    def interrupted(self, texts, **settings):
+        calls.append(len(texts))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return translate(self, texts, **settings)
+
+    monkeypatch.setattr(Translator, "translate", interrupted)
+    other = distilled.student.with_name("other")
+    distill = [*distilled.command, f"--workdir={other}", "--n_best=2", "--chunk=8"]
+    assert run_command(*distill).returncode == 130
+    written = other / "distilled" / "1.en-de" / "1.en.tsv"
+    assert not written.exists()
+    done = run_command(*distill)
+    assert done.returncode == 0, done.stderr
+    assert calls == [8, 8, 8, 8, 6]  # the second one failed
+    both = Translator.load(tiny_run[1], ensemble=[(tiny_run[1], "latest")])
+    sources = [source for source, _ in distilled.pairs]
+    n_best = translate(both, sources, n_best=2, beam_size=2)
+    rules = PairRules(n_best=2, guards=False)
+    pairs = [rules.lines(*one, "en", "de") for one in zip(sources, n_best, strict=True)]
+    assert written.read_text().splitlines() == [line for lines in pairs for line in lines]
+
+
+def test_translations_are_those_of_the_lines_of_pairs():
+    lines = ["<BT> Ein Hund\tA dog\n<BT> Der\tA", ""]
+    assert PairRules(True, "<BT>").translations(lines) == ["Ein Hund", "Der", ""]
+    assert PairRules().translations(["A\tEin Hund\n"]) == ["Ein Hund", ""]
+
+
+def test_a_job_has_the_digest_of_a_model_that_is_no_run(tokenizers, tmp_path):
+    folder = write(tmp_path / "m", small_model(tokenizers))
+
+    def description(path):
+        return Job.of_models([(str(path), "best")], {}).description()
+
+    first = description(folder)
+    (folder / "README.md").write_text("notes")
+    assert description(os.path.relpath(folder)) == first
+    edit_tensors(lambda tensors: tensors["model.shared.weight"].fill(1))(folder)
+    assert description(folder) == first | {"contents": description(folder)["contents"]} != first
 
 
 def test_distill_refuses_what_is_another_job(distilled, tmp_path):

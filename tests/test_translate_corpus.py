@@ -64,7 +64,7 @@ def test_progress_estimates_time_and_cost(monkeypatch):
     lines = []
     progress = corpus_translation.Progress(1000, 4, 9.0, lines.append)  # 0.01 a second
     progress.skip(100)
-    progress.add(["one two"] * 400)
+    progress.add(400, ["one two"] * 400)
     (line,) = lines
     # 400 lines in 40 s; the other 500 take 50 s.
     assert line == (

@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from absl import flags
@@ -72,10 +72,10 @@ class Progress:
         """Lines that were done before."""
         self._skipped += num_lines
 
-    def add(self, lines: list[str]) -> None:
+    def add(self, num_lines: int, translations: Iterable[str]) -> None:
         """Lines that are translated; now and then prints where the job is."""
-        self._done += len(lines)
-        self._words += sum(len(line.split()) for line in lines)
+        self._done += num_lines
+        self._words += sum(len(text.split()) for text in translations)
         if time.monotonic() - self._reported > REPORT_SECONDS:
             self._reported = time.monotonic()
             self._say(self.line())
@@ -248,7 +248,8 @@ def _translate_file(file: TranslatedFile, job: Job, translate: Run, progress: Pr
         for translated in translate(_chunks(lines)):
             for line in translated:
                 output.write(f"{line}\n")
-            progress.add(translated)
+            rules = job.pairs
+            progress.add(len(translated), rules.translations(translated) if rules else translated)
         output.finish()
     file.unfinished.rename(file.target)
 

@@ -31,6 +31,7 @@ class EvaluatedRun:
       pairs: its (source, reference).
       tokenizer: of BLEU.
       hypotheses: the best translation of each source.
+      scores: of the run.
     """
 
     translator: Translator
@@ -40,10 +41,11 @@ class EvaluatedRun:
     pairs: list[tuple[str, str]]
     tokenizer: str
     hypotheses: list[str]
+    scores: model_metrics.Evaluation
 
 
 def scores(
-    run: EvaluatedRun, metrics: Sequence[str], other: list[str] | Translator | None, chrf: float
+    run: EvaluatedRun, metrics: Sequence[str], other: list[str] | Translator | None
 ) -> Iterator[tuple[str, Any]]:
     """What `--json` writes of metrics, noise and a comparison, one after the other; prints them.
 
@@ -51,7 +53,6 @@ def scores(
       run: what was evaluated.
       metrics: of `--metrics`, besides those that are always computed.
       other: from `other_system`.
-      chrf: of the run.
 
     Raises:
       UserError: a metric could not be computed; after all others.
@@ -72,7 +73,7 @@ def scores(
         except UserError as error:  # what else was asked for needs none of them
             failed.append(error)
     if FLAGS.robustness:
-        yield "robustness", _robustness(run, chrf)
+        yield "robustness", _robustness(run)
     systems = [(FLAGS.workdir, run.hypotheses)]
     if other is not None:
         others = eval_comparison.hypotheses_of(other, pairs)
@@ -110,18 +111,21 @@ def _chosen_scores(names: Sequence[str], statistics: Sequence[Statistics]) -> li
     return rows
 
 
-def _robustness(run: EvaluatedRun, chrf: float) -> list[dict[str, Any]]:
+def _robustness(run: EvaluatedRun) -> list[dict[str, Any]]:
     """What `--json` writes of the scores with noise in the sources; prints them, on process 0."""
     settings = TranslationSettings(run.decode, 1, FLAGS.target_lang, FLAGS.source_lang)
     translate = functools.partial(
         model_metrics.translate, run.translator.engine, run.translator.params, settings=settings
     )
-    rows = robustness.scores(translate, run.pairs, run.tokenizer)
+    rows = robustness.scores(
+        translate, run.pairs, run.tokenizer, (run.scores.bleu, run.scores.chrf)
+    )
     if distributed.is_primary():
         print("the same sentences with noise in the sources")
         for row in rows:
             print(
-                f"  {row.noise.replace('_', ' '):<14}  BLEU {row.bleu:6.2f}  chrF {row.chrf:6.2f}, "
-                f"{row.chrf - chrf:+.2f}  ({row.changed:.1f}% of the sources differ)"
+                f"  {row.noise.replace('_', ' '):<14}  BLEU {row.bleu:6.2f}, "
+                f"{row.bleu_change:+.2f}  chrF {row.chrf:6.2f}, {row.chrf_change:+.2f}  "
+                f"({row.changed:.1f}% of the sources differ)"
             )
     return [dataclasses.asdict(row) for row in rows]

@@ -103,14 +103,14 @@ def run() -> None:
             result["conventions"] = _conventions(hypotheses, eval_set, data, tokenizer)
     recorded = dict(result)
     run = eval_requested.EvaluatedRun(
-        translator, decode, data, eval_set.name, eval_set.pairs, tokenizer, hypotheses
+        translator, decode, data, eval_set.name, eval_set.pairs, tokenizer, hypotheses, scores
     )
     try:
         if FLAGS.calibrate:
             result["calibration"] = eval_calibration.run(
                 translator, eval_set.pairs, outputs, search_flags.given()
             )
-        for name, value in eval_requested.scores(run, metrics, other, scores.chrf):
+        for name, value in eval_requested.scores(run, metrics, other):
             result[name] = value
     finally:  # errors of these lose no scores
         if distributed.is_primary():

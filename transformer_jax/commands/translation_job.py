@@ -1,12 +1,16 @@
 """What a process needs to translate many lines: a model, its settings, and what to write."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from etils import epath
 
 from transformer_jax.api import Translator
 from transformer_jax.data import shortlist
 from transformer_jax.interop import pretrained
+from transformer_jax.interop.huggingface import hub
 from transformer_jax.runs import compilation_cache, digests, directory_kinds, params, workdir
 from transformer_jax.text.training_pairs import PairRules
 
@@ -24,6 +28,7 @@ class Job:
       source_prefix: text before every source; "": that of the model.
       pairs: the output is pairs for training; None: translations.
       steps: of the checkpoints of each run, of the model and of the ensemble.
+      contents: digests of the models that are no runs.
       shortlist: digest of the model's, where the search has one.
       text_languages: `source_lang` and `target_lang` of the text, where `settings` have none.
     """
@@ -35,6 +40,7 @@ class Job:
     source_prefix: str = ""
     pairs: PairRules | None = None
     steps: tuple[tuple[int, ...], ...] = ()
+    contents: tuple[str, ...] = ()
     shortlist: str = ""
     text_languages: dict[str, str] | None = None
 
@@ -52,7 +58,7 @@ class Job:
         Raises:
           UserError: there is no such model or checkpoint.
         """
-        fixed, steps = [], []
+        fixed, steps, contents = [], [], []
         for path, checkpoint in models:
             if directory_kinds.is_run(path):
                 config = workdir.read_config(path).checkpoint
@@ -60,14 +66,17 @@ class Job:
                 steps.append(chosen)
                 if checkpoint in ("best", "latest"):
                     checkpoint = str(chosen[0])
-            fixed.append((path, checkpoint))
+            else:
+                contents.append(digests.of_model(epath.Path(hub.locate(path)), shortlist.NAME))
+            fixed.append((_absolute(path), checkpoint))
         (model, checkpoint), *others = fixed
         has_shortlist = settings.get("shortlist")
         if has_shortlist is None:
             has_shortlist = pretrained.read_config(model).decode.shortlist
         learned = shortlist.file_in(model) if has_shortlist else None
         fields["shortlist"] = digests.of_file(learned) if learned else ""
-        return cls(model, checkpoint, settings, tuple(others), steps=tuple(steps), **fields)
+        fields |= {"steps": tuple(steps), "contents": tuple(contents)}
+        return cls(model, checkpoint, settings, tuple(others), **fields)
 
     def description(self) -> dict[str, Any]:
         """All that determines the output, without what has its default."""
@@ -102,6 +111,11 @@ class Job:
 
         rules = self.pairs or PairRules()
         return make_pairs if self.pairs else translate
+
+
+def _absolute(path: str) -> str:
+    """The path of a model on this machine in one form; a bucket's, or a name on the Hub, as is."""
+    return os.path.abspath(path) if os.path.exists(path) else path
 
 
 def _names_languages(translator: Translator) -> bool:

@@ -71,7 +71,9 @@ class DecodeConfig:
     )
     seed: int = setting(0, "Of sampling; does not depend on the batch.", at_least=0, below=2**32)
     mbr_samples: int = setting(32, "Samples of mbr.", at_least=2)
-    mbr_metric: Literal["chrf", "chrf++", "bleu"] = setting("chrf", "Similarity of samples in mbr.")
+    mbr_metric: Literal["chrf", "chrf++", "bleu", "ter"] = setting(
+        "chrf", "Similarity of samples in mbr."
+    )
     batch_tokens: int = setting(
         4096, "Source positions times beams that are decoded at once.", at_least=1
     )

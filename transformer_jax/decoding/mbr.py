@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
 
 from transformer_jax.evaluation.bleu_tokenizers import DEFAULT, make_bleu
 
@@ -24,7 +25,8 @@ def expected_utilities(texts: Sequence[str], metric: str, tokenizer: str = DEFAU
 
     Args:
       texts: samples of one sentence.
-      metric: `chrf`, `chrf++` or `bleu`, as sacreBLEU scores sentences; 0 to 100.
+      metric: `chrf`, `chrf++`, `bleu` or `ter`, as sacreBLEU scores sentences; `ter`, of which
+        less is better, with a minus sign.
       tokenizer: of BLEU, from `bleu_tokenizers.choose`.
     """
     if not texts:
@@ -33,6 +35,9 @@ def expected_utilities(texts: Sequence[str], metric: str, tokenizer: str = DEFAU
     distinct = list(counts)
     if metric == "bleu":
         scores = _bleu(distinct, tokenizer)
+    elif metric == "ter":
+        ter = TER()
+        scores = -np.array([[ter.sentence_score(a, [b]).score for b in distinct] for a in distinct])
     else:
         scores = _chrf(distinct, WORD_ORDER if metric == "chrf++" else 0)
     weighted = (scores * list(counts.values())).tolist()

@@ -158,7 +158,7 @@ def by_frequency(
             ),
         )
         for place in range(len(FREQUENCIES))
-        if wanted[place]
+        if wanted[place] or any(words[place] for words in written)
     ]
 
 

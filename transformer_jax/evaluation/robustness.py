@@ -17,18 +17,23 @@ class NoisyScore:
     Attributes:
       noise: its name, of `KINDS`.
       changed: percent of the sources that it changes, by more than their spaces.
+      bleu, chrf: of the translations.
+      bleu_change, chrf_change: what is lost, below 0, or gained.
     """
 
     noise: str
     changed: float
     bleu: float
     chrf: float
+    bleu_change: float
+    chrf_change: float
 
 
 def scores(
     translate: Callable[[list[str]], list[str]],
     pairs: Sequence[tuple[str, str]],
     tokenizer: str,
+    clean: tuple[float, float],
 ) -> list[NoisyScore]:
     """Scores with each of `KINDS` of noise in the sources.
 
@@ -36,6 +41,7 @@ def scores(
       translate: the translation of each source.
       pairs: (source, reference).
       tokenizer: of BLEU, from `bleu_tokenizers.choose`.
+      clean: BLEU and chrF with the sources as they are.
     """
     rows = []
     references = [reference for _, reference in pairs]
@@ -46,5 +52,6 @@ def scores(
         )
         result = corpus_scores(translate(noisy), references, tokenizer)
         share = 100.0 * changed / max(len(pairs), 1)
-        rows.append(NoisyScore(kind, share, result.bleu, result.chrf))
+        changes = result.bleu - clean[0], result.chrf - clean[1]
+        rows.append(NoisyScore(kind, share, result.bleu, result.chrf, *changes))
     return rows

@@ -10,7 +10,7 @@ import base64
 import concurrent.futures
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,7 @@ _MD5 = "md5:"  # prefix of digests as object stores compute them; the others are
 
 def write(folder: epath.Path) -> None:
     """Writes `digests.json` for every file that is in `folder` or its folders now."""
-    is_remote = paths.is_remote(folder)
-    names = sorted(paths.fetch_details(folder)) if is_remote else _names(folder, "")
-    names = [name for name in names if name not in (*_COMMIT_FILES, NAME)]
-    digests = _digests(folder, dict.fromkeys(names, _MD5 if is_remote else ""))
+    digests = _of_files(folder, (*_COMMIT_FILES, NAME))
     (folder / NAME).write_text(json.dumps(digests, indent=0) + "\n")
 
 
@@ -94,6 +91,20 @@ def of_file(path: epath.Path) -> str:
     return _digest(path, is_md5=False)
 
 
+def of_model(path: epath.Path, without: str) -> str:
+    """Digest of a model's file, or of the files in its folder but for documents.
+
+    Args:
+      path: of the model.
+      without: name of a file in the folder that does not count.
+    """
+    if not path.is_dir():
+        return of_file(path)
+    files = _of_files(path, (without,))
+    listed = sorted(item for item in files.items() if not item[0].endswith(".md"))
+    return hashlib.blake2b(json.dumps(listed).encode(), digest_size=16).hexdigest()
+
+
 def has(folder: epath.Path, part: str) -> bool:
     """Whether a folder `part` was written in `folder`, even if it is missing now."""
     if (folder / part).exists():
@@ -113,6 +124,14 @@ def _names(folder: epath.Path, prefix: str) -> list[str]:
         else:
             names.append(prefix + path.name)
     return names
+
+
+def _of_files(folder: epath.Path, without: Collection[str]) -> dict[str, str]:
+    """Name -> digest of all files in `folder` and its folders, but for some names."""
+    is_remote = paths.is_remote(folder)
+    names = sorted(paths.fetch_details(folder)) if is_remote else _names(folder, "")
+    names = [name for name in names if name not in without]
+    return _digests(folder, dict.fromkeys(names, _MD5 if is_remote else ""))
 
 
 def _digests(folder: epath.Path, recorded: dict[str, str]) -> dict[str, str]:

@@ -57,6 +57,12 @@ class PairRules:
             lines.append(line if is_kept and line not in lines else NOTHING)
         return lines + [NOTHING] * (self.n_best - len(lines))
 
+    def translations(self, lines: Sequence[str]) -> list[str]:
+        """The translations in some `lines`, which may be joined, without their tags."""
+        column = 0 if self.is_back else -1
+        texts = [line.split("\t")[column] for joined in lines for line in joined.split("\n")]
+        return [text.removeprefix(f"{self.tag} ") for text in texts] if self.is_back else texts
+
     def _is_likely(self, one: Translation) -> bool:
         return one.log_prob >= self.min_log_prob * (len(one.ids) + 1)
 
