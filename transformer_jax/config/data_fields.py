@@ -91,7 +91,7 @@ class DataConfig:
         (),
         'Noise in the sources of training, drawn again in each epoch: "KIND:SHARE" of the pairs, '
         'such as ("upper_case:0.05", "typos:0.1"). Kinds: upper_case, lower_case, title_case, '
-        "no_punctuation, no_end_punctuation, extra_spaces, typos.",
+        "no_punctuation, no_end_punctuation, extra_spaces, typos (in 15% of the longer words).",
     )
     character_coverage: float = setting(
         1.0, "Share of the text's characters that get tokens.", above=0, at_most=1

@@ -158,7 +158,7 @@ class TrainConfig:
     r_drop: float = setting(
         0.0,
         "Weight of the difference between two passes with other dropout (R-Drop; 5 in its paper). "
-        "A step takes twice as long; 0: off.",
+        "A step computes both passes; 0: off.",
         at_least=0,
     )
     frozen: tuple[str, ...] = setting(

@@ -92,7 +92,7 @@ def of_file(path: epath.Path) -> str:
 
 
 def of_model(path: epath.Path, without: str) -> str:
-    """Digest of a model's file, or of the files in its folder but for documents.
+    """Digest of a model's file, or of the files in its folder without documents.
 
     Args:
       path: of the model.
@@ -127,7 +127,7 @@ def _names(folder: epath.Path, prefix: str) -> list[str]:
 
 
 def _of_files(folder: epath.Path, without: Collection[str]) -> dict[str, str]:
-    """Name -> digest of all files in `folder` and its folders, but for some names."""
+    """Name -> digest of all files in `folder` and its folders, without some names."""
     is_remote = paths.is_remote(folder)
     names = sorted(paths.fetch_details(folder)) if is_remote else _names(folder, "")
     names = [name for name in names if name not in without]
