@@ -13,7 +13,7 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.data.tokenizer_pair import SpecialIds
 from transformer_jax.decoding import vocabulary_subset
 from transformer_jax.decoding.batching import TokenRows
-from transformer_jax.decoding.decoder import ModelDecoder, cache_sizes
+from transformer_jax.decoding.decoder import ModelDecoder, cache_sizes, mean_log_probs
 from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.processors import Processor
 from transformer_jax.decoding.search import search
@@ -138,15 +138,14 @@ class BatchFunctions:
 
         def score_chunk(chunk: tuple[list[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
             chunk_hiddens, chunk_targets = chunk
-            by_model = [
-                jax.nn.log_softmax(projected_logits(hidden, table, bias, model.logit_softcap))
+            logits = [
+                projected_logits(hidden, table, bias, model.logit_softcap)
                 for model, hidden, (table, bias) in zip(
                     self.models, chunk_hiddens, projections, strict=True
                 )
             ]  # [chunk, V] each
-            log_probs = by_model[0]
-            if len(by_model) > 1:
-                log_probs = jax.nn.logsumexp(jnp.stack(by_model), axis=0) - jnp.log(len(by_model))
+            is_ensemble = len(logits) > 1
+            log_probs = mean_log_probs(logits, -1) if is_ensemble else jax.nn.log_softmax(logits[0])
             scores = jnp.take_along_axis(log_probs, chunk_targets[:, None], axis=-1)[:, 0]
             return scores, scores >= jnp.max(log_probs, axis=-1)
 

@@ -1,6 +1,7 @@
 """The decoder as a search sees it: one step of a model or an ensemble, and the decoding loop."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
@@ -87,8 +88,7 @@ class ModelDecoder:
         new_cache = [model_cache for _, model_cache in steps]
         if len(logits) == 1:
             return logits[0], new_cache
-        log_probs = jnp.stack([jax.nn.log_softmax(x, axis=0) for x in logits])
-        return jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(logits)), new_cache
+        return mean_log_probs(logits, axis=0), new_cache
 
     def _masked(self, logits: jax.Array) -> jax.Array:
         return logits if self.allowed is None else jnp.where(self.allowed, logits, NEVER)
@@ -102,6 +102,21 @@ class ModelDecoder:
     def coverage(self, cache: Cache) -> jax.Array:
         mean = sum(model_cache.coverage for model_cache in cache) / len(cache)
         return jnp.where(cache[0].source_mask[:, None, :], mean, 1.0)
+
+
+def mean_log_probs(logits: Sequence[jax.Array], axis: int) -> jax.Array:
+    """Log of the mean of several models' probabilities.
+
+    Element by element: XLA for CPU takes seven times as long for a reduction over a stack of them.
+
+    Args:
+      logits: of each model, all of one shape.
+      axis: of the vocabulary.
+    """
+    log_probs = [x - jax.nn.logsumexp(x, axis=axis, keepdims=True) for x in logits]
+    highest = functools.reduce(jnp.maximum, log_probs)
+    mean = sum(jnp.exp(x - highest) for x in log_probs) / len(logits)
+    return highest + jnp.log(mean)
 
 
 def cache_sizes(max_decode_len: int) -> list[int]:
