@@ -8,7 +8,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from tests.test_report import Page
 from transformer_jax.evaluation import error_analysis
-from transformer_jax.evaluation.error_analysis import Bucket, WordErrors
+from transformer_jax.evaluation.error_analysis import Bucket, NgramMatches, WordErrors
 from transformer_jax.plotting import error_page
 from transformer_jax.plotting.error_page import ErrorPage, mark_differences
 
@@ -92,6 +92,30 @@ def test_words_that_are_most_often_wrong(rows):
     ]
 
 
+def test_ngrams_that_one_system_has_right_more_often(rows):
+    first, second = error_analysis.ngram_matches(rows, str.split, 99)
+    assert [one.words for one in first] == [
+        "Ein Hund rennt",
+        "Ein Hund rennt .",
+        "Hund rennt",
+        "Hund rennt .",
+        "rennt",
+        "rennt .",
+    ]
+    assert NgramMatches("Katzen rennen", 1, (0, 1)) in second
+    # Two of three are in a reference, which has one: no n-gram counts more often than there.
+    pairs = [("x", "a b a b c")]
+    both = error_analysis.sentences(pairs, [["a b a b a b"], ["a b"]])
+    assert error_analysis.ngram_matches(both, str.split, 3) == (
+        [
+            NgramMatches("a", 2, (2, 1)),
+            NgramMatches("a b", 2, (2, 1)),
+            NgramMatches("a b a", 1, (1, 0)),
+        ],
+        [],
+    )
+
+
 def test_words_are_those_of_bleu():
     assert error_analysis.splitter("13a")("Ein Hund, 3,5 km. ") == [
         "Ein",
@@ -131,6 +155,7 @@ def page_of(rows, systems):
         FREQUENCIES,
         "a text",
         ("en", "de"),
+        {"BLEU": 0.03} if len(systems) == 2 else {},
     ).html()
 
 
@@ -165,6 +190,10 @@ def test_page_of_two_systems_shows_where_they_differ(rows):
     )
     assert better_by_one < html.find("<dt>line 1</dt>") < better_by_two
     assert better_by_two < html.find("<dt>line 2</dt>", better_by_one)
+    assert "Difference by paired bootstrap: BLEU p = 0.0300." in page.text
+    heads = [html.find(f"more often by {name}</summary>") for name in ("one", "two")]
+    assert heads[0] < html.find('<th scope="row">Hund rennt</th><td>1</td><td>1</td><td>0</td>')
+    assert heads[1] < html.find('<th scope="row">schnell .</th><td>1</td><td>0</td><td>1</td>')
     same = page_of(rows, ["one", "one"])
     assert same.count("better by one</summary>") == 2
 

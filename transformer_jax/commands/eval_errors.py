@@ -25,6 +25,7 @@ def write(
     pairs: Sequence[tuple[str, str]],
     systems: Sequence[tuple[str, Sequence[str]]],
     tokenizer: str,
+    p_values: Mapping[str, float],
 ) -> None:
     """Writes the page, and says so.
 
@@ -34,6 +35,7 @@ def write(
       pairs: (source, reference).
       systems: names and translations, of one system or two.
       tokenizer: of BLEU.
+      p_values: of the difference of two systems, by metric.
     """
     split = error_analysis.splitter(tokenizer)
     references = [reference for _, reference in pairs]
@@ -57,6 +59,7 @@ def write(
         frequencies=frequencies,
         frequency_source=frequency_source,
         languages=(data.source_lang, data.target_lang),
+        p_values=p_values,
     )
     html = page.html()  # before the file is opened, which empties it
     with writing(FLAGS.errors) as out:

@@ -74,7 +74,7 @@ def scores(
             failed.append(error)
     if FLAGS.robustness:
         yield "robustness", _robustness(run)
-    systems = [(FLAGS.workdir, run.hypotheses)]
+    systems, p_values = [(FLAGS.workdir, run.hypotheses)], dict[str, float]()
     if other is not None:
         others = eval_comparison.hypotheses_of(other, pairs)
         systems.append((FLAGS.compare, others))
@@ -90,10 +90,12 @@ def scores(
                 return comparison([])
             return comparison(list(zip(statistics, other_statistics, strict=True)))
 
-        yield "compare", distributed.run_on_primary(compare, "comparison")
+        comparison_scores = distributed.run_on_primary(compare, "comparison")
+        p_values = {row["metric"]: row["p_value"] for row in comparison_scores["metrics"]}
+        yield "compare", comparison_scores
     if FLAGS.errors:
         distributed.run_on_primary(
-            lambda: eval_errors.write(run.name, run.data, pairs, systems, run.tokenizer),
+            lambda: eval_errors.write(run.name, run.data, pairs, systems, run.tokenizer, p_values),
             "errors",
         )
     if failed:

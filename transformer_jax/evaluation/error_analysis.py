@@ -1,7 +1,7 @@
 """Where translations of one or two systems are wrong: worst sentences, lengths, rare words.
 
-What compare-mt (Neubig et al., 2019) shows, for text of this package. Words are those that BLEU
-counts.
+What compare-mt (Neubig et al., 2019) shows, without parts of speech, for text of this package.
+Words are those that BLEU counts.
 """
 
 import dataclasses
@@ -18,6 +18,8 @@ LENGTHS = (0, 10, 20, 30, 40, 50, 60)
 FREQUENCIES = (0, 1, 2, 5, 10, 100, 1000)
 # First differences in words between translation and reference.
 DIFFERENCES = (-20, -10, -5, -2, -1, 0, 1, 2, 3, 6, 11, 21)
+# Words in the longest n-grams.
+MAX_ORDER = 4
 
 Split = Callable[[str], Sequence[str]]
 
@@ -70,6 +72,21 @@ class WordErrors:
     in_references: int
     too_few: int
     too_many: int
+
+
+@dataclasses.dataclass(frozen=True)
+class NgramMatches:
+    """How often two systems write some words in a row where the reference has them.
+
+    Attributes:
+      words: one to `MAX_ORDER`, with spaces.
+      in_references: how often the references have them.
+      right: of each system, how often its translation of the same sentence has them too.
+    """
+
+    words: str
+    in_references: int
+    right: tuple[int, int]
 
 
 def splitter(tokenizer: str) -> Split:
@@ -188,12 +205,47 @@ def word_errors(
     ]
 
 
+def ngram_matches(
+    rows: Sequence[Sentence], split: Split, count: int
+) -> tuple[list[NgramMatches], list[NgramMatches]]:
+    """The n-grams of references that the first of two systems has right more often; the second.
+
+    Each list begins with the largest difference.
+
+    Args:
+      rows: sentences with two translations.
+      split: text to words.
+      count: of n-grams in a list, at most.
+    """
+    wanted: Counter[str] = Counter()
+    right: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    for row in rows:
+        reference = _ngrams(split(row.reference))
+        wanted += reference
+        for counts, text in zip(right, row.hypotheses, strict=True):
+            counts += _ngrams(split(text)) & reference
+    first, second = right
+
+    def better(one: Counter[str], other: Counter[str]) -> list[NgramMatches]:
+        more = one - other
+        ordered = sorted(more, key=lambda words: (-more[words], words))[:count]
+        return [NgramMatches(w, wanted[w], (first[w], second[w])) for w in ordered]
+
+    return better(first, second), better(second, first)
+
+
 def count_words(texts: Iterable[str], split: Split) -> Counter[str]:
     """How often each word is in the texts."""
     words: Counter[str] = Counter()
     for text in texts:
         words.update(split(text))
     return words
+
+
+def _ngrams(words: Sequence[str]) -> Counter[str]:
+    """The n-grams of up to `MAX_ORDER` words, joined by spaces."""
+    spans = ((i, i + n) for n in range(1, MAX_ORDER + 1) for i in range(len(words) - n + 1))
+    return Counter(" ".join(words[first:last]) for first, last in spans)
 
 
 def _add(counts: Counter[int], words: Counter[str], frequencies: Mapping[str, int]) -> None:

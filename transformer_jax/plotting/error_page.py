@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 
 from transformer_jax.evaluation import error_analysis
-from transformer_jax.evaluation.error_analysis import Bucket, Sentence, WordErrors
+from transformer_jax.evaluation.error_analysis import Bucket, NgramMatches, Sentence, WordErrors
 from transformer_jax.plotting import report_page
 from transformer_jax.plotting.report_page import details, scrolling, table, text
 
@@ -34,6 +34,7 @@ class ErrorPage:
       frequencies: of words.
       frequency_source: the text in which they were counted.
       languages: of source and target.
+      p_values: name of a score -> of the difference of two systems.
     """
 
     title: str
@@ -44,6 +45,7 @@ class ErrorPage:
     frequencies: Mapping[str, int]
     frequency_source: str
     languages: tuple[str, str]
+    p_values: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def html(self) -> str:
         """The page."""
@@ -55,6 +57,9 @@ class ErrorPage:
         yield "<h2>Scores</h2>"
         rows = {name: list(values) for name, values in self.scores.items()}
         yield table("Scores of the systems", "", self.systems, rows)
+        if self.p_values:
+            shown = ", ".join(f"{name} p = {p:.4f}" for name, p in self.p_values.items())
+            yield f'<p class="note">Difference by paired bootstrap: {text(shown)}.</p>'
         yield "<h2>By length of the reference</h2>"
         yield '<p class="note">chrF of the sentences with this number of words.</p>'
         buckets = error_analysis.by_length(self.sentences, self.split)
@@ -75,6 +80,11 @@ class ErrorPage:
         for number, name in enumerate(self.systems):
             words = error_analysis.word_errors(self.sentences, self.split, number, NUM_WORDS)
             yield from details(name, [_word_table(words)])
+        if len(self.systems) == 2:
+            yield "<h2>Words in a row that one system has right more often</h2>"
+            better = error_analysis.ngram_matches(self.sentences, self.split, NUM_WORDS)
+            for name, ngrams in zip(self.systems, better, strict=True):
+                yield from details(f"more often by {name}", [self._ngram_table(ngrams)])
         yield from self._lists()
         yield "</main>"
 
@@ -117,6 +127,11 @@ class ErrorPage:
                 yield f"<dt>{text(name)}, chrF {chrf:.1f}</dt><dd{target}>{marked}</dd>"
             yield "</dl></li>"
         yield "</ol>"
+
+    def _ngram_table(self, ngrams: Sequence[NgramMatches]) -> str:
+        rows = {one.words: [one.in_references, *one.right] for one in ngrams}
+        columns = ["in references", *(f"right by {name}" for name in self.systems)]
+        return table("Words in a row", "words", columns, rows, form="{:,.0f}")
 
     def _buckets(
         self, first: str, counted: str, buckets: Sequence[Bucket], form: str = "{:.2f}"
