@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from sacrebleu.metrics.chrf import CHRF
 
 from transformer_jax.evaluation import bleu_tokenizers
-from transformer_jax.evaluation.corpus_metrics import corpus_scores
 
 # First words of a reference, or occurrences of a word, of each bucket.
 LENGTHS = (0, 10, 20, 30, 40, 50, 60)
@@ -256,7 +255,7 @@ def _add(counts: Counter[int], words: Counter[str], frequencies: Mapping[str, in
 def _chrf_of_systems(rows: Sequence[Sentence]) -> tuple[float, ...]:
     references = [row.reference for row in rows]
     systems = zip(*(row.hypotheses for row in rows), strict=True)
-    return tuple(corpus_scores(texts, references).chrf for texts in systems)
+    return tuple(CHRF().corpus_score(texts, [references]).score for texts in systems)
 
 
 def _buckets(
