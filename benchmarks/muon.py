@@ -46,13 +46,7 @@ def muon(
         ),
         optax.scale_by_schedule(schedule),
     )
-
-    def update(grads, state, params, *, accept=True, **_):
-        updates, new_state = tx.update(grads, state, params)
-        updates = jax.tree.map(lambda update: jnp.where(accept, update, 0.0), updates)
-        return updates, jax.tree.map(lambda new, old: jnp.where(accept, new, old), new_state, state)
-
-    return optax.GradientTransformationExtraArgs(tx.init, update)
+    return optimizer.with_accept(tx)
 
 
 def _axes_of_kernels(params: Any) -> Any:
@@ -74,10 +68,10 @@ def _axes_of_kernels(params: Any) -> Any:
 def make_config(learning_rate: float) -> Config:
     """The recipe with the settings of the flags."""
     config = importlib.import_module(f"transformer_jax.configs.{FLAGS.recipe}").get_config()
-    splits = {"train": f"{FLAGS.data}/train", "validation": f"{FLAGS.data}/val", "test": ""}
+    sets = {"train": f"{FLAGS.data}/train", "validation": f"{FLAGS.data}/val", "test": ""}
     return dataclasses.replace(
         config,
-        data=dataclasses.replace(config.data, **splits),
+        data=dataclasses.replace(config.data, source="files", **sets),
         optimizer=dataclasses.replace(config.optimizer, learning_rate=learning_rate),
         train=dataclasses.replace(
             config.train, num_steps=FLAGS.steps, eval_every_steps=FLAGS.eval_every_steps

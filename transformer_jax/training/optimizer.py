@@ -162,6 +162,11 @@ def _adafactor(
         optax.stateless(decay_weights),
         optax.scale_by_schedule(schedule),
     )
+    return with_accept(tx)
+
+
+def with_accept(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """`tx` with the argument `accept` of `make_optimizer`."""
 
     def update(grads, state, params, *, accept=True, **_):
         updates, new_state = tx.update(grads, state, params)
