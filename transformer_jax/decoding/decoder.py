@@ -107,7 +107,7 @@ class ModelDecoder:
 def mean_log_probs(logits: Sequence[jax.Array], axis: int) -> jax.Array:
     """Log of the mean of several models' probabilities.
 
-    Element by element: XLA for CPU takes seven times as long for a reduction over a stack of them.
+    Element by element: a reduction over a stack of them takes XLA for CPU several times as long.
 
     Args:
       logits: of each model, all of one shape.
