@@ -113,7 +113,7 @@ def mean_log_probs(logits: Sequence[jax.Array], axis: int) -> jax.Array:
       logits: of each model, all of one shape.
       axis: of the vocabulary.
     """
-    log_probs = [x - jax.nn.logsumexp(x, axis=axis, keepdims=True) for x in logits]
+    log_probs = [jax.nn.log_softmax(x, axis=axis) for x in logits]
     highest = functools.reduce(jnp.maximum, log_probs)
     mean = sum(jnp.exp(x - highest) for x in log_probs) / len(logits)
     return highest + jnp.log(mean)
