@@ -18,6 +18,9 @@ BIN := $(VENV)/bin
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/xla
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+# Bytecode is written even where the environment forbids it: without it, each process would compile
+# the sources of JAX again, which takes most of its start.
+export PYTHONDONTWRITEBYTECODE :=
 # pip shows errors only: its warnings are about the machine's set-up. Python compiles what it
 # imports, which is a small part of what is installed.
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile \
@@ -90,10 +93,12 @@ demo: $(BIN)/.installed-serve runs/quickstart/eval.json
 	@echo "and type a number in words. Ctrl-C ends the server."
 	@$(BIN)/transformer-jax serve --model=numbers=runs/quickstart --port=$(PORT)
 
-# Most of this target's time is compilation. Before jaxlib 0.11 XLA for CPU can use older emitters,
-# which compile a third faster. `make test-newest` runs the same tests with the newer ones.
+# Most of these targets' time is compilation. Test processes use all cores already, so none splits a
+# program into parts. Before jaxlib 0.11 XLA for CPU can use older emitters, which compile a third
+# faster. `make test-newest` runs the same tests with the newer ones.
 OLDER = $(shell $(BIN)/python -c 'import jaxlib; print(int(jaxlib.__version__ < "0.11"))')
-FASTEST_XLA = --xla_backend_optimization_level=0 $(if $(filter 1,$(OLDER)),--xla_cpu_use_fusion_emitters=false)
+FASTEST_XLA = --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1 \
+  --xla_cpu_opt_preset=FAST_COMPILE $(if $(filter 1,$(OLDER)),--xla_cpu_use_fusion_emitters=false)
 
 test: $(BIN)/.installed-test
 	XLA_FLAGS="$(FASTEST_XLA)" $(PYTEST) -m 'not slow and not peers' $(TESTS)

@@ -14,6 +14,8 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 import contextlib
 import dataclasses
+import functools
+import gc
 import io
 import logging
 import random
@@ -35,6 +37,8 @@ from transformer_jax.commands import main
 from transformer_jax.config import Config
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
+from transformer_jax.decoding import decoder
+from transformer_jax.training import loop, runners
 
 # Takes as long as a third of the slow tests. It runs first, so that no process ends up waiting
 # for another one that has just begun it.
@@ -46,6 +50,13 @@ ZIFFERN = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.name != LONGEST_TEST)
+
+
+def pytest_collection_finish() -> None:
+    """Lets garbage collections pass over modules and tests, which stay: tracing starts many."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def digit_pairs(count: int, seed: int = 0, longest: int = 6) -> list[tuple[str, str]]:
@@ -144,6 +155,45 @@ def run_command(*arguments, cwd=".", stdin="") -> subprocess.CompletedProcess[st
         for name, flag in others.items():
             flags.FLAGS[name] = flag
     return subprocess.CompletedProcess(arguments, end.value.code or 0, *texts)
+
+
+# Settings of `train` that the compiled step does not depend on.
+NOT_IN_THE_STEP = (
+    "num_steps", "init_from", "eval_every_steps", "checkpoint_every_steps", "log_every_steps",
+    "early_stopping_patience", "eval_beam_size", "eval_sentences", "loggers",
+)  # fmt: skip
+
+
+@functools.lru_cache(maxsize=64)
+def _runner(config: Config, devices: tuple[jax.Device, ...]) -> runners.Runner:
+    return runners.make_runner(config, list(devices))
+
+
+def shared_runner(config: Config, devices: list[jax.Device]) -> runners.Runner:
+    """A runner whose programs all runs of the same model and step share."""
+    defaults = type(config.train)()
+    ignored = {name: getattr(defaults, name) for name in NOT_IN_THE_STEP}
+    if config.optimizer.schedule in ("linear", "cosine"):
+        del ignored["num_steps"]
+    config = Config(
+        seed=config.seed,
+        model=config.model,
+        optimizer=config.optimizer,
+        parallel=config.parallel,
+        train=dataclasses.replace(config.train, **ignored),
+    )
+    return _runner(config, tuple(devices))
+
+
+@pytest.fixture(autouse=True)
+def fewer_programs(request, monkeypatch) -> None:
+    """Makes tests compile less, except those that are marked `all_programs`.
+
+    Runs of one model share their training step, and a search has one size of cache, so one loop.
+    """
+    if request.node.get_closest_marker("all_programs") is None:
+        monkeypatch.setattr(loop, "make_runner", shared_runner)
+        monkeypatch.setattr(decoder, "STAGES", (1.0,))
 
 
 @pytest.fixture

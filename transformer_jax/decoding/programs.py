@@ -58,6 +58,11 @@ class ProgramCache:
                 self._programs.popitem(last=False)
 
 
+# Programs of all models of this process. They do not contain parameters, so a model that is loaded
+# again, or another one of the same sizes, takes those that are compiled already.
+_of_process = ProgramCache(MAX_PROGRAMS)
+
+
 class Programs:
     """Runs batches on the local devices; each shape is compiled once, on first use.
 
@@ -102,7 +107,7 @@ class Programs:
 
     @property
     def num_compiled(self) -> int:
-        """Programs that were compiled, or read from JAX's persistent cache."""
+        """Programs that were compiled, or were found compiled in this process or on the disk."""
         return self._cache.num_added
 
     def put_on_devices(self, params: Params | tuple[Params, ...]) -> DeviceParams:
@@ -173,9 +178,25 @@ class Programs:
                 if program is None and self._cache.is_frozen:
                     raise NotCompiledError(f"{function.__name__} of shapes {shapes}")
                 if program is None:
-                    program = self._compile(function, params, batch, static, sharded)
+                    shared_key = self._shared_key(key, params)
+                    program = _of_process.find(shared_key) if shared_key else None
+                    if program is None:
+                        program = self._compile(function, params, batch, static, sharded)
+                        if shared_key:
+                            _of_process.add(shared_key, program)
                     self._cache.add(key, program)
         return jax.device_get(program(params, *batch))
+
+    def _shared_key(self, key: Hashable, params: DeviceParams) -> Hashable:
+        """Key of a program in `_of_process`; None where it is not shared.
+
+        Decoding rules may be closures over large arrays, which the cache would keep.
+        """
+        if self.functions.processors:
+            return None
+        leaves, tree = jax.tree.flatten(params)
+        shapes = tuple((x.shape, x.dtype) for x in leaves)
+        return key, self.functions, tuple(self._mesh.devices.flat), tree, shapes
 
     def _compile(
         self,

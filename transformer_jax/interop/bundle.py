@@ -33,7 +33,7 @@ from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import tensor_files
 from transformer_jax.interop.model_facts import ModelFacts
-from transformer_jax.model.transformer import Params, init_params
+from transformer_jax.model.transformer import Params, param_shapes
 from transformer_jax.runs.directory_kinds import BUNDLE_BEGIN, BUNDLE_KEY, HEADER_START
 from transformer_jax.text import calibration as calibration_lib
 from transformer_jax.text.calibration import Calibration
@@ -165,7 +165,7 @@ def read(path: epath.PathLike) -> Bundle:
         tokenizers = _tokenizers(path, manifest["tokenizers"])
         file: Any = stack.enter_context(safetensors.safe_open(local, framework="numpy"))
         _check_sizes(path, config.model, file)
-        target = jax.eval_shape(lambda: init_params(config.model, jax.random.key(0)))
+        target = param_shapes(config.model)
         leaves = jax.tree_util.tree_leaves_with_path(target)
         for name in set(_parameters(file)) - {_name(key) for key, _ in leaves}:
             raise _damage(path, f"{name} is not a parameter of its model")

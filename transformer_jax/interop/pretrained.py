@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 
-import jax
 from etils import epath
 
 from transformer_jax import paths
@@ -19,7 +18,7 @@ from transformer_jax.interop.ctranslate2 import reading as reading_ct2
 from transformer_jax.interop.huggingface import hub, reading
 from transformer_jax.interop.joeynmt import reading as reading_joeynmt
 from transformer_jax.interop.marian import reading as reading_marian
-from transformer_jax.model.transformer import Params, init_params
+from transformer_jax.model.transformer import Params, param_shapes
 from transformer_jax.runs import directory_kinds
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.params import load_params
@@ -120,7 +119,7 @@ def load(
         return Pretrained(adapted, tokenizers, params, 0, *_learned(path, tokenizers))
     config = validate(config or workdir_lib.read_config(path))
     tokenizers = workdir_lib.read_tokenizers(path)
-    target = jax.eval_shape(lambda: init_params(config.model, jax.random.key(0)))
+    target = param_shapes(config.model)
     params, step = load_params(path, checkpoint, config, target, on_host=shardings is not None)
     return Pretrained(config, tokenizers, params, step, *_learned(path, tokenizers, step))
 

@@ -23,7 +23,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.interop import capabilities, layout, stablehlo_program
 from transformer_jax.interop.parity import Batch, Examples, Reference
 from transformer_jax.model import decoder_weights, incremental
-from transformer_jax.model.transformer import Transformer, init_params
+from transformer_jax.model.transformer import Transformer, param_shapes
 
 PROGRAM = "translate.py"  # in an export; it is `stablehlo_program.py`
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -131,9 +131,7 @@ def _join(
     params = layout.unflatten(
         {tuple(name.split("/")): x for name, x in flat.items() if not name.startswith("decoder/")}
     )
-    shapes = jax.eval_shape(
-        lambda: decoder_weights.prepare(model, init_params(model, jax.random.key(0)))
-    )
+    shapes = jax.eval_shape(lambda p: decoder_weights.prepare(model, p), param_shapes(model))
     return params, jax.tree.map_with_path(lambda path, _: flat[_file_name(path)], shapes)
 
 

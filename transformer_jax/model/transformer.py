@@ -10,6 +10,7 @@ computed in float32.
 Letters of shapes: B batch, S source length, T target length, L any length, M d_model, V vocabulary.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -269,14 +270,25 @@ def alignment_head(num_decoder_layers: int) -> tuple[int, int]:
 
 
 def init_params(config: ModelConfig, rng: jax.Array) -> Params:
-    """Randomly initialised parameters; under `jax.eval_shape`, their shapes."""
+    """Randomly initialised parameters."""
     return nn.meta.unbox(_init_with_axes(config, rng))
+
+
+def param_shapes(config: ModelConfig) -> Params:
+    """A `jax.ShapeDtypeStruct` for each parameter that `init_params` returns."""
+    return nn.meta.unbox(_shapes_with_axes(config))
 
 
 def param_axes(config: ModelConfig) -> Params:
     """For each parameter a `PartitionSpec` of its logical axes (`primitives.with_axes`)."""
-    boxed = jax.eval_shape(lambda: _init_with_axes(config, jax.random.key(0)))
-    return nn.get_partition_spec(boxed)
+    return nn.get_partition_spec(_shapes_with_axes(config))
+
+
+# A start needs the shapes several times, and tracing a large model takes seconds.
+@functools.lru_cache(maxsize=16)
+def _shapes_with_axes(config: ModelConfig) -> Params:
+    """A box with a `jax.ShapeDtypeStruct` for each parameter; callers must not change it."""
+    return jax.eval_shape(lambda: _init_with_axes(config, jax.random.key(0)))
 
 
 def _init_with_axes(config: ModelConfig, rng: jax.Array) -> Params:

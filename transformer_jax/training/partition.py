@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from transformer_jax.config import Config, ModelConfig, ParallelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.model import lora
-from transformer_jax.model.transformer import init_params, param_axes
+from transformer_jax.model.transformer import param_axes, param_shapes
 from transformer_jax.ops import platforms
 from transformer_jax.training.frozen import is_masked
 from transformer_jax.training.step import PyTree, TrainState, TrainStep
@@ -112,8 +112,7 @@ def _model_specs(model: ModelConfig, mesh: Mesh, shapes: PyTree) -> PyTree:
 def param_shardings(config: Config, model: ModelConfig) -> PyTree:
     """A `NamedSharding` for each parameter of `model`, on the devices that `config` asks for."""
     mesh = make_mesh(config, choose_devices(config))
-    shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
-    return shardings(mesh, _model_specs(model, mesh, shapes))
+    return shardings(mesh, _model_specs(model, mesh, param_shapes(model)))
 
 
 def _spec(

@@ -89,6 +89,7 @@ class Runner(abc.ABC):
             self.shardings = partition.with_optimizer_on_host(self._on_devices, self._shapes)
         self._replicated = NamedSharding(self.mesh, PartitionSpec())
         self._by_row = NamedSharding(self.mesh, PartitionSpec(partition.BATCH_AXES))
+        self._init = jax.jit(step.init_state, out_shardings=self.shardings)
         self._compiled: dict[ShapeKey, jax.stages.Compiled] = {}
 
     def describe(self) -> Iterator[str]:
@@ -129,8 +130,7 @@ class Runner(abc.ABC):
         """State before the first step, with given parameters (on the host) or fresh ones."""
         if params is not None:
             params = jax.device_put(params, self._of_model(self.shardings.params))
-        init = jax.jit(self.train_step.init_state, out_shardings=self.shardings)
-        return self.from_checkpoint_layout(init(jax.random.key(seed), params))
+        return self.from_checkpoint_layout(self._init(jax.random.key(seed), params))
 
     def restore_target(self) -> TrainState:
         """`jax.ShapeDtypeStruct`s of the state in checkpoint layout, with shardings."""

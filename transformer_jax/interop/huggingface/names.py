@@ -6,12 +6,11 @@ There are two kinds of names: BART's, which Marian, M2M-100, Pegasus and mBART s
 import dataclasses
 from collections.abc import Callable, Iterator
 
-import jax
 import numpy as np
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.interop.layout import Path, flatten
-from transformer_jax.model.transformer import init_params
+from transformer_jax.model.transformer import param_shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +68,7 @@ BASE = "model."  # before the names of BART's parts; files of the model without 
 
 def shapes(config: ModelConfig) -> dict[Path, tuple[int, ...]]:
     """Shape of every parameter of a model."""
-    tree = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
-    return {path: leaf.shape for path, leaf in flatten(tree).items()}
+    return {path: leaf.shape for path, leaf in flatten(param_shapes(config)).items()}
 
 
 def layer_tensors(names: Names, config: ModelConfig) -> Iterator[tuple[Path, str, tuple[int, ...]]]:
