@@ -37,7 +37,7 @@ from transformer_jax.commands import main
 from transformer_jax.config import Config
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.decoding import decoder
+from transformer_jax.decoding import batching, decoder
 from transformer_jax.training import loop, runners
 
 # Takes as long as a third of the slow tests. It runs first, so that no process ends up waiting
@@ -56,7 +56,7 @@ def pytest_collection_finish() -> None:
     """Lets garbage collections pass over modules and tests, which stay: tracing starts many."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(30_000, 10, 50)
 
 
 def digit_pairs(count: int, seed: int = 0, longest: int = 6) -> list[tuple[str, str]]:
@@ -159,9 +159,16 @@ def run_command(*arguments, cwd=".", stdin="") -> subprocess.CompletedProcess[st
 
 # Settings of `train` that the compiled step does not depend on.
 NOT_IN_THE_STEP = (
-    "num_steps", "init_from", "eval_every_steps", "checkpoint_every_steps", "log_every_steps",
-    "early_stopping_patience", "eval_beam_size", "eval_sentences", "loggers",
-)  # fmt: skip
+    "num_steps",
+    "init_from",
+    "eval_every_steps",
+    "checkpoint_every_steps",
+    "log_every_steps",
+    "early_stopping_patience",
+    "eval_beam_size",
+    "eval_sentences",
+    "loggers",
+)
 
 
 @functools.lru_cache(maxsize=64)
@@ -185,15 +192,31 @@ def shared_runner(config: Config, devices: list[jax.Device]) -> runners.Runner:
     return _runner(config, tuple(devices))
 
 
-@pytest.fixture(autouse=True)
-def fewer_programs(request, monkeypatch) -> None:
-    """Makes tests compile less, except those that are marked `all_programs`.
+def two_row_options(size: int, batch_tokens: int, num_devices: int = 1) -> list[int]:
+    """Numbers of rows of a batch: 16, or as many as fit."""
+    full = num_devices * max(1, batch_tokens // size)
+    return sorted({min(16, full), full})
 
-    Runs of one model share their training step, and a search has one size of cache, so one loop.
-    """
-    if request.node.get_closest_marker("all_programs") is None:
-        monkeypatch.setattr(loop, "make_runner", shared_runner)
-        monkeypatch.setattr(decoder, "STAGES", (1.0,))
+
+# What makes tests compile less. Runs of one model share their training step. A search has one size
+# of cache, so one loop. Batches of short texts have one length and few numbers of rows.
+FEWER_PROGRAMS = (
+    (loop, "make_runner", shared_runner),
+    (decoder, "STAGES", (1.0,)),
+    (batching, "MIN_LEN", 24),
+    (batching, "all_row_options", two_row_options),
+)
+ALL_PROGRAMS = [(module, name, getattr(module, name)) for module, name, _ in FEWER_PROGRAMS]
+for module, name, value in FEWER_PROGRAMS:
+    setattr(module, name, value)
+
+
+@pytest.fixture(autouse=True)
+def all_programs(request, monkeypatch) -> None:
+    """Lets tests that are marked `all_programs` compile what users do."""
+    if request.node.get_closest_marker("all_programs") is not None:
+        for module, name, value in ALL_PROGRAMS:
+            monkeypatch.setattr(module, name, value)
 
 
 @pytest.fixture

@@ -1,12 +1,11 @@
 """The direction of imports, and packages that an import must not load."""
 
 import ast
+import json
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-
-import pytest
 
 from transformer_jax.commands import command_line
 
@@ -68,11 +67,27 @@ def test_every_package_is_installed():
     assert packages == {*project["tool"]["setuptools"]["packages"]}
 
 
-def loaded_by(code):
-    """Names of the packages that a fresh Python has loaded after `code`."""
-    code += "\nimport sys; print(*{name.split('.')[0] for name in sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.splitlines()[-1].split())
+EACH_IN_A_FORK = """
+import json, os, sys
+for code in json.loads(sys.argv[1]):
+    if not os.fork():
+        exec(code, {"__name__": "__main__"})
+        print("", json.dumps([name.split(".")[0] for name in sys.modules]), sep=chr(10), flush=True)
+        os._exit(0)
+    if os.wait()[1]:
+        sys.exit(code)
+"""
+
+
+def loaded_by(*codes):
+    """For each code, names of the packages that a fresh Python has loaded after it."""
+    command = [sys.executable, "-c", EACH_IN_A_FORK, json.dumps(codes)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    loaded = [{*json.loads(line)} for line in done.stdout.splitlines() if line.startswith('["')]
+    assert len(loaded) == len(codes)
+    assert all("transformer_jax" in names for names in loaded)
+    return loaded
 
 
 HELP = """
@@ -104,31 +119,27 @@ for module in pkgutil.iter_modules(commands.__path__):
     if module.name != "__main__":
         importlib.import_module(f"transformer_jax.commands.{{module.name}}")
 """
-    assert "transformer_jax" in loaded_by(code)
+    (loaded,) = loaded_by(code)
+    assert "jax" in loaded
 
 
-@pytest.mark.parametrize("code", ["import transformer_jax", HELP])
-def test_import_and_help_load_nothing_heavy(code):
-    loaded = loaded_by(code)
-    assert "transformer_jax" in loaded
-    assert not loaded & HEAVY
+def test_import_and_help_load_nothing_heavy():
+    for loaded in loaded_by("import transformer_jax", HELP):
+        assert not loaded & HEAVY
 
 
-@pytest.mark.parametrize("command", command_line.COMMANDS)
-def test_help_of_a_command_does_not_load_jax(command):
-    loaded = loaded_by(HELP.replace("--help", f"{command} --help"))
-    assert not loaded & {"jax", "orbax", "flax", "scipy", "grain", "matplotlib", "torch"}
+def test_help_of_a_command_does_not_load_jax():
+    codes = [HELP.replace("--help", f"{command} --help") for command in command_line.COMMANDS]
+    heavy = {"jax", "orbax", "flax", "scipy", "grain", "matplotlib", "torch"}
+    for command, loaded in zip(command_line.COMMANDS, loaded_by(*codes), strict=True):
+        assert not loaded & heavy, command
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["transformer_jax", "transformer_jax.commands.main", "transformer_jax.api",
-     "transformer_jax.plotting", "transformer_jax.training.loop",
-     "transformer_jax.data.number_words"],
-)  # fmt: skip
-def test_import_loads_no_other_framework(module):
-    others = {"tensorflow", "torch", "matplotlib", "tensorflow_text", "clu"}
-    assert not loaded_by(f"import {module}") & others
+def test_import_loads_no_other_framework():
+    modules = "api", "commands.main", "data.number_words", "plotting", "training.loop"
+    code = "\n".join(f"import transformer_jax.{module}" for module in modules)
+    (loaded,) = loaded_by(code)
+    assert not loaded & {"tensorflow", "torch", "matplotlib", "tensorflow_text", "clu"}
 
 
 def test_version_is_the_same_everywhere():

@@ -39,6 +39,7 @@ WORDS = {
     r"\bmeanwhile\b": "name the time",
     r"\bpieces?\b": "token (piece is for SentencePiece's own API)",
 }
+ANY_WORD = re.compile("|".join(WORDS), re.IGNORECASE)
 # (path, regular expression of a line) that may have such a word: quotations and other APIs.
 ALLOWED = (
     ("tests/test_language.py", r""),
@@ -87,7 +88,7 @@ def problems(path: Path) -> Iterator[str]:
 
 
 def line_problems(name: str, line: str) -> Iterator[str]:
-    for pattern, better in WORDS.items():
+    for pattern, better in WORDS.items() if ANY_WORD.search(line) else ():
         match = re.search(pattern, line, re.IGNORECASE)
         if match and not any(name.startswith(p) and re.search(r, line) for p, r in ALLOWED):
             yield f"{match[0]!r}: write {better}"

@@ -273,6 +273,7 @@ class Counting:
     cache: Any
 
 
+@pytest.mark.all_programs
 @pytest.mark.parametrize(("steps", "grown"), [(16, []), (17, [40]), (40, [40]), (90, [40, 96])])
 def test_decode_loop_grows_the_cache_only_if_unfinished(steps, grown):
     sizes = []

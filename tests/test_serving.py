@@ -192,6 +192,7 @@ def test_preparing_a_model_says_how_far_it_is(translator, model):
     assert seen == [(n, total, n) for n in range(1, total + 1)]
 
 
+@pytest.mark.all_programs
 def test_batches_of_single_texts_have_few_rows_on_a_cpu(translator):
     runner, settings = translator.engine.runner, translator.settings()
     assert runner.batch_limits(settings)[1] // 8 > 64

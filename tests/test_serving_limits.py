@@ -163,11 +163,11 @@ def test_body_that_takes_too_long_is_refused():
 def test_full_queue_and_long_requests_are_refused_and_nothing_waits(translator, monkeypatch):
     # One that knows no times of batches, by which it would refuse what comes late.
     monkeypatch.setattr(scheduler._process, "scheduler", scheduler.Scheduler())
-    served = served_model(translator, max_queue=2, batch_wait_ms=60_000.0)
+    served = served_model(translator, max_queue=2, batch_wait_ms=600_000.0)
     served.prepare()
     client = TestClient(create_app(Service([served])))
     queue = scheduler.of_process()
-    waiting = served.translator.submit("one", wait_ms=60_000.0)
+    waiting = served.translator.submit("one", wait_ms=600_000.0)
     answer = client.post("/v1/translate", json={"texts": ["one", "two"]})
     assert (answer.status_code, answer.headers["Retry-After"]) == (429, "1")
     assert answer.json()["error"]["code"] == "queue_full"

@@ -144,7 +144,12 @@ def test_corpus_fingerprint_follows_the_content(tmp_path):
     assert sources.open_corpora(config, "train")[0].fingerprint != first
 
 
-def test_text_files_without_their_source_are_recognised(tmp_path, monkeypatch):
+@pytest.fixture
+def few_numbers(monkeypatch):
+    monkeypatch.setattr(number_words, "SIZES", {"train": 1040, "validation": 5, "test": 6})
+
+
+def test_text_files_without_their_source_are_recognised(tmp_path, monkeypatch, few_numbers):
     monkeypatch.chdir(tmp_path)
     write_pairs(tmp_path, "corpus", PAIRS)
     write_pairs(tmp_path, "train", PAIRS)
@@ -167,11 +172,6 @@ def test_number_words_splits_are_disjoint_and_train_has_small_numbers():
     assert set(range(1000)) <= set(splits["train"])
     assert min(splits["test"]) >= 1000
     assert splits == number_words.split_numbers()
-
-
-@pytest.fixture
-def few_numbers(monkeypatch):
-    monkeypatch.setattr(number_words, "SIZES", {"train": 1040, "validation": 5, "test": 6})
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def test_group_by_length_has_every_sentence_once_in_few_shapes():
     np.testing.assert_array_equal(sizes, [2, 1, 0])
 
 
+@pytest.mark.all_programs
 def test_padded_lengths_and_row_options_by_hand():
     assert [batching.padded_length(n, 100) for n in (1, 8, 9, 17, 25, 33, 49, 65, 97, 100)] == [
         8,

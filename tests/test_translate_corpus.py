@@ -1,11 +1,8 @@
 """`translate-corpus` on one machine: order, resuming, and what it refuses."""
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.conftest import digit_pairs
+from tests.conftest import digit_pairs, run_command
 from transformer_jax.commands import corpus_translation
 from transformer_jax.errors import UserError
 
@@ -14,15 +11,9 @@ def test_translate_corpus_keeps_order_and_does_nothing_twice(tiny_run, translato
     sources = [source for source, _ in digit_pairs(30, seed=3)]
     (tmp_path / "a.en").write_text("\n".join(sources[:20]) + "\n")
     (tmp_path / "b.en").write_text("\n".join(sources[20:]) + "\n")
-    command = [
-        sys.executable,
-        "-m",
-        "transformer_jax",
-        "translate-corpus",
-        f"--model={tiny_run[1]}",
-    ]
+    command = ["translate-corpus", f"--model={tiny_run[1]}"]
     command += [f"--input={tmp_path}/*.en", f"--output={tmp_path / 'out'}", "--beam_size=1"]
-    first = subprocess.run([*command, "--chunk=8", "--price=2"], capture_output=True, text=True)
+    first = run_command(*command, "--chunk=8", "--price=2")
     assert first.returncode == 0, first.stderr
     assert "30 of 30 lines" in first.stdout
     assert "per million lines" in first.stdout
@@ -30,13 +21,13 @@ def test_translate_corpus_keeps_order_and_does_nothing_twice(tiny_run, translato
     lines = [(tmp_path / "out" / name).read_text().splitlines() for name in ("a.en", "b.en")]
     assert [*lines[0], *lines[1]] == expected
     assert len(list((tmp_path / "out").glob("*.en"))) == 2
-    other = subprocess.run([*command, "--beam_size=2"], capture_output=True, text=True)
+    other = run_command(*command, "--beam_size=2")
     assert other.returncode == 2
     assert "has translations by another model, checkpoint or settings" in other.stderr
     # One translation was removed: only this one is made again.
     kept = (tmp_path / "out" / "a.en").stat().st_mtime_ns
     (tmp_path / "out" / "b.en").unlink()
-    again = subprocess.run(command, capture_output=True, text=True)
+    again = run_command(*command)
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "out" / "b.en").read_text().splitlines() == lines[1]
     assert (tmp_path / "out" / "a.en").stat().st_mtime_ns == kept

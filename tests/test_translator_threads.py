@@ -67,6 +67,7 @@ def test_translator_threads_share_two_workers_and_give_the_same(translator, monk
     assert sum(name.startswith("transformer_jax_batch") for name in names) <= scheduler.NUM_WORKERS
 
 
+@pytest.mark.all_programs
 def test_warmup_leaves_nothing_to_compile(translator, monkeypatch):
     t = fresh(translator)
     settings = {"beam_size": 2, "batch_tokens": 64, "n_best": 2}
