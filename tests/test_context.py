@@ -48,7 +48,7 @@ def test_the_sentences_that_are_farthest_have_no_room(limit, wanted):
 
 def config_of(folder, pairs, **data):
     """A `tiny` recipe with two sentences before each source."""
-    config = tiny_config(folder, num_steps=150)
+    config = tiny_config(folder, num_steps=150, eval_every_steps=0, checkpoint_every_steps=150)
     files = {name: write_pairs(folder, f"{name}-context", pairs) for name in ("train", "test")}
     fields = {**files, "validation": files["test"], "context_sentences": 2, "max_len": 32, **data}
     return dataclasses.replace(config, data=dataclasses.replace(config.data, **fields))

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from num2words import num2words
 
 from tests.conftest import write_pairs
 from transformer_jax.config import DataConfig
@@ -188,9 +189,13 @@ def test_number_words_in_every_language(tmp_path, few_numbers, language, word):
         tfds_name=f"number_words/{language}", data_dir=str(tmp_path), target_lang=language
     )
     (corpus,) = sources.open_corpora(config, "train")
-    pairs = dict(corpus.read())
-    assert len(pairs) == 1040
-    assert pairs["thirty-four"] == word
+    pairs = list(corpus.read())
+    assert len(pairs) == corpus.count() == 1040
+    assert dict(pairs)["thirty-four"] == word
+    # The words are those of num2words.
+    numbers = number_words.split_numbers()["train"][::9]
+    words = [(num2words(n, lang="en"), num2words(n, lang=language)) for n in numbers]
+    assert {*words} <= {*pairs}
     assert len(list(sources.open_corpora(config, "test")[0].read())) == 6
 
 

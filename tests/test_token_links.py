@@ -114,7 +114,8 @@ def reversed_links(sources, targets, tokenizers):
 def guided(tmp_path_factory):
     """A run that was given the links; its data folder is that of a run without."""
     folder = tmp_path_factory.mktemp("guided")
-    config = tiny_config(folder, alignment_weight=0.5, num_steps=120)
+    steps = {"num_steps": 120, "eval_every_steps": 0, "checkpoint_every_steps": 120}
+    config = tiny_config(folder, alignment_weight=0.5, **steps)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_links, "align", reversed_links)
         train(config, folder / "run")

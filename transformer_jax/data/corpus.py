@@ -29,6 +29,7 @@ class Corpus:
       files: of source and target, or the one with both texts; none if it is not text files.
       parts: corpora that it consists of, one after another; none of a single one.
       prepared: folder with its shards, where `prepare` has made them.
+      num_pairs: where it is known without reading them.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Corpus:
     files: tuple[epath.Path, ...] = ()
     parts: tuple["Corpus", ...] = ()
     prepared: Path | None = None
+    num_pairs: int | None = None
 
     def blocks(self, num_pairs: int, num_before: int = 0) -> Iterator[TextBlock]:
         """The text in blocks of `num_pairs`, each with the last `num_before` sources before it."""
@@ -50,6 +52,8 @@ class Corpus:
 
     def count(self) -> int:
         """Number of pairs."""
+        if self.num_pairs is not None:
+            return self.num_pairs
         return sum(block.num_pairs for block in self.blocks(COUNTED))
 
     def _blocks_of_parts(self, num_pairs: int, num_before: int) -> Iterator[TextBlock]:
