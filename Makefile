@@ -27,7 +27,9 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-com
   -c constraints.txt
 # Test processes: one for each core that this process may use.
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15
+# COSTS=FOLDER measures what tests cost: tests/costs.py.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 \
+  $(if $(COSTS),-p tests.costs --costs=$(COSTS)/$@.json)
 
 .PHONY: quickstart demo test test-newest test-slow test-peers test-all docs lint types wheel clean \
   bench-accelerator
@@ -108,7 +110,8 @@ test-newest:
 	@for minor in 14 13 12; do \
 	  for python in python3.$$minor "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/3.$$minor.*/bin/python3; do \
 	    if "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
-	      exec $(MAKE) test PYTHON="$$python" VENV=.venv-3.$$minor; \
+	      exec $(MAKE) test PYTHON="$$python" VENV=.venv-3.$$minor \
+	        $(if $(COSTS),COSTS=$(COSTS)/newest); \
 	    fi; \
 	  done; \
 	done; echo "make test-newest: there is no Python 3.12 or newer here, so nothing was tested with it."

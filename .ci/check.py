@@ -1,0 +1,101 @@
+"""Runs all targets of CI, and fails where one fails or takes more CPU than its budget.
+
+At the end it prints the seconds of each target. CPU seconds are those of all its processes, and
+budgets (`tests/budgets.toml`) are in units of what one fixed compilation takes here.
+"""
+
+import os
+import resource
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+COSTS = Path(".cache/costs")
+DOCS_LOG = COSTS / "docs.log"
+# The tests that CI runs with the newest JAX, to end in time; `make test-newest` runs all.
+NUMERICS = " ".join(
+    f"tests/test_{name}.py"
+    for name in (
+        "attention", "checkpoints", "golden", "losses", "optimizer", "search", "step", "training"
+    )
+)  # fmt: skip
+# `docs` before `test-slow`, which then finds the trainings of the guide done. Its pages run one
+# after the other, so it runs next to `test-newest`.
+TARGETS = ("lint", "types", "test", "test-newest", "docs", "test-slow", "test-peers")
+
+
+def children_cpu() -> float:
+    """CPU seconds of all processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def start(target: str, unit: str) -> subprocess.Popen[bytes]:
+    """Starts a target; what `docs` prints is kept in a file until the other target has ended."""
+    tests = [f"TESTS={NUMERICS}"] if target == "test-newest" else []
+    output = DOCS_LOG.open("wb") if target == "docs" else None
+    return subprocess.Popen(
+        ["make", target, f"COSTS={COSTS}", *tests],
+        env={**os.environ, "REFERENCE_SECONDS": unit},
+        stdout=output,
+        stderr=output,
+    )
+
+
+def run(targets: Sequence[str]) -> str:
+    """Runs the targets; returns what is wrong, or nothing."""
+    # Installations are no part of budgets, and two at the same time would write the same file.
+    for name in ("test", "docs", "peers"):
+        if subprocess.run(["make", f".venv/bin/.installed-{name}"]).returncode:
+            return f"The packages of the extra [{name}] could not be installed."
+    reference = [".venv/bin/python", "tests/costs.py", "--reference"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    unit = subprocess.check_output(reference, text=True, env=environment).strip()
+    print(f"one unit of the budgets is {unit} s of CPU here", flush=True)
+    budgets = tomllib.loads(Path("tests/budgets.toml").read_text())["targets"]
+    problem, lines, begun = "", [], time.monotonic()
+    COSTS.mkdir(parents=True, exist_ok=True)
+    started = dict.fromkeys(targets)
+    for target in targets:
+        before, begun_target = children_cpu(), time.monotonic()
+        process = started[target] or start(target, unit)
+        if target == "test-newest" and "docs" in started:
+            started["docs"] = start("docs", unit)
+        status = process.wait()
+        # Those of a process count when it was waited for, so those of `docs` are its own.
+        cpu, wall = children_cpu() - before, time.monotonic() - begun_target
+        lines.append(
+            f"  {target:<12} {wall:6.0f} {cpu:6.0f} {cpu / float(unit):6.0f} of {budgets[target]}"
+        )
+        if target == "docs":
+            sys.stdout.flush()
+            sys.stdout.buffer.write(DOCS_LOG.read_bytes())
+        if status:
+            problem = f"make {target} failed with status {status}."
+        elif cpu / float(unit) > budgets[target]:
+            problem = (
+                f"make {target} took {cpu / float(unit):.0f} units of CPU, and its budget is "
+                f"{budgets[target]}. The tables above say which tests and files cost most: make "
+                "them cheaper, or raise the budget in tests/budgets.toml with the reason."
+            )
+        if problem:
+            break
+    print(f"\n  {'target':<12} {'wall s':>6} {'CPU s':>6}  units", *lines, sep="\n")
+    print(f"  {'all':<12} {time.monotonic() - begun:6.0f} {children_cpu():6.0f}")
+    if problem and started.get("docs") and started["docs"].poll() is None:
+        started["docs"].terminate()
+    return problem
+
+
+def main() -> int:
+    """Runs the targets that the command line names, or all; returns the status of the process."""
+    problem = run(sys.argv[1:] or TARGETS)
+    print(problem, flush=True)
+    return 1 if problem else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""Trains on English number words and German ones, and shows what was learned.
+
+    make quickstart
+
+One process does what the commands `train`, `eval`, `plot report` and `decode` do one after the
+other: Python starts once, and each program is compiled once. To do more with the model afterwards,
+use these commands, with `--workdir=runs/quickstart`.
+"""
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+print("Python reads the modules of JAX; the first time takes longer.", flush=True)
+
+import jax  # noqa: E402
+
+from transformer_jax import Translator  # noqa: E402
+from transformer_jax.configs import quickstart  # noqa: E402
+from transformer_jax.data.sources import open_corpora  # noqa: E402
+from transformer_jax.evaluation import model_metrics  # noqa: E402
+from transformer_jax.plotting.report import write_report  # noqa: E402
+from transformer_jax.runs import history  # noqa: E402
+from transformer_jax.training.loop import train  # noqa: E402
+
+NUMBERS = (
+    "thirty-four",
+    "three hundred and forty-seven",
+    "nine hundred and eighty-seven thousand, six hundred and fifty-four",
+)
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--workdir", default="runs/quickstart", help="folder of the run")
+parser.add_argument("--seed", type=int, default=0)
+args = parser.parse_args()
+
+config = dataclasses.replace(quickstart.get_config(), seed=args.seed)
+train(config, args.workdir)
+
+translator = Translator.load(args.workdir, checkpoint="best")
+(corpus,) = open_corpora(config.data, "test")
+print(f"translating {corpus.count():,} numbers that the training did not contain", flush=True)
+scores, _ = model_metrics.evaluate(
+    translator.engine, translator.params, list(corpus.read()), config.decode
+)
+print(f"{scores.exact_match:.1f}% are exactly right", flush=True)
+result = dataclasses.asdict(scores) | {"checkpoint_step": translator.checkpoint_step}
+result |= {"split": "test"}
+history.add_evaluation(args.workdir, result, config.data.test, config, jax.devices(), 1, "best")
+print(f"wrote {write_report(args.workdir)}", flush=True)
+for number, translation in zip(NUMBERS, translator.translate(NUMBERS), strict=True):
+    print(f"{number}\t{translation.text}")
+Path(args.workdir, "eval.json").write_text(json.dumps(result, indent=2) + "\n")
