@@ -75,14 +75,8 @@ $(BIN)/.installed-docs: $(BIN)/.installed
 	@touch $@
 
 quickstart: $(BIN)/.installed
-	$(BIN)/transformer-jax train --config=quickstart --workdir=runs/quickstart --noreport
-	$(BIN)/transformer-jax eval --workdir=runs/quickstart --json=runs/quickstart/eval.json
-	@printf '%s\n' 'thirty-four' 'three hundred and forty-seven' \
-	  'nine hundred and eighty-seven thousand, six hundred and fifty-four' > runs/quickstart/input.txt
-	$(BIN)/transformer-jax plot report --workdir=runs/quickstart
-	@echo "$(BIN)/transformer-jax decode --workdir=runs/quickstart --input=runs/quickstart/input.txt"
-	@$(BIN)/transformer-jax decode --workdir=runs/quickstart --input=runs/quickstart/input.txt \
-	  | paste -d '\t' runs/quickstart/input.txt -
+	@echo "starting Python, whose first start compiles modules; then it trains"
+	@$(BIN)/python examples/quickstart.py --workdir=runs/quickstart
 	@echo "next: source $(BIN)/activate, then transformer-jax --help"
 
 # The evaluation is the last file of a quickstart that is complete.

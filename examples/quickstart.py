@@ -12,17 +12,15 @@ import dataclasses
 import json
 from pathlib import Path
 
-print("Python reads the modules of JAX; the first time takes longer.", flush=True)
+import jax
 
-import jax  # noqa: E402
-
-from transformer_jax import Translator  # noqa: E402
-from transformer_jax.configs import quickstart  # noqa: E402
-from transformer_jax.data.sources import open_corpora  # noqa: E402
-from transformer_jax.evaluation import model_metrics  # noqa: E402
-from transformer_jax.plotting.report import write_report  # noqa: E402
-from transformer_jax.runs import history  # noqa: E402
-from transformer_jax.training.loop import train  # noqa: E402
+from transformer_jax import Translator
+from transformer_jax.configs import quickstart
+from transformer_jax.data.sources import open_corpora
+from transformer_jax.evaluation import model_metrics
+from transformer_jax.plotting.report import write_report
+from transformer_jax.runs import history
+from transformer_jax.training.loop import train
 
 NUMBERS = (
     "thirty-four",

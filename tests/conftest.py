@@ -56,7 +56,7 @@ def pytest_collection_finish() -> None:
     """Lets garbage collections pass over modules and tests, which stay: tracing starts many."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(30_000, 10, 50)
+    gc.set_threshold(30_000, 10, 10)
 
 
 def digit_pairs(count: int, seed: int = 0, longest: int = 6) -> list[tuple[str, str]]:
@@ -171,7 +171,7 @@ NOT_IN_THE_STEP = (
 )
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 def _runner(config: Config, devices: tuple[jax.Device, ...]) -> runners.Runner:
     return runners.make_runner(config, list(devices))
 

@@ -3,17 +3,16 @@
 import json
 import shutil
 
-import jax
 import pytest
 import safetensors.numpy
 from etils import epath
 
+from tests.test_step import random_params
 from transformer_jax import Translator
 from transformer_jax.config import Config, DataConfig, ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.interop import pretrained
 from transformer_jax.interop.huggingface import reading, writing
-from transformer_jax.model.transformer import init_params
 
 
 def small_model(tokenizers, **fields):
@@ -35,7 +34,7 @@ def small_model(tokenizers, **fields):
     shared = model.tie_embeddings == "all"
     data = DataConfig(source="files", max_len=32, shared_vocab=shared)
     config = Config(model=model, data=data)
-    params = jax.device_get(init_params(model, jax.random.key(0)))
+    params = random_params(model)
     return pretrained.Pretrained(config, tokenizers, params, 0)
 
 

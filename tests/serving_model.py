@@ -19,7 +19,7 @@ LIMITS = Limits(max_tokens=16, max_texts=8, max_chars=200)
 def prepared(translator: Translator) -> ServedModel:
     """A model whose programs are compiled, with greedy search too; the same for all tests."""
     config = translator.config
-    decode = dataclasses.replace(config.decode, batch_tokens=128)
+    decode = dataclasses.replace(config.decode, batch_tokens=256)
     config = dataclasses.replace(config, decode=decode)
     fresh = Translator(config, translator.tokenizers, translator.params)
     served = ServedModel("tiny", fresh, [{"beam_size": 1}], LIMITS)

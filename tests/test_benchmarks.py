@@ -280,6 +280,7 @@ def test_serve_soak_growth_is_that_after_the_warm_up():
     assert serve_soak.growth(memory) == pytest.approx(0.1)
 
 
+@pytest.mark.all_programs
 def test_serve_slots_count_row_steps_of_the_batches_that_wait():
     options = lambda length: (1, 4)  # noqa: E731
     batches = list(serve_slots.form_batches([5, 5, 5, 20, 5], options, 4, 128))

@@ -1,7 +1,9 @@
 """Each example, run as a script on a small corpus."""
 
+import dataclasses
 import io
 import itertools
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from tests.conftest import digit_pairs, tiny_config, write_pairs
+from tests.conftest import digit_pairs, run_command, tiny_config, write_pairs
 from transformer_jax import Translator
 from transformer_jax.config import ModelConfig
 from transformer_jax.configs import quickstart
@@ -80,10 +82,25 @@ def test_fine_tune_example_scores_the_model_before_and_after(
     assert Translator.load(tmp_path / "run").checkpoint_step == 2
 
 
+def test_quickstart_example_does_what_the_commands_do(run_example, tiny_run, tmp_path, monkeypatch):
+    config = tiny_config(tiny_run[0], num_steps=2, eval_every_steps=2)
+    monkeypatch.setattr(quickstart, "get_config", lambda: config)
+    printed = run_example("quickstart", f"--workdir={tmp_path / 'run'}")
+    assert "translating 20 numbers" in printed
+    assert "\nthirty-four\t" in printed
+    scores = json.loads((tmp_path / "run" / "eval.json").read_text())
+    command = run_command("eval", f"--workdir={tmp_path / 'run'}", f"--json={tmp_path / 'e.json'}")
+    assert command.returncode == 0, command.stderr
+    assert json.loads((tmp_path / "e.json").read_text()) == scores
+    assert "20 sentences" in (tmp_path / "run" / "report.html").read_text()
+
+
 def test_scale_norm_example_trains_and_decodes_with_one_scale(run_example, tmp_path, monkeypatch):
     for name in ("init_norm", "norm"):  # restored after the test
         monkeypatch.setattr(norms, name, getattr(norms, name))
     config = tiny_config(tmp_path, num_steps=2, eval_every_steps=2)
+    # A model of other sizes than those of other tests, whose shapes and programs are kept.
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, d_ff=40))
     monkeypatch.setattr(quickstart, "get_config", lambda: config)
     run_example("scale_norm", f"--workdir={tmp_path / 'run'}")
     params = Translator.load(tmp_path / "run").params

@@ -59,9 +59,8 @@ def run(names, optimizer="adamw", count=1, **parallel):
 @pytest.mark.parametrize(
     ("optimizer", "parallel"),
     [
-        ("adafactor", {}),
-        ("adamw", {"devices": 2, "fsdp": 2, "tensor": 2}),
-        ("adamw", {"devices": 2, "fsdp": 2, "scan_layers": True, "remat": "full"}),
+        pytest.param("adafactor", {}, marks=pytest.mark.slow),
+        ("adamw", {"devices": 2, "fsdp": 2, "tensor": 2, "scan_layers": True, "remat": "full"}),
     ],
 )
 def test_frozen_parameters_stay_and_the_others_learn_as_ever(optimizer, parallel):

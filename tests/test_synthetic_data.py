@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -97,9 +99,10 @@ def test_data_of_the_student_are_its_pairs_with_or_without_the_corpora():
     assert with_corpora.train_languages == ("en-de", "en-fr") * 2
 
 
-@pytest.fixture
-def distilled(tiny_run, tmp_path):
-    """A student of two teachers that has been trained: command, arguments, folder, pairs, names."""
+@pytest.fixture(scope="module")
+def task(tiny_run, tmp_path_factory):
+    """What a student of two teachers is trained on: command, arguments, folder, pairs, names."""
+    tmp_path = tmp_path_factory.mktemp("distilled")
     pairs = digit_pairs(40, seed=5)
     names = {
         split: write_pairs(tmp_path, split, some)
@@ -113,8 +116,6 @@ def distilled(tiny_run, tmp_path):
     arguments += ["--config.optimizer.warmup_steps=2", f"--workdir={student}"]
     teachers = f"--teacher={tiny_run[1]},{tiny_run[1]}@latest"
     distill = ["distill", "--config=tiny", teachers, *arguments, "--beam_size=2", "--noguards"]
-    done = run_command(*distill, "--keep_corpus")
-    assert done.returncode == 0, done.stderr
     return SimpleNamespace(
         command=distill,
         arguments=[teachers, *arguments],
@@ -122,6 +123,14 @@ def distilled(tiny_run, tmp_path):
         pairs=pairs[:30],
         names=names,
     )
+
+
+@pytest.fixture(scope="module")
+def distilled(task):
+    """The task, after a training; tests leave the student as it is."""
+    done = run_command(*task.command, "--keep_corpus")
+    assert done.returncode == 0, done.stderr
+    return task
 
 
 def test_distill_translates_once_and_trains_on_the_translations(tiny_run, translator, distilled):
@@ -150,13 +159,13 @@ def test_distill_translates_once_and_trains_on_the_translations(tiny_run, transl
     # student's folder may be moved.
     teacher = os.path.relpath(tiny_run[1])
     same = [*distill, "--keep_corpus", f"--teacher={teacher},{teacher}@latest", "--batch_tokens=99"]
-    student.rename(student.with_name("moved"))
+    shutil.copytree(student, student.with_name("moved"))
     again = run_command(*same, f"--workdir={os.path.relpath(student.with_name('moved'))}")
     assert again.returncode == 0, again.stderr
     assert (student.with_name("moved") / written.relative_to(student)).stat().st_mtime_ns == kept
 
 
-def test_distill_continues_an_interrupted_file(translator, tiny_run, distilled, monkeypatch):
+def test_distill_continues_an_interrupted_file(translator, tiny_run, task, monkeypatch):
     calls, translate = [], Translator.translate
 
     def interrupted(self, texts, **settings):
@@ -166,8 +175,8 @@ def test_distill_continues_an_interrupted_file(translator, tiny_run, distilled, 
         return translate(self, texts, **settings)
 
     monkeypatch.setattr(Translator, "translate", interrupted)
-    other = distilled.student.with_name("other")
-    distill = [*distilled.command, f"--workdir={other}", "--n_best=2", "--chunk=8"]
+    other = task.student.with_name("other")
+    distill = [*task.command, f"--workdir={other}", "--n_best=2", "--chunk=8"]
     assert run_command(*distill).returncode == 130
     written = other / "distilled" / "1.en-de" / "1.en.tsv"
     assert not written.exists()
@@ -175,7 +184,7 @@ def test_distill_continues_an_interrupted_file(translator, tiny_run, distilled, 
     assert done.returncode == 0, done.stderr
     assert calls == [8, 8, 8, 8, 6]  # the second one failed
     both = Translator.load(tiny_run[1], ensemble=[(tiny_run[1], "latest")])
-    sources = [source for source, _ in distilled.pairs]
+    sources = [source for source, _ in task.pairs]
     n_best = translate(both, sources, n_best=2, beam_size=2)
     rules = PairRules(n_best=2, guards=False)
     pairs = [rules.lines(*one, "en", "de") for one in zip(sources, n_best, strict=True)]
@@ -213,8 +222,11 @@ def test_distill_refuses_what_is_another_job(distilled, tmp_path):
     ):
         done = run_command(*distill, *more)
         assert (done.returncode, message in done.stderr) == (2, True), done.stderr
-    (tmp_path / "train.en").write_text("one\n" * 30)
+    sources = Path(f"{distilled.names['train']}.en")
+    kept = sources.read_text()
+    sources.write_text("one\n" * 30)
     refused = run_command(*distill, "--keep_corpus")
+    sources.write_text(kept)
     assert refused.returncode == 2
     assert "has changed since" in refused.stderr
     for wrong, message in (
