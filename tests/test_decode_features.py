@@ -3,7 +3,6 @@
 import collections
 import copy
 import dataclasses
-import functools
 import itertools
 import tracemalloc
 import types
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import digit_pairs
+from tests.test_model import full_logits
 from transformer_jax import Translator
 from transformer_jax.commands import decode_format, decode_output, decode_run, search_flags
 from transformer_jax.config import DecodeConfig
@@ -79,9 +79,8 @@ def test_scoring_keeps_the_logits_of_one_chunk(translator, monkeypatch, num_mode
     decoder_inputs = np.concatenate([start, target[:, :-1]], axis=1)
     probs = 0.0
     for params in trees:
-        apply = functools.partial(Transformer(config).apply, {"params": params})
-        hidden = apply(apply(source, method="encode"), decoder_inputs, method="decode")
-        logits = np.asarray(apply(hidden, method="logits"), np.float64)
+        logits = full_logits(Transformer(config), params, source, decoder_inputs)
+        logits = np.asarray(logits, np.float64)
         weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
         probs += weights / weights.sum(axis=-1, keepdims=True) / num_models
     want = np.take_along_axis(np.log(probs), target[..., None], axis=-1)[..., 0]
@@ -135,10 +134,13 @@ def test_attention_of_a_translation_equals_the_models(translator, head):
     source = [*engine.tokenizers.source.encode(TEXTS[0]), engine.ids.source_eos]
     inputs = np.array([[engine.ids.decoder_start, *best.ids]])
     apply = Transformer(translator.config.model).apply
-    encoded = apply({"params": translator.params}, np.array([source]), method="encode")
-    _, collected = apply(
-        {"params": translator.params}, encoded, inputs, method="decode", mutable=["intermediates"]
-    )
+
+    @jax.jit
+    def decode(variables):
+        encoded = apply(variables, np.array([source]), method="encode")
+        return apply(variables, encoded, inputs, method="decode", mutable=["intermediates"])
+
+    _, collected = decode({"params": translator.params})
     last = f"decoder_layers_{translator.config.model.num_decoder_layers - 1}"
     (weights,) = collected["intermediates"][last]["cross_attention"]["weights"]
     want = weights[0].mean(axis=0) if head is None else weights[0, head]

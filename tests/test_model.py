@@ -487,7 +487,7 @@ def test_remat_recomputes_layers_without_changing_gradients(scan_layers):
     [
         "unequal_stacks",
         "t5",
-        "relative_per_layer",
+        pytest.param("relative_per_layer", marks=pytest.mark.slow),
         pytest.param("rotary", marks=pytest.mark.slow),
     ],
 )
