@@ -198,8 +198,8 @@ def two_row_options(size: int, batch_tokens: int, num_devices: int = 1) -> list[
     return sorted({min(16, full), full})
 
 
-# What makes tests compile less. Runs of one model share their training step. A search has one size
-# of cache, so one loop. Batches of short texts have one length and few numbers of rows.
+# What makes the fast tests compile less. Runs of one model share their training step. A search has
+# one size of cache, so one loop. Batches of short texts have one length and few numbers of rows.
 FEWER_PROGRAMS = (
     (loop, "make_runner", shared_runner),
     (decoder, "STAGES", (1.0,)),
@@ -207,8 +207,13 @@ FEWER_PROGRAMS = (
     (batching, "all_row_options", two_row_options),
 )
 ALL_PROGRAMS = [(module, name, getattr(module, name)) for module, name, _ in FEWER_PROGRAMS]
-for module, name, value in FEWER_PROGRAMS:
-    setattr(module, name, value)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """For the fast tests, from the start: fixtures of modules compile too."""
+    if "not slow" in config.option.markexpr:
+        for module, name, value in FEWER_PROGRAMS:
+            setattr(module, name, value)
 
 
 @pytest.fixture(autouse=True)
