@@ -30,11 +30,11 @@ def get_config() -> Config:
             d_ff=256,
             dropout_rate=0.0,  # the corpus has no noise, and training reads hardly one epoch of it
             norm_position="pre",
-            max_len=32,
+            max_len=64,
         ),
         # Few enough tokens that hundreds, units, "und" and tens are separate.
         data=DataConfig(
-            tokenizer="bpe", vocab_size=380, max_len=32, pack_len=64, batch_tokens=1024
+            tokenizer="bpe", vocab_size=380, max_len=64, batch_tokens=1024
         ),
         train=TrainConfig(
             num_steps=200,
@@ -46,6 +46,6 @@ def get_config() -> Config:
         optimizer=OptimizerConfig(
             schedule="cosine", learning_rate=0.005, warmup_steps=50, clip_norm=1.0
         ),
-        decode=DecodeConfig(max_decode_len=32, beam_size=1),
+        decode=DecodeConfig(max_decode_len=64, beam_size=1),
         checkpoint=CheckpointConfig(best_metric="eval_token_accuracy"),
     )
