@@ -33,9 +33,7 @@ def get_config() -> Config:
             max_len=64,
         ),
         # Few enough tokens that hundreds, units, "und" and tens are separate.
-        data=DataConfig(
-            tokenizer="bpe", vocab_size=380, max_len=64, batch_tokens=1024
-        ),
+        data=DataConfig(tokenizer="bpe", vocab_size=380, max_len=64, batch_tokens=1024),
         train=TrainConfig(
             num_steps=200,
             log_every_steps=25,
