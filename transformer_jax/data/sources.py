@@ -15,7 +15,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
@@ -125,7 +125,7 @@ def open_tfds(config: DataConfig, split: str) -> Corpus:
             )
     try:
         size = builder.info.splits[split].num_examples
-        source = builder.as_data_source(split=split) if size else ()
+        source: Any = builder.as_data_source(split=split) if size else ()
     except Exception as error:
         if epath.Path(split).is_file() or has_text(f"{split}.{config.source_lang}"):
             hint = "to read text files, set config.data.source=files"
