@@ -1,7 +1,8 @@
 """Runs all targets of CI, and fails where one fails or takes more CPU than its budget.
 
-At the end it prints the seconds of each target. CPU seconds are those of all its processes, and
-budgets (`tests/budgets.toml`) are in units of what one fixed compilation takes here.
+At the end it prints the wall and CPU seconds of each target. CPU seconds are summed over all
+processes of the target. The unit of the budgets (`tests/budgets.toml`) is the CPU time that one
+fixed compilation takes on this machine.
 """
 
 import os
@@ -34,9 +35,9 @@ def children_cpu() -> float:
 
 
 def start(target: str, unit: str) -> subprocess.Popen[bytes]:
-    """Starts a target; what `docs` prints is kept in a file until the other target has ended.
+    """Starts a target. The output of `docs` goes to a file, because another target prints too.
 
-    Of `test`, each test and file has a budget too.
+    In `test`, each test and each file has a budget too.
     """
     tests = [f"TESTS={NUMERICS}"] if target == "test-newest" else []
     output = DOCS_LOG.open("wb") if target == "docs" else None
@@ -69,7 +70,8 @@ def run(targets: Sequence[str]) -> str:
         if target == "test-newest" and "docs" in started:
             started["docs"] = start("docs", unit)
         status = process.wait()
-        # Those of a process count when it was waited for, so those of `docs` are its own.
+        # The system adds the CPU time of a process when the process is waited for. So the time of
+        # `docs`, which runs next to another target, is not added to that target.
         cpu, wall = children_cpu() - before, time.monotonic() - begun_target
         lines.append(
             f"  {target:<12} {wall:6.0f} {cpu:6.0f} {cpu / float(unit):6.0f} of {budgets[target]}"

@@ -1,4 +1,4 @@
-"""A pytest plugin that sums what tests cost, and refuses those that cost more than their budget.
+"""A pytest plugin that measures the cost of tests and refuses tests that exceed their budget.
 
     make test COSTS=folder      # also test-slow, test-peers
 

@@ -99,7 +99,7 @@ def test_scale_norm_example_trains_and_decodes_with_one_scale(run_example, tmp_p
     for name in ("init_norm", "norm"):  # restored after the test
         monkeypatch.setattr(norms, name, getattr(norms, name))
     config = tiny_config(tmp_path, num_steps=2, eval_every_steps=2)
-    # A model of other sizes than those of other tests, whose shapes and programs are kept.
+    # No other test has a model of these sizes, so no cached shapes or programs are used.
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, d_ff=40))
     monkeypatch.setattr(quickstart, "get_config", lambda: config)
     run_example("scale_norm", f"--workdir={tmp_path / 'run'}")

@@ -192,7 +192,7 @@ def test_number_words_in_every_language(tmp_path, few_numbers, language, word):
     pairs = list(corpus.read())
     assert len(pairs) == corpus.count() == 1040
     assert dict(pairs)["thirty-four"] == word
-    # The words are those of num2words.
+    # `writer` returns the same words as num2words.
     numbers = number_words.split_numbers()["train"][::9]
     words = [(num2words(n, lang="en"), num2words(n, lang=language)) for n in numbers]
     assert {*words} <= {*pairs}

@@ -135,7 +135,7 @@ def one_device(layers):
         ("pmap", (2, 1, 1), 2),
         ("jit", (2, 2, 2), 1),
         pytest.param("jit scan full", (2, 4, 1), 2, marks=pytest.mark.slow),
-        # What these have of their own: nothing sharded but rows; an axis that divides few arrays.
+        # In the first case only rows are sharded; in the second, the axis divides few arrays.
         pytest.param("jit", (8, 1, 1), 1, marks=pytest.mark.slow),
         pytest.param("jit", (1, 1, 8), 1, marks=pytest.mark.slow),
         pytest.param("jit scan dots", (1, 4, 2), 1, marks=pytest.mark.slow),

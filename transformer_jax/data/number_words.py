@@ -35,8 +35,8 @@ def split_numbers() -> dict[str, list[int]]:
 def writer(language: str) -> Callable[[int], str]:
     """A function that returns the words of a number up to `LARGEST`, as `num2words` does.
 
-    num2words looks through the names of all large numbers at every step, which takes most of its
-    time, so this function has only those that are needed.
+    num2words compares a number with the names of all large numbers at every step, which takes most
+    of its time. This function keeps only the names of numbers up to `LARGEST`.
     """
     converter = copy.copy(num2words.CONVERTER_CLASSES[language])
     if getattr(converter, "cards", None):

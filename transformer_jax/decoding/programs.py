@@ -58,8 +58,8 @@ class ProgramCache:
                 self._programs.popitem(last=False)
 
 
-# Programs of all models of this process. They do not contain parameters, so a model that is loaded
-# again, or another one of the same sizes, takes those that are compiled already.
+# The programs of all models of this process. A program does not contain parameters, so a model that
+# is loaded again, or another model of the same sizes, compiles nothing.
 _of_process = ProgramCache(MAX_PROGRAMS)
 
 
