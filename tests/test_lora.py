@@ -44,7 +44,7 @@ def matrix(name, kernel):
 
 
 def test_model_has_kernels_plus_products_in_float64():
-    step = TrainStep(lora_config())
+    step = TrainStep(lora_config(layers=(2, 1)))
     params = random_params(step.config.model)
     state = jax.jit(step.init_state)(jax.random.key(0), params)
     jax.tree.map(np.testing.assert_array_equal, step.model_params(state.params), params)
@@ -60,8 +60,8 @@ def test_model_has_kernels_plus_products_in_float64():
             np.testing.assert_allclose(got[name], want, rtol=1e-5, atol=1e-6)
         else:
             np.testing.assert_array_equal(got[name], base)
-    # 4 kernels of each attention and 2 of each feed-forward layer.
-    assert len(kernels) == 6 + 10
+    # 4 kernels of each attention and 2 of each feed-forward layer: 2 encoder layers, 1 decoder.
+    assert len(kernels) == 2 * 6 + 1 * 10
     assert len(adapters) == 2 * len(kernels)
     # The first products of a gradient are not 0: A is random where B is 0.
     first = paths_of(state.params["lora"])

@@ -77,17 +77,16 @@ def test_resume_is_exact_with_subword_sampling(tiny_run, tmp_path):
         sampled = dataclasses.replace(tiny.data, subword_sampling=0.3)
         return dataclasses.replace(tiny, data=sampled)
 
-    # An epoch has less than six batches.
-    train(config(14), tmp_path / "straight")
-    train(config(9), tmp_path / "run")
-    train(config(14), tmp_path / "run")
+    train(config(40), tmp_path / "straight")
+    train(config(25), tmp_path / "run")
+    train(config(40), tmp_path / "run")
     assert_same(final_params(tmp_path / "run"), final_params(tmp_path / "straight"))
     digests = [
         [m["batch_digest"] for m in lines(tmp_path / name / "metrics.jsonl")]
         for name in ("straight", "run")
     ]
     assert digests[0] == digests[1]
-    assert len(set(digests[0])) == 14
+    assert len(set(digests[0])) == 40
 
 
 @pytest.mark.slow
