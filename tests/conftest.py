@@ -79,7 +79,10 @@ def write_pairs(folder: Path, name: str, pairs: list[tuple[str, str]]) -> str:
 
 
 def tiny_config(folder: Path, **train) -> Config:
-    """The `tiny` recipe on digit pairs written below `folder`."""
+    """The `tiny` recipe on digit pairs written below `folder`, without translations in evaluations.
+
+    Those would compile a search for each model that a test trains.
+    """
     from configs import tiny
 
     config = tiny.get_config()
@@ -97,7 +100,7 @@ def tiny_config(folder: Path, **train) -> Config:
             test=str(folder / "test"),
             cache_dir=str(folder / "cache"),
         ),
-        train=dataclasses.replace(config.train, **train),
+        train=dataclasses.replace(config.train, **{"eval_sentences": 0, **train}),
         parallel=dataclasses.replace(config.parallel, data=1),
     )
 
@@ -272,7 +275,7 @@ def tiny_run(tmp_path_factory) -> tuple[Path, Path]:
     from transformer_jax.training.loop import train
 
     folder = tmp_path_factory.mktemp("tiny")
-    train(tiny_config(folder), folder / "run")
+    train(tiny_config(folder, eval_sentences=8), folder / "run")
     return folder, folder / "run"
 
 

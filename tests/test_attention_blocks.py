@@ -35,9 +35,9 @@ def test_blocks_needed_are_computed_and_others_skipped(kinds):
     length, size, sizes = 24, 36, Blocks(2, 1, 4, 6)
     problem = make_problem(kinds, batch=4, length=length, size=size, heads=1, groups=1, dim=2)
     counts = Blocks(2, 1, length // sizes.t, size // sizes.s)
-    masking = {k: jnp.asarray(v) for k, v in problem.masking.items() if k != "causal"}
+    masking = {k: np.asarray(v) for k, v in problem.masking.items() if k != "causal"}
     grid = Grid(Settings("causal" in kinds, 1.0, 0.0, 1), sizes, counts, length, size, 1)
-    ranges = np.asarray(blocks.key_ranges(Extras(**masking), grid))
+    ranges = np.asarray(jax.jit(lambda m: blocks.key_ranges(Extras(**m), grid))(masking))
     ranges = np.broadcast_to(ranges, (2, counts.t, 2))
     visited = needed = 0
     mask = problem.mask()
@@ -56,7 +56,7 @@ def test_blocks_computed_equal_handmade_ranges():
     extras = Extras(query_segment_ids=query_ids, key_segment_ids=key_ids)
     grid = Grid(Settings(False, 1.0, 0.0, 1), Blocks(1, 1, 4, 4), Blocks(1, 1, 4, 4), 16, 16, 1)
     np.testing.assert_array_equal(
-        blocks.key_ranges(extras, grid), [[[0, 1], [1, 3], [1, 3], [0, 0]]]
+        jax.jit(lambda e: blocks.key_ranges(e, grid))(extras), [[[0, 1], [1, 3], [1, 3], [0, 0]]]
     )
 
 
@@ -91,12 +91,18 @@ def test_blockwise_memory_grows_linearly(causal, monkeypatch):
 def test_matrix_of_distances_and_the_sums_of_its_diagonals(rows, columns, platform, monkeypatch):
     monkeypatch.setattr(platforms, "current", lambda: platform)
     values = np.arange(2.0 * (rows + columns - 1)).reshape(2, -1)
-    matrix, pullback = jax.vjp(lambda x: by_distance(x, rows, columns), jnp.asarray(values))
+    d_matrix = np.arange(2.0 * rows * columns).reshape(2, rows, columns)
+
+    @jax.jit
+    def compute(values, d_matrix):
+        matrix, pullback = jax.vjp(lambda x: by_distance(x, rows, columns), values)
+        return matrix, pullback(d_matrix)[0]
+
+    matrix, sums = compute(np.float32(values), np.float32(d_matrix))
     want = [
         [[v[j - i + rows - 1] for j in range(columns)] for i in range(rows)]
         for v in values.tolist()
     ]
     np.testing.assert_array_equal(matrix, want)
-    d_matrix = np.arange(2.0 * rows * columns).reshape(2, rows, columns)
     diagonals = [[np.trace(x, k) for k in range(1 - rows, columns)] for x in d_matrix]
-    np.testing.assert_array_equal(pullback(jnp.asarray(d_matrix))[0], diagonals)
+    np.testing.assert_array_equal(sums, diagonals)

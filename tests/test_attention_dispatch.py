@@ -1,6 +1,7 @@
 """Which implementation serves a call, and calls over several devices."""
 
 import dataclasses
+import functools
 import logging
 from types import SimpleNamespace
 
@@ -145,9 +146,11 @@ def test_attention_table_covers_every_call():
 def test_auto_logs_its_choice_once_for_each_shape(caplog):
     query, key, value = arrays(length=9)
     with caplog.at_level(logging.INFO, logger=dispatch.__name__):
-        for _ in range(2):
-            attention.dot_product_attention(query, key, value, implementation="blockwise")
-        attention.dot_product_attention(query, key, value, causal=True, implementation="blockwise")
+        for causal in (False, False, True):
+            attend = functools.partial(
+                attention.dot_product_attention, causal=causal, implementation="blockwise"
+            )
+            jax.eval_shape(attend, query, key, value)
     assert len(caplog.messages) == 2
     assert "blockwise for query (2, 9, 4, 8)" in caplog.messages[0]
 

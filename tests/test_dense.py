@@ -38,13 +38,17 @@ def test_dense_output_and_gradients_equal_numpy(case):
     d_out = rng.normal(size=(*x_shape[:-num_inner], *outer))
     want, gradients = numpys(x, kernel, bias, d_out)
     arguments = (x, kernel) if bias_shape is None else (x, kernel, bias)
-    got, pull = jax.vjp(
-        lambda x, kernel, bias=None: dense(x, kernel, bias, num_inner),
-        *(jnp.asarray(a, jnp.float32) for a in arguments),
-    )
+
+    @jax.jit
+    def compute(d_out, *arguments):
+        layer = lambda x, kernel, bias=None: dense(x, kernel, bias, num_inner)  # noqa: E731
+        out, pull = jax.vjp(layer, *arguments)
+        return out, pull(d_out)
+
+    got, d_arguments = compute(*map(np.float32, (d_out, *arguments)))
     gradients = gradients[: len(arguments)]
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-    for gradient, expected in zip(pull(jnp.asarray(d_out, jnp.float32)), gradients, strict=True):
+    for gradient, expected in zip(d_arguments, gradients, strict=True):
         np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)
 
 

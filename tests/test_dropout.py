@@ -11,8 +11,8 @@ from transformer_jax.ops.dropout import dropout, element_index, keep, keep_mask,
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.9])
 def test_dropout_rate_and_scale(rate):
-    x = jnp.ones((400, 500))
-    out = np.asarray(dropout(x, rate, jax.random.key(1)))
+    x = np.ones((400, 500), np.float32)
+    out = np.asarray(jax.jit(dropout, static_argnums=1)(x, rate, jax.random.key(1)))
     # Five standard deviations of a binomial.
     tolerance = 5 * np.sqrt(rate * (1 - rate) / x.size)
     assert abs(np.mean(out == 0) - rate) < tolerance
@@ -27,15 +27,22 @@ def test_dropout_without_key_or_rate_changes_nothing():
 
 
 def test_dropout_gradient_has_the_mask_of_the_value():
-    x = jnp.linspace(1.0, 2.0, 64)
-    out, grad = jax.value_and_grad(lambda x: jnp.sum(dropout(x, 0.5, jax.random.key(3))))(x)
-    np.testing.assert_array_equal(grad, np.where(dropout(x, 0.5, jax.random.key(3)) != 0, 2.0, 0.0))
+    x = np.linspace(1.0, 2.0, 64, dtype=np.float32)
+
+    @jax.jit
+    def compute(x):
+        dropped = lambda x: dropout(x, 0.5, jax.random.key(3))  # noqa: E731
+        return *jax.value_and_grad(lambda x: jnp.sum(dropped(x)))(x), dropped(x)
+
+    out, grad, value = compute(x)
+    np.testing.assert_array_equal(grad, np.where(value != 0, 2.0, 0.0))
     assert np.isfinite(out)
 
 
 def test_dropout_bits_are_uncorrelated_with_neighbours_and_other_keys():
     shape = (256, 512)
-    draw = lambda seed: np.asarray(keep_mask(jax.random.key(seed), 0.5, shape)) * 2.0 - 1  # noqa: E731
+    kept = jax.jit(lambda key: keep_mask(key, 0.5, shape))
+    draw = lambda seed: np.asarray(kept(jax.random.key(seed))) * 2.0 - 1  # noqa: E731
     a = draw(0)
     bound = 5 / np.sqrt(a.size)
     for shifted in (a[1:] * a[:-1], a[:, 1:] * a[:, :-1], a[:, 8:] * a[:, :-8], a[4:] * a[:-4]):

@@ -6,6 +6,7 @@ To list what a file or folder still breaks:
 """
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator
@@ -65,6 +66,12 @@ MAX_FUNCTION_LINES, MAX_FILE_LINES = 60, 350
 LONG: dict[str, str] = {}
 
 
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """The syntax tree of a file; several checks walk it."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def files() -> list[Path]:
     """Python and Markdown of the repository, without the history of changes."""
     paths = [*ROOT.glob("*.py"), *ROOT.glob("*.md")]
@@ -81,10 +88,10 @@ def problems(path: Path) -> Iterator[str]:
         for problem in line_problems(name, line):
             yield f"{name}:{number}: {problem}"
     if path.suffix == ".py":
-        for number, problem in code_problems(ast.parse(text)):
+        for number, problem in code_problems(nodes(path)):
             yield f"{name}:{number}: {problem}"
     if name.startswith("transformer_jax/"):
-        yield from length_problems(name, text)
+        yield from length_problems(name, text, nodes(path) if path.suffix == ".py" else [])
 
 
 def line_problems(name: str, line: str) -> Iterator[str]:
@@ -99,8 +106,8 @@ def line_problems(name: str, line: str) -> Iterator[str]:
         yield "'# fmt: skip' is for tables of data: run `ruff format`, or add the file to TABLES"
 
 
-def code_problems(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+def code_problems(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes:
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 pass
@@ -114,11 +121,11 @@ def code_problems(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"{name!r}: name the feature first"
 
 
-def length_problems(name: str, text: str) -> Iterator[str]:
+def length_problems(name: str, text: str, nodes: list[ast.AST]) -> Iterator[str]:
     num_lines = text.count("\n")
     if num_lines > MAX_FILE_LINES and name not in LONG:
         yield f"{name}: {num_lines} lines"
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef):
             num_lines = node.end_lineno - node.lineno + 1
             if num_lines > MAX_FUNCTION_LINES and f"{name}:{node.name}" not in LONG:
@@ -136,7 +143,7 @@ def test_errors_of_the_package_name_arguments_not_flags():
     for path in sorted((ROOT / "transformer_jax").rglob("*.py")):
         if "commands" in path.parts:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "").startswith("User"):
                 text = "".join(
                     part.value

@@ -1,5 +1,7 @@
 """Cross-entropy against NumPy in float64 and Optax; the fused form against the plain one."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,12 +39,11 @@ def example(size=11, width=6, classes=9):
 def test_loss_sums_equal_the_formula(smoothing):
     hidden, table, targets, weights = example()
     want = oracle(hidden @ table.T, targets, weights, smoothing)
-    plain = losses.cross_entropy(hidden @ table.T, targets, weights, smoothing)
+    plain = jax.jit(losses.cross_entropy)(hidden @ table.T, targets, weights, smoothing)
     np.testing.assert_allclose(plain, want, rtol=1e-5)
+    fused_of = jax.jit(losses.projected_cross_entropy, static_argnums=(4, 5))
     for chunk_size in (1, 4, 11, 100):
-        fused = losses.projected_cross_entropy(
-            hidden, table, targets, weights, smoothing, chunk_size
-        )
+        fused = fused_of(hidden, table, targets, weights, smoothing, chunk_size)
         np.testing.assert_allclose(fused, want, rtol=1e-5)
 
 
@@ -99,14 +100,18 @@ def test_loss_fused_gradients_equal_those_of_the_plain_form(
         result = losses.projected_cross_entropy(h, t, targets, weights, 0.1, chunk_size, b, softcap)
         return result.loss, result
 
-    np.testing.assert_allclose(fused(hidden, table, bias), plain(hidden, table, bias), rtol=1e-5)
-    # With a gradient, another function computes the sums.
-    aux, _ = jax.grad(sums, has_aux=True)(hidden, table, bias)[::-1]
+    @jax.jit
+    def compute(h, t, b):
+        want, want_grads = jax.value_and_grad(plain, argnums=(0, 1, 2))(h, t, b)
+        # With a gradient, another function computes the sums.
+        _, aux = jax.grad(sums, has_aux=True)(h, t, b)
+        return want, fused(h, t, b), aux, want_grads, jax.grad(fused, argnums=(0, 1, 2))(h, t, b)
+
+    value, fused_value, aux, want, got = compute(hidden, table, bias)
+    np.testing.assert_allclose(fused_value, value, rtol=1e-5)
     np.testing.assert_allclose(
         aux, oracle(logits(hidden, table, bias, np.tanh), targets, weights, 0.1), rtol=1e-5
     )
-    want = jax.grad(plain, argnums=(0, 1, 2))(hidden, table, bias)
-    got = jax.grad(fused, argnums=(0, 1, 2))(hidden, table, bias)
     for g, w in zip(got, want, strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-6 * size)
 
@@ -142,20 +147,28 @@ def test_loss_of_two_passes_is_that_of_r_drop(monkeypatch, chunk_size, softcap, 
         )
         return sums.loss, sums
 
-    arguments = hidden, second, table, bias
-    value, sums = fused(*arguments)
-    np.testing.assert_allclose(value, plain(*arguments), rtol=1e-5)
-    (value, with_gradient), got = jax.value_and_grad(fused, (0, 1, 2, 3), has_aux=True)(*arguments)
+    @jax.jit
+    def compute(*arguments):
+        # Of a pass compared with itself, all sums are those of one pass.
+        h, _, t, b = arguments
+        once = functools.partial(
+            losses.projected_cross_entropy, h, t, targets, weights, 0.1, bias=b, softcap=softcap
+        )
+        every = 0, 1, 2, 3
+        return (
+            fused(*arguments),
+            jax.value_and_grad(fused, every, has_aux=True)(*arguments),
+            jax.value_and_grad(plain, every)(*arguments),
+            once(),
+            once(second=h, r_drop=5.0),
+        )
+
+    (value, sums), ((_, with_gradient), got), (plain_value, want), once, same = compute(
+        hidden, second, table, bias
+    )
+    np.testing.assert_allclose(value, plain_value, rtol=1e-5)
     np.testing.assert_allclose(with_gradient, sums, rtol=1e-5)
-    # Of a pass compared with itself, all sums are those of one pass.
-    same = losses.projected_cross_entropy(
-        hidden, table, targets, weights, 0.1, bias=bias, softcap=softcap, second=hidden, r_drop=5.0
-    )
-    once = losses.projected_cross_entropy(
-        hidden, table, targets, weights, 0.1, bias=bias, softcap=softcap
-    )
     np.testing.assert_allclose(same, once, rtol=1e-5)
-    want = jax.grad(plain, (0, 1, 2, 3))(*arguments)
     for g, w in zip(got, want, strict=True):
         np.testing.assert_allclose(g, w, rtol=2e-4, atol=3e-6)
 
@@ -211,8 +224,8 @@ def test_loss_gradients_in_bfloat16_equal_those_of_the_plain_form():
         return losses.projected_cross_entropy(h, t, targets, weights, 0.1, 4).loss
 
     exact = jnp.asarray(hidden, jnp.float32), jnp.asarray(table, jnp.bfloat16).astype(jnp.float32)
-    want = jax.grad(plain, argnums=(0, 1))(*exact)
-    got = jax.grad(fused, argnums=(0, 1))(hidden, jnp.asarray(table))
+    want = jax.jit(jax.grad(plain, argnums=(0, 1)))(*exact)
+    got = jax.jit(jax.grad(fused, argnums=(0, 1)))(hidden, jnp.asarray(table))
     assert [g.dtype for g in got] == [jnp.bfloat16, jnp.float32]
     for g, w in zip(got, want, strict=True):
         largest = np.max(np.abs(w))
@@ -221,7 +234,7 @@ def test_loss_gradients_in_bfloat16_equal_those_of_the_plain_form():
 
 def test_loss_sums_are_float32_for_bfloat16_activations():
     hidden, table, targets, weights = example()
-    got = losses.projected_cross_entropy(
+    got = jax.jit(losses.projected_cross_entropy, static_argnums=(4, 5))(
         jnp.asarray(hidden, jnp.bfloat16), table, targets, weights, 0.1, 4
     )
     assert all(x.dtype == jnp.float32 for x in got)

@@ -61,15 +61,15 @@ def test_optimizers_move_against_the_gradient_and_decay_decoupled(name):
     )
     tx = make_optimizer(config, make_schedule(config, 8, 10))
     names = "kernel", "bias", "target_embedding", "scale"
-    params = {name: jnp.full((4, 4), 5.0) for name in names}
-    grads = jax.tree.map(jnp.ones_like, params)
-    updates, _ = tx.update(grads, tx.init(params), params)
+    params = {name: np.full((4, 4), 5.0, np.float32) for name in names}
+    grads = jax.tree.map(np.ones_like, params)
+    first = lambda tx: jax.jit(lambda g, p: tx.update(g, tx.init(p), p)[0])(grads, params)  # noqa: E731
+    updates = first(tx)
     assert all(np.all(updates[name] < 0) for name in names)
 
     def change(**fields):
         other = dataclasses.replace(config, **fields)
-        tx = make_optimizer(other, make_schedule(other, 8, 10))
-        return tx.update(grads, tx.init(params), params)[0]
+        return first(make_optimizer(other, make_schedule(other, 8, 10)))
 
     # Decoupled: the rate, 0.1, of the decay of a weight of 5. By default of matrices alone.
     without, everywhere = change(weight_decay=0.0), change(weight_decay_on="all")
@@ -91,13 +91,13 @@ def test_adam_with_clipping_matches_numpy():
         clip_norm=0.5,
     )
     tx = make_optimizer(config, make_schedule(config, 8, 10))
-    params, state = jnp.array([1.0, 2.0]), None
-    state = tx.init(params)
+    params = jnp.array([1.0, 2.0])
+    state, update = tx.init(params), jax.jit(tx.update)
     grads = [np.array([3.0, 4.0]), np.array([0.1, -0.2])]
     m = v = np.zeros(2)
     want = np.array([1.0, 2.0])
     for t, grad in enumerate(grads, start=1):
-        updates, state = tx.update(jnp.asarray(grad, jnp.float32), state, params)
+        updates, state = update(np.float32(grad), state, params)
         params = optax.apply_updates(params, updates)
         clipped = grad * min(1.0, 0.5 / np.linalg.norm(grad))
         m, v = 0.9 * m + 0.1 * clipped, 0.98 * v + 0.02 * clipped**2
@@ -131,12 +131,17 @@ def test_adam_has_optax_updates_and_state(name, clip_norm):
     params = {"a": jnp.arange(3.0), "b": jnp.ones((2, 2))}
     want, got = params, params
     their_state, our_state = theirs.init(params), ours.init(params)
+
+    @jax.jit
+    def updated(step, want, their_state, got, our_state):
+        grads = jax.tree.map(lambda p: jnp.cos(p * (step + 1)) * 3.0, want)
+        their_updates, their_state = theirs.update(grads, their_state, want)
+        our_updates, our_state = ours.update(grads, our_state, got, accept=jnp.bool_(True))
+        want, got = map(optax.apply_updates, (want, got), (their_updates, our_updates))
+        return want, their_state, got, our_state
+
     for step in range(4):
-        grads = jax.tree.map(lambda p, s=step: jnp.cos(p * (s + 1)) * 3.0, want)
-        updates, their_state = theirs.update(grads, their_state, want)
-        want = optax.apply_updates(want, updates)
-        updates, our_state = ours.update(grads, our_state, got, accept=jnp.bool_(True))
-        got = optax.apply_updates(got, updates)
+        want, their_state, got, our_state = updated(step, want, their_state, got, our_state)
         for a, b in zip(
             jax.tree.leaves((got, our_state)), jax.tree.leaves((want, their_state)), strict=True
         ):

@@ -280,7 +280,7 @@ def test_shard_of_which_filters_leave_nothing_is_one_without_pairs(tmp_path, mon
         assert list(corpus.read()) == [*pairs[:20], *pairs[40:]]
         _, prepared = setup.prepare(run, text_corpora.epath.Path(tmp_path / f"x{batching}"), print)
         batches = prepared.batches(run)
-        assert set(np.concatenate([batches.pairs(t) for t in range(300)])) == set(range(40))
+        assert set(np.concatenate([batches.pairs(t) for t in range(120)])) == set(range(40))
     model = str(tmp_path / "pack" / "tokenizer" / "shared.model")
     same = [("same", "same")] * 30
     config = config_of(tmp_path, same, filters=("identical",), tokenizer_model=model)

@@ -109,11 +109,12 @@ def task(tiny_run, tmp_path_factory):
         for split, some in (("train", pairs[:30]), ("val", pairs[30:]))
     }
     student = tmp_path / "student"
-    data = {"source": "files", "train": names["train"], "vocab_size": 300}
+    data = {"source": "files", "train": names["train"], "vocab_size": 295}
     data |= {"validation": names["val"], "test": names["val"]}
     arguments = [f"--config.data.{name}={value}" for name, value in data.items()]
     arguments += ["--config.model.num_decoder_layers=1", "--config.train.num_steps=3"]
-    arguments += ["--config.optimizer.warmup_steps=2", f"--workdir={student}"]
+    # One device, as `tiny_run`, whose programs it shares.
+    arguments += ["--config.parallel.data=1", f"--workdir={student}"]
     teachers = f"--teacher={tiny_run[1]},{tiny_run[1]}@latest"
     distill = ["distill", "--config=tiny", teachers, *arguments, "--beam_size=2", "--noguards"]
     return SimpleNamespace(
