@@ -1,9 +1,12 @@
 """Small runs of training, from start to end."""
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import shutil
 import struct
+import threading
 import types
 
 import jax
@@ -318,6 +321,30 @@ def test_time_left_is_estimated_from_the_first_ten_steps(tmp_path, capsys, monke
     for step in range(6, 40):
         reporter.advance(step)
     assert capsys.readouterr().out == "step 16/3616: about 2 h left\n"
+
+
+def test_long_compilations_say_that_they_go_on(tmp_path, capsys, monkeypatch):
+    from transformer_jax.training import reporting
+
+    seconds = itertools.count(100.0, 8.0)
+    clock = types.SimpleNamespace(monotonic=lambda: next(seconds), time=lambda: 0.0)
+    monkeypatch.setattr(reporting, "time", clock)
+    monkeypatch.setattr(reporting, "SILENCE", 0.0)
+    reporter, said = reporting.Reporter(epath.Path(tmp_path), 0, 100), threading.Semaphore(0)
+    say = reporter.say
+    monkeypatch.setattr(reporter, "say", lambda line: (say(line), said.release()))
+    with contextlib.suppress(KeyError), reporter.compiling("a program"):
+        for _ in range(3):  # the first line and two reminders
+            assert said.acquire(timeout=60)
+        raise KeyError
+    assert not [thread for thread in threading.enumerate() if "remind" in thread.name]
+    printed = capsys.readouterr().out.splitlines()
+    want = ["compiling a program", "still compiling after 8.0 s", "still compiling after 16.0 s"]
+    assert printed[:3] == want
+    assert "compiled" not in printed[-1]
+    with reporter.compiling("another"):
+        pass
+    assert capsys.readouterr().out.splitlines()[-1].startswith("compiled in ")
 
 
 def test_a_terminal_gets_a_bar(tmp_path, monkeypatch, capsys):

@@ -14,7 +14,6 @@ Words:
 import contextlib
 import dataclasses
 import functools
-import time
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -229,13 +228,9 @@ class Trainer:
     def compile(self) -> None:
         """Compiles the step for every batch shape, the largest first."""
         shapes = self.data.padded_shapes(self.row_multiple)
-        started = time.monotonic()
-        for shape in shapes:
-            self.runner.compile(shape, self.state)
-        seconds = time.monotonic() - started
-        self._reporter.say(
-            f"compiled the training step for {len(shapes)} shape(s) of batches in {seconds:.1f} s"
-        )
+        with self._reporter.compiling(f"the training step for {len(shapes)} shape(s) of batches"):
+            for shape in shapes:
+                self.runner.compile(shape, self.state)
 
     def batches(self) -> BatchSource:
         """The batches of the run, of each the rows that this process loads."""
@@ -247,7 +242,8 @@ class Trainer:
         In this order: a resumed run that cannot start keeps its settings.
         """
         if resume_step is None:
-            self.state = self.runner.init(self.config.seed, params)
+            with self._reporter.compiling("the initialization"):
+                self.state = self.runner.init(self.config.seed, params)
         else:
             self.restore(resume_step)
             self._reporter.say(f"resuming from step {resume_step}")
