@@ -30,7 +30,7 @@ TINY = ModelConfig(
 )
 VARIANTS = {
     "paper": {},
-    "pre": {"norm_position": "pre"},
+    "pre": {"norm_position": "pre", "head_dim": 6, "norm_epsilon": 1e-3},
     "gelu": {"activation": "gelu"},
     "gelu_tanh": {"activation": "gelu_tanh"},
     "silu": {"activation": "silu"},
@@ -39,20 +39,21 @@ VARIANTS = {
     "learned": {"positional": "learned", "norm_position": "pre"},
     "rotary": {"positional": "rotary"},
     "no_positions": {"positional": "none"},
-    "tied_decoder": {"tie_embeddings": "decoder", "source_vocab_size": 17},
-    "untied": {"tie_embeddings": "none", "source_vocab_size": 17},
-    "wide_heads": {"head_dim": 6, "norm_epsilon": 1e-3},
     "unequal_stacks": {
         "num_encoder_layers": 1,
         "num_decoder_layers": 3,
         "num_decoder_heads": 4,
         "decoder_d_ff": 10,
+        "tie_embeddings": "decoder",
+        "source_vocab_size": 17,
     },
     "switches": {
         "scale_embeddings": False,
         "output_bias": True,
         "positional": "halves",
         "position_offset": 3,
+        "tie_embeddings": "none",
+        "source_vocab_size": 17,
     },
     "t5": {
         "norm_position": "pre",
@@ -276,8 +277,9 @@ def full_logits(model, params, source, target):
     return apply(apply(apply(source, method="encode"), target, method="decode"), method="logits")
 
 
-# Variants of a function that other files test.
+# Variants of a function that other files test, or that another variant has too.
 TESTED_ELSEWHERE = {"gelu", "gelu_tanh", "silu", "halves", "tensor2tensor", "no_positions"}
+TESTED_ELSEWHERE |= {"learned", "rotary"}  # with `bart` and `grouped`
 
 
 @pytest.mark.parametrize(

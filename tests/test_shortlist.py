@@ -51,8 +51,14 @@ def forbidden(translator, learned, text, wanted=()):
 SEARCHES = [
     {"beam_size": 1},
     {"beam_size": 4, "beam_groups": 2},
-    {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "min_decode_len": 4},
-    {"beam_size": 3, "coverage_penalty": 0.2, "stopping": "first_k", "at_limit": "free_end"},
+    {
+        "no_repeat_ngram_size": 2,
+        "repetition_penalty": 1.3,
+        "min_decode_len": 4,
+        "coverage_penalty": 0.2,
+        "stopping": "first_k",
+        "at_limit": "free_end",
+    },
 ]
 
 

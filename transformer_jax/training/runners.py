@@ -162,16 +162,17 @@ class Runner(abc.ABC):
         return jax.tree.map(gather_array, tree)
 
     def compile(self, shape: BatchShape, state: TrainState | None = None) -> jax.stages.Compiled:
-        """Compiles the step for one batch shape.
+        """Compiles the step for one batch shape, once.
 
         Args:
           shape: of the batch of all devices.
           state: in this runner's layout; `pmap` needs it if there are several processes.
         """
         batch = batch_struct(shape, self.train_step.config.train.alignment_weight > 0)
-        compiled = self._lower(batch, state).compile()
-        self._compiled[shape_key(batch)] = compiled
-        return compiled
+        key = shape_key(batch)
+        if key not in self._compiled:
+            self._compiled[key] = self._lower(batch, state).compile()
+        return self._compiled[key]
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """One optimizer step; `state` is consumed.
