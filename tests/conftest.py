@@ -279,6 +279,13 @@ def tiny_run(tmp_path_factory) -> tuple[Path, Path]:
     return folder, folder / "run"
 
 
+def begin_run(config: Config, workdir: Path) -> None:
+    """Writes a run's checkpoint of step 0, also the best, without compiling its step as `train`."""
+    with loop.open_run(config, workdir) as trainer:
+        scores = {config.checkpoint.best_metric: 0.0}
+        trainer._saver.save_last(0, trainer.state, trainer.progress, scores, scheduled=True)
+
+
 def copy_run(source: Path, target: Path) -> Path:
     """Copies a run without its evaluations, because other tests record theirs in `tiny_run`."""
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("*-eval-*.json"))

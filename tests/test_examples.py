@@ -8,6 +8,7 @@ import runpy
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from transformer_jax.interop.huggingface import writing
 from transformer_jax.interop.pretrained import load
 from transformer_jax.ops import norms
 from transformer_jax.ops.top_k import NEVER
+from transformer_jax.training import loop
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MAX_LINES = 60
@@ -67,8 +69,10 @@ def test_own_corpus_example_trains_and_translates(run_example, corpus, tmp_path)
 
 
 def test_fine_tune_example_scores_the_model_before_and_after(
-    run_example, corpus, tiny_run, tmp_path
+    run_example, corpus, tiny_run, tmp_path, monkeypatch
 ):
+    # The example takes all devices that there are, for which the step takes longer to compile.
+    monkeypatch.setattr(loop, "choose_devices", lambda config: jax.devices()[:1])
     published = load(tiny_run[1])
     plan = writing.plan_export(published.config, published.tokenizers, published.params)
     folder = tmp_path / "published"

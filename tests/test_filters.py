@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from etils import epath
 
 from tests.conftest import digit_pairs, write_pairs
 from tests.test_prepare import config_of, prepare
@@ -12,7 +13,7 @@ from transformer_jax.data import sources
 from transformer_jax.data.shards import filters, text_blocks
 from transformer_jax.data.workers import IN_THIS_PROCESS
 from transformer_jax.errors import UserError
-from transformer_jax.training.loop import train
+from transformer_jax.training import setup
 
 GOOD = [
     (f"The {a} man sees {b} dogs in the {c}.", f"Der {x} Mann sieht {y} Hunde im {z}.")
@@ -73,9 +74,10 @@ def keep(source, target):
 def test_filters_are_part_of_the_name_of_a_corpus_and_of_runs_on_text(tmp_path, capsys):
     pairs = [*digit_pairs(60), ("same", "same")]
     config = config_of(tmp_path, pairs)
-    train(config, tmp_path / "plain")
+    setup.prepare(config, epath.Path(tmp_path / "plain"), print)
     filtered = dataclasses.replace(config.data, filters=("identical",))
-    train(dataclasses.replace(config, data=filtered), tmp_path / "filtered")
+    config = dataclasses.replace(config, data=filtered)
+    setup.prepare(config, epath.Path(tmp_path / "filtered"), print)
     assert "1 of 61 pairs dropped by identical, such as\n  'same'  ->  'same'" in (
         capsys.readouterr().out
     )

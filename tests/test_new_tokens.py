@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from tests.conftest import DIGITS, tiny_config
+from tests.conftest import DIGITS, begin_run, tiny_config
 from tests.test_frozen import paths_of
 from tests.test_training import assert_same, final_params
 from transformer_jax import Translator
@@ -223,7 +223,7 @@ def fine_tuning(corpus, start, num_steps, num_tokens=25, **fields):
 
 def test_a_model_with_new_tokens_starts_as_it_was_and_learns_them(tiny_run, corpus, tmp_path):
     start = Translator.load(tiny_run[1])
-    train(fine_tuning(corpus, tiny_run[1], 1), tmp_path / "run", stop_after=0)
+    begin_run(fine_tuning(corpus, tiny_run[1], 1), tmp_path / "run")
     begun = Translator.load(tmp_path / "run", "latest")
     size, tokens = start.tokenizers.target.vocab_size, begun.tokenizers.target
     assert begun.config.model.target_vocab_size == tokens.vocab_size == size + 25
@@ -291,8 +291,8 @@ def test_tables_of_both_sides_get_their_own_rows(tmp_path, corpus):
         ),
         model=dataclasses.replace(first.model, tie_embeddings="none", output_bias=True),
     )
-    train(first, tmp_path / "start")
-    train(fine_tuning(corpus, tmp_path / "start", 1), tmp_path / "run")
+    begin_run(first, tmp_path / "start")
+    begin_run(fine_tuning(corpus, tmp_path / "start", 1), tmp_path / "run")
     old, new = (Translator.load(tmp_path / name, "latest") for name in ("start", "run"))
     sizes = [
         (m.source_vocab_size, m.target_vocab_size) for m in (old.config.model, new.config.model)

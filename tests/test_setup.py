@@ -9,7 +9,7 @@ import jax
 import pytest
 from etils import epath
 
-from tests.conftest import tiny_config, write_pairs
+from tests.conftest import begin_run, tiny_config, write_pairs
 from transformer_jax import distributed
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.errors import UserError
@@ -33,14 +33,12 @@ def live_bytes():
 @pytest.mark.parametrize("runner", ["jit", "pmap"])
 def test_resume_needs_memory_for_one_state(tmp_path, monkeypatch, runner):
     (tmp_path / "data").mkdir()
-    config = tiny_config(
-        tmp_path / "data", num_steps=4, checkpoint_every_steps=4, eval_every_steps=0, ema_decay=0.9
-    )
+    config = tiny_config(tmp_path / "data", ema_decay=0.9)
     devices = 1 if runner == "jit" else 2
     config = dataclasses.replace(
         config, parallel=dataclasses.replace(config.parallel, runner=runner, data=devices)
     )
-    train(config, tmp_path / "run")
+    begin_run(config, tmp_path / "run")
     before, used = live_bytes(), []
 
     def watched(function):

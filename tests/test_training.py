@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import queue
 import shutil
 import struct
 import threading
@@ -17,6 +18,7 @@ from etils import epath
 from tests.conftest import digit_pairs, tiny_config, write_pairs
 from transformer_jax.errors import UserError
 from transformer_jax.runs.retention import quality
+from transformer_jax.training import compiling
 from transformer_jax.training.loop import train
 from transformer_jax.training.progress import Progress
 
@@ -323,28 +325,26 @@ def test_time_left_is_estimated_from_the_first_ten_steps(tmp_path, capsys, monke
     assert capsys.readouterr().out == "step 16/3616: about 2 h left\n"
 
 
-def test_long_compilations_say_that_they_go_on(tmp_path, capsys, monkeypatch):
-    from transformer_jax.training import reporting
-
-    seconds = itertools.count(100.0, 8.0)
-    clock = types.SimpleNamespace(monotonic=lambda: next(seconds), time=lambda: 0.0)
-    monkeypatch.setattr(reporting, "time", clock)
-    monkeypatch.setattr(reporting, "SILENCE", 0.0)
-    reporter, said = reporting.Reporter(epath.Path(tmp_path), 0, 100), threading.Semaphore(0)
-    say = reporter.say
-    monkeypatch.setattr(reporter, "say", lambda line: (say(line), said.release()))
-    with contextlib.suppress(KeyError), reporter.compiling("a program"):
-        for _ in range(3):  # the first line and two reminders
-            assert said.acquire(timeout=60)
+def test_long_compilations_say_that_they_go_on(monkeypatch):
+    seconds, said = itertools.count(100.0, 8.0), queue.SimpleQueue()
+    clock = types.SimpleNamespace(monotonic=lambda: next(seconds))
+    monkeypatch.setattr(compiling, "time", clock)
+    monkeypatch.setattr(compiling, "SILENCE", 0.0)
+    with contextlib.suppress(KeyError), compiling.announced("a program", said.put):
+        lines = [said.get(timeout=60) for _ in range(3)]
         raise KeyError
+    assert lines == [
+        "compiling a program",
+        "still compiling after 8.0 s",
+        "still compiling after 16.0 s",
+    ]
     assert not [thread for thread in threading.enumerate() if "remind" in thread.name]
-    printed = capsys.readouterr().out.splitlines()
-    want = ["compiling a program", "still compiling after 8.0 s", "still compiling after 16.0 s"]
-    assert printed[:3] == want
-    assert "compiled" not in printed[-1]
-    with reporter.compiling("another"):
+    monkeypatch.setattr(compiling, "SILENCE", 60.0)
+    said = queue.SimpleQueue()
+    with compiling.announced("another", said.put):
         pass
-    assert capsys.readouterr().out.splitlines()[-1].startswith("compiled in ")
+    assert said.get() == "compiling another"
+    assert said.get().startswith("compiled in ")
 
 
 def test_a_terminal_gets_a_bar(tmp_path, monkeypatch, capsys):

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +22,6 @@ Numbers = dict[str, float | str]  # metrics by name, and signatures
 
 MAX_REMOTE_EVENTS = 1 << 20  # bytes of a remote event file, after which another is begun
 FIRST_ESTIMATE = 10  # steps after the first one, until the first estimate of the time left
-SILENCE = 8.0  # seconds without a line, at most, while something is compiled
 NUM_SHOWN = 2  # translations on the terminal after an evaluation; samples.jsonl has more
 
 
@@ -75,28 +73,6 @@ class Reporter:
             self._bar.write(message)
         elif self._is_primary:
             print(message, flush=True)
-
-    @contextlib.contextmanager
-    def compiling(self, what: str) -> Iterator[None]:
-        """Says that `what` is compiled, then how long it takes: now and again, and at the end."""
-        started, ended = time.monotonic(), threading.Event()
-
-        def say_how_long(how: str) -> None:
-            self.say(f"{how} {time.monotonic() - started:.1f} s")
-
-        def remind() -> None:
-            while not ended.wait(SILENCE):
-                say_how_long("still compiling after")
-
-        self.say(f"compiling {what}")
-        reminder = threading.Thread(target=remind, daemon=True)
-        reminder.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            reminder.join()
-        say_how_long("compiled in")
 
     def advance(self, step: int) -> None:
         """Records that `step` is done, for the time left; moves the bar, if there is one."""
