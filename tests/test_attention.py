@@ -1,5 +1,6 @@
 """Every implementation of attention against the formula in NumPy, float64."""
 
+import dataclasses
 import functools
 
 import jax
@@ -54,31 +55,37 @@ def stand_in_for_cudnn(monkeypatch):
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
 
 
-def run(implementation, problem, dtype="float32", dropout_rate=0.0, rng=None):
-    """Output and gradients by name, float32."""
+def attention_of(implementation, problem, dropout_rate=0.0, rng=None):
+    """A function of query, key, value and biases by name, and these biases."""
     masking = dict(problem.masking)
     names = [name for name in ("bias", "distance_bias") if name in masking]
-    biases = [jnp.asarray(masking.pop(name), jnp.float32) for name in names]
+    biases = {name: np.float32(masking.pop(name)) for name in names}
     scale = masking.pop("scale", problem.query.shape[-1] ** -0.5)
     causal, softcap = masking.pop("causal", False), masking.pop("softcap", 0.0)
     call = Settings(causal, scale, dropout_rate, problem.query.shape[2], softcap)
     seeds = None if rng is None else seed_words(rng)
     extras = Extras(seeds=seeds, **{k: jnp.asarray(v) for k, v in masking.items()})
 
+    def attend(query, key, value, biases):
+        return ATTEND[implementation](query, key, value, extras._replace(**biases), call)
+
+    return attend, biases
+
+
+def run(implementation, problem, dtype="float32", dropout_rate=0.0, rng=None):
+    """Output and gradients by name, float32."""
+    attend, biases = attention_of(implementation, problem, dropout_rate, rng)
+
     @jax.jit
     def compute(query, key, value, biases, d_out):
-        def attend(query, key, value, biases):
-            given = extras._replace(**dict(zip(names, biases, strict=True)))
-            return ATTEND[implementation](query, key, value, given, call)
-
         out, pullback = jax.vjp(attend, query, key, value, biases)
         return out, pullback(d_out)
 
     arrays = [jnp.asarray(x, dtype) for x in (problem.query, problem.key, problem.value)]
     out, (*grads, d_biases) = compute(*arrays, biases, jnp.asarray(problem.d_out, dtype))
     assert out.dtype == dtype
-    grads = zip(("query", "key", "value", *names), (*grads, *d_biases), strict=True)
-    return {k: np.asarray(v, np.float32) for k, v in {"out": out, **dict(grads)}.items()}
+    grads = dict(zip(("query", "key", "value"), grads, strict=True)) | d_biases
+    return {k: np.asarray(v, np.float32) for k, v in {"out": out, **grads}.items()}
 
 
 def check(implementation, problem, dtype="float32"):
@@ -216,6 +223,40 @@ def test_oracle_gradients_equal_finite_differences():
                 sums.append(np.sum(attention_oracle.attend(problem)["out"] * problem.d_out))
             array[index] = before
             np.testing.assert_allclose(gradients[key][index], (sums[0] - sums[1]) / 2e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "kinds", [("causal", "segments", "bias"), ("lengths", "softcap")], ids=name
+)
+@pytest.mark.parametrize("implementation", ["xla", "blockwise"])
+def test_second_derivatives_equal_differences_of_the_formulas(implementation, kinds, small_blocks):
+    """Of the gradients in float64; of loops that skip blocks, too."""
+    problem, step = make_problem(kinds), 1e-5
+    rng = np.random.default_rng(1)
+    inputs = {name: getattr(problem, name) for name in ("query", "key", "value")}
+    moves = {name: rng.normal(size=x.shape) for name, x in inputs.items()}
+    ahead, behind = (
+        attention_oracle.attend(
+            dataclasses.replace(problem, **{n: x + by * moves[n] for n, x in inputs.items()})
+        )
+        for by in (step, -step)
+    )
+    attend, biases = attention_of(implementation, problem)
+
+    @jax.jit
+    def compute(arrays, moves, d_out):
+        def gradient(arrays):
+            return jax.grad(lambda a: jnp.vdot(attend(**a, biases=biases), d_out))(arrays)
+
+        def along(arrays):
+            return jax.tree.reduce(jnp.add, jax.tree.map(jnp.vdot, gradient(arrays), moves))
+
+        return jax.jvp(gradient, (arrays,), (moves,))[1], jax.grad(along)(arrays)
+
+    for got in compute(*jax.tree.map(np.float32, (inputs, moves, problem.d_out))):
+        for name in inputs:
+            want = (ahead[name] - behind[name]) / (2 * step)
+            np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
 
 
 def test_attention_without_keys_is_zero_in_value_and_gradient(small_blocks):

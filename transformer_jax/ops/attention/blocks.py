@@ -46,6 +46,7 @@ class Grid(NamedTuple):
     query_size: int  # without padding
     key_size: int
     repeats: int  # query heads of a key head
+    skips: bool = True  # blocks that no query of a row of blocks needs
 
     def row(self, index: Index) -> Tile:
         """The first block of keys in the row of blocks number `index`."""
@@ -221,7 +222,7 @@ def key_ranges(extras: Extras, grid: Grid) -> jax.Array | None:
       First block and one past the last, `[batch blocks, query blocks, 2]` integers; None: all.
     """
     counts, blocks = grid.counts, grid.blocks
-    if counts.s == 1:
+    if counts.s == 1 or not grid.skips:
         return None
     needed = jnp.ones((counts.b, counts.t, counts.s), bool)
     first_key = jnp.arange(counts.s) * blocks.s

@@ -24,6 +24,7 @@ from transformer_jax.ops.dense import soft_cap, soft_cap_slope
 
 _matmul = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 Carry = TypeVar("Carry")
+Result = TypeVar("Result")
 # query, key, value, extras, output, log-sum-exp of each row
 Residuals = tuple[jax.Array, jax.Array, jax.Array, Extras, jax.Array, jax.Array]
 
@@ -62,16 +63,31 @@ def attend(
         key_segment_ids=pad(extras.key_segment_ids, 1, blocks.s),
     )
     arrays = pad(query, 3, blocks.t), *(pad(x.swapaxes(1, 2), 2, blocks.s) for x in (key, value))
-    out = _attend(*arrays, extras, grid)
+    out = _attend(grid, *arrays, extras)
     out = out[:, :, :, :length].reshape(batch, heads, length, dim)  # --> [B, H, T, D]
     return out.swapaxes(1, 2)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
-    query: jax.Array, key: jax.Array, value: jax.Array, extras: Extras, grid: Grid
+    grid: Grid, query: jax.Array, key: jax.Array, value: jax.Array, extras: Extras
 ) -> jax.Array:
-    return _forward(query, key, value, extras, grid)[0]
+    return _forward(grid, query, key, value, extras)[0]
+
+
+def _differentiable(function: Callable[..., Result]) -> Callable[..., Result]:
+    """`function(grid, *arrays)`, whose derivatives are those of all blocks, none skipped.
+
+    The function is a first derivative or goes with one. For a second one JAX has to transpose its
+    loops, which it cannot where their length depends on masks.
+    """
+    skipping = jax.custom_jvp(function, nondiff_argnums=(0,))
+
+    @skipping.defjvp
+    def differentiate(grid, primals, tangents):
+        return jax.jvp(functools.partial(function, grid._replace(skips=False)), primals, tangents)
+
+    return skipping
 
 
 def _over_keys(
@@ -97,8 +113,9 @@ def _over_rows(grid: Grid, body: Callable[[Carry, Tile], Carry], carry: Carry) -
     )
 
 
+@_differentiable
 def _forward(
-    query: jax.Array, key: jax.Array, value: jax.Array, extras: Extras, grid: Grid
+    grid: Grid, query: jax.Array, key: jax.Array, value: jax.Array, extras: Extras
 ) -> tuple[jax.Array, Residuals]:
     """Output `bgrtd`, and the residuals of the backward pass."""
     ranges = blocks_lib.key_ranges(extras, grid)
@@ -122,6 +139,8 @@ def _forward(
             weights, total = exponentials(scores, added, may_be_empty=single)
             # Without a gradient, a single block does not need it, and the compiler removes it.
             top = jnp.max(scores if added is None else scores + added, axis=-1, keepdims=True)
+            # A constant for derivatives, as in `exponentials`: any number in its place would do.
+            top = jax.lax.stop_gradient(top)
             kept = blocks_lib.kept(extras, grid, tile)
             if kept is not None:
                 weights = jnp.where(_join_rows(kept, grid), weights / keep_rate, 0.0)
@@ -158,6 +177,7 @@ def _forward(
     return out, (query, key, value, extras, out, log_sums)
 
 
+@_differentiable
 def _backward(
     grid: Grid, residuals: Residuals, d_out: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, Extras]:
