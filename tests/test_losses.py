@@ -116,6 +116,52 @@ def test_loss_fused_gradients_equal_those_of_the_plain_form(
         np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-6 * size)
 
 
+@pytest.mark.parametrize("r_drop", [0.0, 5.0])
+def test_each_sum_has_its_gradient_by_weights_and_the_loss_second_derivatives(r_drop):
+    hidden, table, targets, weights = example()
+    rng = np.random.default_rng(1)
+    second = hidden + rng.normal(scale=0.3, size=hidden.shape).astype(np.float32)
+    factors = np.float32([0.7, -1.3, 0.4, 2.0])  # of the four sums
+    moves = rng.normal(size=hidden.shape).astype(np.float32)
+
+    def plain(h, w):
+        both = [losses.cross_entropy(x @ table.T, targets, w, 0.1) for x in (h, second)]
+        if not r_drop:
+            return both[0]
+        logits = jnp.stack([h, second]) @ table.T
+        loss = r_drop_oracle(logits, targets, w, 0.1, r_drop)
+        return losses.LossSums(
+            loss, *((a + b) / 2 for a, b in zip(*(x[1:] for x in both), strict=True))
+        )
+
+    def fused(h, w):
+        other = {"second": second, "r_drop": r_drop} if r_drop else {}
+        return losses.projected_cross_entropy(h, table, targets, w, 0.1, 4, **other)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def compute(sums):
+        of_weights = jax.grad(lambda w: jnp.vdot(jnp.stack(sums(hidden, w)), factors))(weights)
+        gradient = jax.grad(lambda h: sums(h, weights).loss)
+        along = jax.grad(lambda h: jnp.vdot(gradient(h), moves))(hidden)
+        return of_weights, jax.jvp(gradient, (hidden,), (moves,))[1], along
+
+    for got, want in zip(compute(fused), compute(plain), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
+
+
+def test_loss_of_impossible_classes_and_of_no_position_is_finite():
+    logits = np.float32([[1.0, 2.0, -np.inf]])
+    got, grad = jax.value_and_grad(
+        lambda x: losses.cross_entropy(x, np.zeros(1, int), np.ones(1)).loss
+    )(logits)
+    np.testing.assert_allclose(got, np.log1p(np.e), rtol=1e-6)
+    np.testing.assert_allclose(grad, [[-np.e / (1 + np.e), np.e / (1 + np.e), 0.0]], rtol=1e-6)
+    none = losses.projected_cross_entropy(
+        np.ones((0, 8)), np.ones((3, 8)), np.ones(0, int), np.ones(0)
+    )
+    assert none == losses.LossSums(0, 0, 0, 0)
+
+
 def r_drop_oracle(logits, targets, weights, smoothing, r_drop):
     """Loss of two passes by the formulas, in the type of the logits `[2, N, V]`."""
     log_p = logits - jnp.log(jnp.sum(jnp.exp(logits), axis=-1, keepdims=True))

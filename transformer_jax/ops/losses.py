@@ -43,14 +43,14 @@ def cross_entropy(
     logits = logits.astype(jnp.float32)
     weights = weights.astype(jnp.float32)
     classes = jnp.arange(logits.shape[-1])
-    return _sums(
+    of_each = _of_each(
         normalizer=jax.nn.logsumexp(logits, axis=-1),
         at_target=_select(logits, classes == targets[..., None]),
         largest=jnp.max(logits, axis=-1),
         mean=jnp.mean(logits, axis=-1),
-        weights=weights,
         label_smoothing=label_smoothing,
     )
+    return _weighted(of_each, weights)
 
 
 def _select(logits: jax.Array, is_target: jax.Array) -> jax.Array:
@@ -83,24 +83,29 @@ def _row_statistics(
     return jax.lax.reduce(arrays, (zero + HIDDEN, zero, zero), merge, dimensions=(1,))
 
 
-def _sums(
+def _of_each(
     normalizer: jax.Array,
     at_target: jax.Array,
     largest: jax.Array,
     mean: jax.Array,
-    weights: jax.Array,
     label_smoothing: float,
 ) -> LossSums:
-    """Sums over positions, from log-sum-exp, the target's logit, maximum and mean of each."""
+    """What each position adds, by its log-sum-exp, its target's logit, its maximum and mean."""
     nll = normalizer - at_target
-    smooth = normalizer - mean
+    # Without smoothing, the logit of a class that is impossible (-inf) does not count.
+    smooth = jnp.where(label_smoothing > 0, normalizer - mean, 0.0)
     loss = (1.0 - label_smoothing) * nll + label_smoothing * smooth
     return LossSums(
-        loss=jnp.sum(loss * weights),
-        nll=jnp.sum(nll * weights),
-        correct=jnp.sum((at_target >= largest) * weights),
-        tokens=jnp.sum(weights),
+        loss=loss,
+        nll=nll,
+        correct=(at_target >= largest).astype(jnp.float32),
+        tokens=jnp.ones_like(nll),
     )
+
+
+def _weighted(of_each: LossSums, weights: jax.Array) -> LossSums:
+    """Sums over positions of numbers of each."""
+    return LossSums(*(jnp.sum(x * weights) for x in of_each))
 
 
 def projected_cross_entropy(
@@ -117,7 +122,8 @@ def projected_cross_entropy(
 ) -> LossSums:
     """`cross_entropy(hidden @ table.T + bias, …)` with `[chunk_size, V]` logits in memory.
 
-    Only `loss` has a gradient.
+    Of the sums, `loss` alone has a gradient by `hidden`, `table` and `bias`; each has one by
+    `weights`.
 
     With a `second` pass, sums are means of both passes, and a quarter of `r_drop` times
     `KL(p ‖ q) + KL(q ‖ p)` of their distributions p and q is added to the loss of each token
@@ -139,7 +145,7 @@ def projected_cross_entropy(
     size = hidden.shape[0]
     if chunk_size is None:
         chunk_size = _GPU_CHUNK if platforms.current() in _GPUS else _OTHER_CHUNK
-    chunk_size = min(max(chunk_size // len(passes), 1), size)
+    chunk_size = max(min(chunk_size // len(passes), size), 1)
     padding = -size % chunk_size
 
     def chunked(x: jax.Array) -> jax.Array:
@@ -168,7 +174,7 @@ def projected_cross_entropy(
 def _difference(
     logits: jax.Array, normalizer: jax.Array, weights: jax.Array, r_drop: float
 ) -> tuple[jax.Array, jax.Array]:
-    """What R-Drop adds to the loss, and its gradient by the logits.
+    """What R-Drop adds to the loss of each position, and the sum's gradient by the logits.
 
     Args:
       logits: `[2 * N, V]` of the first and then of the second pass.
@@ -180,10 +186,11 @@ def _difference(
     p, q, ratio = jnp.exp(log_p), jnp.exp(log_q), log_p - log_q
     p_from_q = jnp.sum(p * ratio, axis=-1, keepdims=True)  # KL(p ‖ q)
     q_from_p = -jnp.sum(q * ratio, axis=-1, keepdims=True)
-    scale = r_drop / 2 * jnp.split(weights, 2)[0][:, None]
+    scale = r_drop / 2 * jnp.split(weights, 2)[0][:, None]  # of both passes together
     of_p = p * (ratio - p_from_q) + p - q
     of_q = q * (-ratio - q_from_p) + q - p
-    return jnp.sum(scale * (p_from_q + q_from_p)), jnp.concatenate([scale * of_p, scale * of_q])
+    of_each = r_drop / 4 * jnp.tile((p_from_q + q_from_p)[:, 0], 2)
+    return of_each, jnp.concatenate([scale * of_p, scale * of_q])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
@@ -196,7 +203,8 @@ def _chunked_sums(hidden, table, bias, targets, weights, label_smoothing, softca
         new = cross_entropy(logits, t, w, label_smoothing)
         if r_drop:
             normalizer = jax.nn.logsumexp(logits, axis=-1)
-            new = new._replace(loss=new.loss + _difference(logits, normalizer, w, r_drop)[0])
+            more, _ = _difference(logits, normalizer, w, r_drop)
+            new = new._replace(loss=new.loss + jnp.sum(more * w))
         return jax.tree.map(jnp.add, sums, tuple(new)), None
 
     zero = (jnp.zeros((), jnp.float32),) * 4
@@ -223,12 +231,11 @@ def _forward(hidden, table, bias, targets, weights, label_smoothing, softcap, r_
         largest, total, at_target = _row_statistics(logits, is_target)
         powers = jnp.exp(logits - largest[:, None])
         normalizer = largest + jnp.log(total)
-        new = _sums(
+        of_each = _of_each(
             normalizer=normalizer,
             at_target=at_target,
             largest=largest,
             mean=mean(h, logits),
-            weights=w,
             label_smoothing=label_smoothing,
         )
         # d loss / d logits = softmax - (1 - ε) [class = target] - ε / V, times the weight.
@@ -237,28 +244,29 @@ def _forward(hidden, table, bias, targets, weights, label_smoothing, softcap, r_
         grad = powers * (w / total)[:, None] - smoothed * w[:, None]
         if r_drop:
             more, slope = _difference(logits, normalizer, w, r_drop)
-            new, grad = new._replace(loss=new.loss + more), grad + slope
+            of_each, grad = of_each._replace(loss=of_each.loss + more), grad + slope
         grad = grad * soft_cap_slope(logits, softcap)
         bias_grad = jax.tree.map(lambda total: total + jnp.sum(grad, axis=0), bias_grad)
         grad = grad.astype(h.dtype)
         hidden_grad = jnp.einsum("nv,vm->nm", grad, cast)
         # [M, V], so that the smaller factor is transposed.
         table_grad += jnp.einsum("nm,nv->mv", h, grad, preferred_element_type=jnp.float32)
-        return (jax.tree.map(jnp.add, sums, tuple(new)), table_grad, bias_grad), hidden_grad
+        sums = jax.tree.map(jnp.add, sums, tuple(_weighted(of_each, w)))
+        return (sums, table_grad, bias_grad), (hidden_grad, tuple(of_each))
 
     zero = (jnp.zeros((), jnp.float32),) * 4
     start = zero, jnp.zeros(table.shape[::-1], jnp.float32), jax.tree.map(jnp.zeros_like, bias)
-    (sums, table_grad, bias_grad), hidden_grad = jax.lax.scan(
+    (sums, table_grad, bias_grad), (hidden_grad, of_each) = jax.lax.scan(
         add, start, (hidden, targets, weights)
     )
-    return sums, (hidden_grad, table_grad.T.astype(table.dtype), bias_grad)
+    return sums, ((hidden_grad, table_grad.T.astype(table.dtype), bias_grad), of_each)
 
 
 def _backward(label_smoothing, softcap, r_drop, residuals, cotangents):
     del label_smoothing, softcap, r_drop
-    scale = cotangents[0]
-    grads = jax.tree.map(lambda grad: grad * scale.astype(grad.dtype), residuals)
-    return *grads, None, None
+    by_loss, of_each = residuals
+    grads = jax.tree.map(lambda grad: grad * cotangents[0].astype(grad.dtype), by_loss)
+    return *grads, None, sum(d * x for d, x in zip(cotangents, of_each, strict=True))
 
 
 _chunked_sums.defvjp(_forward, _backward)
