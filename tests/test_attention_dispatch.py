@@ -3,9 +3,11 @@
 import dataclasses
 import functools
 import logging
+import re
 from types import SimpleNamespace
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -54,8 +56,30 @@ def test_attention_refuses_wrong_arguments():
         attention.dot_product_attention(query[0], key, value)
     with pytest.raises(ValueError, match="head size differ"):
         attention.dot_product_attention(query[..., :4], key, value)
-    with pytest.raises(ValueError, match=r"distance_bias must be \[4, 11\], is \(4, 12\)"):
-        attention.dot_product_attention(query, key, value, distance_bias=jnp.zeros((4, 12)))
+    with pytest.raises(ValueError, match="query must be floating-point, is int32"):
+        attention.dot_product_attention(*np.ones((3, 1, 2, 1, 4), np.int32))
+    ids = {name: np.ones((2, 6), int) for name in ("query_segment_ids", "key_segment_ids")}
+    for wrong, message in (
+        ({"distance_bias": np.zeros((4, 12))}, "distance_bias must be [4, 11], is [4, 12]"),
+        ({"key_lengths": np.array([3])}, "key_lengths must be [2], is [1]"),
+        (ids | {"key_segment_ids": np.ones((2, 5))}, "key_segment_ids must be [2, 6], is [2, 5]"),
+        (ids | {"query_segment_ids": np.ones(6)}, "query_segment_ids must be [2, 6], is [6]"),
+        ({"bias": np.zeros((3, 1, 6, 6))}, "bias must broadcast to [2, 4, 6, 6], is [3, 1, 6, 6]"),
+        ({"mask": np.ones((1, 2, 4, 6, 6), bool)}, "mask must broadcast to [2, 4, 6, 6], is [1,"),
+        # As some libraries write masks, this would mean the opposite.
+        ({"mask": np.zeros((6, 6))}, "mask must be boolean, True = may attend, is float64"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            attention.dot_product_attention(query, key, value, **wrong)
+
+
+def test_auto_can_be_exported_for_lengths_that_are_symbols():
+    query, _, _ = arrays()
+    sizes = jax.export.symbolic_shape("b, t")
+    struct = jax.ShapeDtypeStruct((*sizes, *query.shape[2:]), jnp.float32)
+    attend = jax.jit(lambda x: attention.dot_product_attention(x, x, x, causal=True))
+    got = jax.export.export(attend)(struct).call(query)
+    np.testing.assert_allclose(got, attend(query), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,9 @@ def test_rotary_rotates_pairs_and_depends_only_on_distance():
     np.testing.assert_allclose(at(x, 5), np.concatenate([want.real, want.imag]), atol=1e-5)
     np.testing.assert_allclose(at(x, 7) @ at(y, 4), at(x, 13) @ at(y, 10), atol=1e-5)
     assert abs(at(x, 7) @ at(y, 4) - at(x, 7) @ at(y, 5)) > 1e-3
+    rows = rng.normal(size=(2, 3, 1, 4)).astype(np.float32)
+    by_row = positional.apply_rotary(rows, np.tile(np.arange(3), (2, 1)))
+    np.testing.assert_array_equal(positional.apply_rotary(rows, np.arange(3)), by_row)
 
 
 def test_relative_buckets_are_those_of_the_paper():

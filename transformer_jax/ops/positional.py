@@ -54,7 +54,7 @@ def apply_rotary(x: jax.Array, positions: jax.Array, base: float = 10_000.0) -> 
 
     Args:
       x: `[B, T, H, D]` queries or keys, D even.
-      positions: `[B, T]` or `[1, T]` integers.
+      positions: integers that broadcast to `[B, T]`.
       base: the largest wavelength divided by 2 pi.
 
     Returns:
@@ -64,7 +64,7 @@ def apply_rotary(x: jax.Array, positions: jax.Array, base: float = 10_000.0) -> 
     if x.shape[-1] % 2:
         raise ValueError(f"rotary positions need an even head_dim, got {x.shape[-1]}")
     rates = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angles = positions.astype(jnp.float32)[:, :, None, None] * rates  # --> [B, T, 1, D/2]
+    angles = positions.astype(jnp.float32)[..., None, None] * rates  # --> [B, T, 1, D/2]
     sin, cos = jnp.sin(angles), jnp.cos(angles)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -6,6 +6,8 @@ import json
 import logging
 
 import jax
+import jax.export
+import jax.numpy as jnp
 
 from transformer_jax.errors import UserError
 from transformer_jax.ops import platforms
@@ -79,14 +81,15 @@ def dot_product_attention(
       their gradients.
 
     Raises:
-      ValueError: implementation unknown, shapes that do not fit, only one of the two segment ids.
+      ValueError: implementation unknown, shapes or types that do not fit, only one of the two
+        segment ids.
       UnsupportedAttentionError: the implementation cannot compute the call.
     """
     seeds = None if rng is None or dropout_rate == 0.0 else seed_words(rng)
     extras = Extras(
         mask, bias, distance_bias, query_segment_ids, key_segment_ids, key_lengths, seeds
     )
-    _check_shapes(query, key, value, extras)
+    _check_arguments(query, key, value, extras)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     settings = Settings(causal, scale, dropout_rate, query.shape[2], softcap)
     name = _resolve(implementation, query, key, extras, settings)
@@ -111,7 +114,10 @@ def _resolve(
     return implementation
 
 
-def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array, extras: Extras) -> None:
+def _check_arguments(query: jax.Array, key: jax.Array, value: jax.Array, extras: Extras) -> None:
+    for name, x in {"query": query, "key": key, "value": value}.items():
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ValueError(f"{name} must be floating-point, is {x.dtype}")
     if query.ndim != 4 or key.ndim != 4 or key.shape != value.shape:
         raise ValueError(
             f"query must be [B, T, H, D], key and value [B, S, G, D], got {query.shape}, "
@@ -123,9 +129,33 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array, extras: Ex
         raise ValueError(f"{key.shape[2]} key heads do not divide {query.shape[2]} query heads")
     if (extras.query_segment_ids is None) != (extras.key_segment_ids is None):
         raise ValueError("query_segment_ids and key_segment_ids go together")
-    bias, shape = extras.distance_bias, (query.shape[2], query.shape[1] + key.shape[1] - 1)
-    if bias is not None and bias.shape != shape:
-        raise ValueError(f"distance_bias must be {list(shape)}, is {bias.shape}")
+    if extras.mask is not None and extras.mask.dtype != jnp.bool_:
+        raise ValueError(
+            f"mask must be boolean, True = may attend, is {extras.mask.dtype}; numbers that are "
+            "added to scores go into bias"
+        )
+    (batch, length, heads, _), size = query.shape, key.shape[1]
+    shapes = {
+        "distance_bias": (heads, length + size - 1),
+        "query_segment_ids": (batch, length),
+        "key_segment_ids": (batch, size),
+        "key_lengths": (batch,),
+    }
+    for name, shape in shapes.items():
+        x = getattr(extras, name)
+        if x is not None and x.shape != shape:
+            raise ValueError(f"{name} must be {list(shape)}, is {list(x.shape)}")
+    scores = batch, heads, length, size
+    for name in ("mask", "bias"):
+        x = getattr(extras, name)
+        if x is not None and not _broadcasts(x.shape, scores):
+            raise ValueError(f"{name} must broadcast to {list(scores)}, is {list(x.shape)}")
+
+
+def _broadcasts(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether an array of `shape` broadcasts to `other`; sizes may be symbols of an export."""
+    pairs = zip(reversed(shape), reversed(other), strict=False)
+    return len(shape) <= len(other) and all(size in (1, full) for size, full in pairs)
 
 
 def _refusal(
@@ -166,8 +196,11 @@ def choose(
 ) -> str:
     """The first implementation in the table's row that can compute the call.
 
-    A platform without rows, such as AMD's GPUs, uses those of NVIDIA's, without cuDNN.
+    A platform without rows, such as AMD's GPUs, uses those of NVIDIA's, without cuDNN. Lengths that
+    are symbols, in an export, cannot be cut into blocks.
     """
+    if any(map(jax.export.is_symbolic_dim, (*query.shape, *key.shape))):
+        return "xla"
     rows = table().get(platform, table()["gpu"])[kind(query, extras, settings)]
     names = next(names for longest, names in rows if longest is None or key.shape[1] <= longest)
     for name in names:
