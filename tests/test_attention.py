@@ -235,7 +235,7 @@ def test_second_derivatives_equal_differences_of_the_formulas(implementation, ki
     rng = np.random.default_rng(1)
     inputs = {name: getattr(problem, name) for name in ("query", "key", "value")}
     moves = {name: rng.normal(size=x.shape) for name, x in inputs.items()}
-    ahead, behind = (
+    beyond, before = (
         attention_oracle.attend(
             dataclasses.replace(problem, **{n: x + by * moves[n] for n, x in inputs.items()})
         )
@@ -255,7 +255,7 @@ def test_second_derivatives_equal_differences_of_the_formulas(implementation, ki
 
     for got in compute(*jax.tree.map(np.float32, (inputs, moves, problem.d_out))):
         for name in inputs:
-            want = (ahead[name] - behind[name]) / (2 * step)
+            want = (beyond[name] - before[name]) / (2 * step)
             np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
 
 

@@ -8,10 +8,13 @@ import pytest
 from absl import flags
 
 from configs import tiny
-from transformer_jax import paths
-from transformer_jax.commands import command_help, main
-from transformer_jax.config import Config, all_settings
+from tests.conftest import begin_run, run_command, tiny_config
+from transformer_jax import Translator, paths
+from transformer_jax.commands import command_help, corpus_translation, main
+from transformer_jax.config import Config, all_settings, split_paths
+from transformer_jax.data import text_corpora
 from transformer_jax.errors import UserError
+from transformer_jax.interop import pretrained
 from transformer_jax.runs import workdir as workdir_lib
 
 
@@ -177,3 +180,44 @@ def test_new_path_fills_an_empty_folder_without_replacing_it(name, tmp_path, mon
     assert [path.name for path in folder.iterdir()] == ["inside"]
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "link"}
     assert folder.stat().st_ino == number
+
+
+# What shells, globs, lists, URLs and formats read as more than a name.
+ANY_NAME = "a[b]*? en,de 'q' \"u\" @x:1%#"
+
+
+def test_folders_of_any_name_hold_texts_runs_and_bundles(tmp_path):
+    folder = tmp_path / ANY_NAME
+    folder.mkdir()
+    begin_run(tiny_config(folder), folder / "run")
+    assert Translator.load(folder / "run").checkpoint_step == 0
+    model = f"--workdir={folder}/run"
+    done = run_command("bundle", model, f"--output={folder}/m.bundle", "--licence=cc0-1.0")
+    assert done.returncode == 0, done.stderr
+    assert pretrained.read_config(f"{folder}/m.bundle").model.d_model == 16
+    # A name that is there is no pattern; in the folder there may be one.
+    (file,) = corpus_translation.find_files(f"{folder}/test.en", str(tmp_path))
+    assert str(file.source) == f"{folder}/test.en"
+    corpus = text_corpora.open_text(f"{folder}/t????", "en", "de", "train")
+    assert corpus.count() == 400
+    (folder / "one*.tsv").write_text("a\tb\n")
+    (folder / "one more.tsv").write_text("c\td\n")
+    for name, pairs in (("one*.tsv", [("a", "b")]), ("one?more.tsv", [("c", "d")])):
+        assert list(text_corpora.open_text(f"{folder}/{name}", "en", "de", "x").read()) == pairs
+
+
+def test_paths_with_commas_are_split_where_the_whole_is_not_there(tmp_path):
+    (tmp_path / "a,b").mkdir()
+    for name in ("a,b/c.en", "d,e,f.de", "g"):
+        (tmp_path / name).write_text("")
+    for value, parts in (
+        ("g", ["g"]),
+        ("g, a,b/c", ["g", "a,b/c"]),
+        ("a,b,g", ["a,b", "g"]),
+        ("d,e,f,d,e,f@best", ["d,e,f", "d,e,f@best"]),
+        ("d,e", ["d", "e"]),
+        ("x,,y", ["x", "", "y"]),
+    ):
+        absolute = [f"{tmp_path}/{part}" if part else "" for part in parts]
+        assert split_paths(",".join(absolute)) == absolute, value
+    assert split_paths("gs://a/b, c") == ["gs://a/b", "c"]

@@ -7,6 +7,7 @@ same folder. The rest of the package does not change paths.
 import contextlib
 import dataclasses
 import errno
+import fnmatch
 import importlib.util
 import logging
 import os
@@ -14,10 +15,13 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformer_jax.config import Config, Setting, all_settings
+from transformer_jax.config import Config, Setting, all_settings, split_paths
 from transformer_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from etils import epath
 
 PathLike = str | os.PathLike[str]
 
@@ -114,6 +118,20 @@ def store_errors() -> Iterator[None]:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = f"the object store answered: {lines[0]}"
         raise OSError(errno.EIO, reason, REMOTE) from error
+
+
+def matching(folder: PathLike, pattern: str) -> "list[epath.Path]":
+    """What a folder has whose name matches, in the order of names; empty if there is no folder.
+
+    As in a shell, `*` does not match the dot of a hidden name. (`epath.Path.glob` takes the name of
+    the folder itself for a part of the pattern.)
+    """
+    from etils import epath
+
+    place = epath.Path(folder)
+    names = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+    matches = fnmatch.filter(names, pattern)
+    return [place / name for name in matches if pattern[0] == "." or name[0] != "."]
 
 
 def explain(error: OSError) -> str:
@@ -279,8 +297,7 @@ def _path_settings(config: Config) -> list[Setting]:
 
 def _split(setting: Setting, value: str) -> list[str]:
     """The paths in a setting."""
-    parts = [value] if setting.rules.path_kind == "one" else value.split(",")
-    return [part.strip() for part in parts]
+    return [value.strip()] if setting.rules.path_kind == "one" else split_paths(value)
 
 
 def _configure_client() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from transformer_jax.config import split_paths
 from transformer_jax.errors import UserError
 
 flags.disclaim_key_flags()  # those that are defined here belong to the module that calls
@@ -74,6 +75,9 @@ class PathsParser(flags.ListParser):
     def __init__(self, value_name: str):
         super().__init__()
         self.value_name = value_name
+
+    def parse(self, argument: str | list[str]) -> list[str]:
+        return split_paths(argument) if isinstance(argument, str) and argument else [*argument]
 
 
 def define_text(name: str, default: str | None, value_name: str, meaning: str) -> None:

@@ -191,7 +191,7 @@ def find_files(pattern: str, folder: str, suffix: str = "") -> list[TranslatedFi
     """
     if paths.is_remote(folder):
         raise UserError(f"--output={folder} must be a local folder or a shared disk.")
-    names = sorted(glob.glob(pattern, recursive=True))
+    names = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
     sources = [epath.Path(name) for name in names if not Path(name).is_dir()]
     if not sources:
         raise UserError(f"--input={pattern} matches no file.")

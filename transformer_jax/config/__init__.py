@@ -19,7 +19,7 @@ from transformer_jax.config.fields import (
     TrainConfig,
 )
 from transformer_jax.config.json_format import from_json, keep_former_defaults, to_json
-from transformer_jax.config.setting import Setting, all_settings
+from transformer_jax.config.setting import Setting, all_settings, split_paths
 
 __all__ = [
     "CheckpointConfig",
@@ -34,6 +34,7 @@ __all__ = [
     "all_settings",
     "from_json",
     "keep_former_defaults",
+    "split_paths",
     "to_json",
     "validate",
 ]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from transformer_jax.config.data_fields import DataConfig, parse_augment, parse_stage
-from transformer_jax.config.setting import all_settings
+from transformer_jax.config.setting import all_settings, split_paths
 from transformer_jax.errors import did_you_mean
 
 NORMALIZATIONS = ("identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf")  # SentencePiece's
@@ -45,7 +45,7 @@ def data_conflicts(data: DataConfig) -> Iterator[str]:
             "config.data.tokenizer_model has a normalization already."
         )
     # A prepared folder knows its number of corpora, and is asked when it is opened.
-    corpora = len(data.train.split(",")) if data.source != "prepared" else 0
+    corpora = len(split_paths(data.train)) if data.source != "prepared" else 0
     mixes = data.train_languages or data.train_weights or data.stages
     if data.source == "tfds" and (corpora > 1 or mixes):
         yield (

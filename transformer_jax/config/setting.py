@@ -5,6 +5,7 @@ import math
 import operator
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 PathKind = Literal["one", "several", "corpora"]
@@ -74,6 +75,33 @@ def path_setting(
     """A setting that is a path, in which commands expand `~`."""
     rules = Rules(meaning, {}, resumable, dataclasses.MISSING, path_kind)
     return dataclasses.field(default=default, metadata={_RULES: rules})
+
+
+def split_paths(value: str) -> list[str]:
+    """The paths of a list with commas. A path with a comma in it counts as one if it is there.
+
+    Corpora are named without the ending of a language, so `a,b` is there if `a,b.en` is.
+    """
+    parts, names = value.split(","), []
+    while parts:
+        joined = (",".join(parts[:count]).strip() for count in range(len(parts), 1, -1))
+        names.append(next(filter(_is_there, joined), parts[0].strip()))
+        del parts[: names[-1].count(",") + 1]
+    return names
+
+
+def _is_there(name: str) -> bool:
+    """Whether there is a local path of that name, or a file of that name and an ending.
+
+    What `@` begins, in `DIR@CHECKPOINT`, is no part of the name.
+    """
+    path = Path(name).expanduser()
+    try:
+        siblings = path.parent.iterdir() if path.parent.is_dir() else ()
+        is_there = path.exists() or any(one.name.startswith(f"{path.name}.") for one in siblings)
+        return is_there or ("@" in path.name and _is_there(name.rpartition("@")[0]))
+    except OSError:
+        return False
 
 
 def section(cls: type, meaning: str, *, resumable: bool = False) -> Any:

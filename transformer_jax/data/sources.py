@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from etils import epath
 
 from transformer_jax import paths
-from transformer_jax.config import DataConfig
+from transformer_jax.config import DataConfig, split_paths
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.prepared_folder import PreparedFolder
 from transformer_jax.data.shards.shard_files import SIDES
@@ -45,7 +45,7 @@ def open_corpora(config: DataConfig, split: str) -> list[Corpus]:
         return [open_tfds(config, value)]
     if config.source == "prepared" and split == "train":
         return open_prepared(value, int(config.local_gib * 2**30))
-    prefixes = [prefix.strip() for prefix in value.split(",")]
+    prefixes = split_paths(value)
     languages = config.train_languages if split == "train" else ()
     pairs = [tuple(pair.split("-")) for pair in languages]
     pairs = pairs or [(config.source_lang, config.target_lang)] * len(prefixes)

@@ -27,14 +27,15 @@ def open_text(prefix: str, source_lang: str, target_lang: str, setting: str) -> 
 
     Args:
       prefix: path without the language suffix, or with one; or of a file with both texts. With
-        `*`, `?` or `[]` it stands for all that match, in the order of their names.
+        `*`, `?` or `[]`, unless it is the name of a file, it stands for all that match, in the
+        order of their names.
       source_lang, target_lang: the direction.
       setting: the one that names the prefix, for messages.
 
     Raises:
       UserError: a file is missing.
     """
-    if set(prefix) & {*"*?["}:
+    if set(prefix) & {*"*?["} and not _is_there(prefix, (source_lang, target_lang)):
         return _open_matches(prefix, source_lang, target_lang, setting)
     if prefix.endswith(PARQUET):
         return parquet.open_parquet(epath.Path(prefix), source_lang, target_lang, setting)
@@ -48,12 +49,19 @@ def open_text(prefix: str, source_lang: str, target_lang: str, setting: str) -> 
     return Corpus(prefix, source_lang, target_lang, read, file_digests.digest(files), files)
 
 
+def _is_there(name: str, languages: tuple[str, str]) -> bool:
+    """Whether there is a file of that very name, or one of a language."""
+    return any(_find(one) for one in (name, *(f"{name}.{language}" for language in languages)))
+
+
 def _open_matches(pattern: str, source_lang: str, target_lang: str, setting: str) -> Corpus:
     """All files that a pattern matches, as one corpus."""
     folder, _, name = pattern.rpartition("/")
     has_both = name.endswith((*COLUMNS, PARQUET))
     endings = [""] if has_both else [f".{source_lang}{suffix}" for suffix in SUFFIXES]
-    matches = [path for end in endings for path in epath.Path(folder or ".").glob(f"{name}{end}")]
+    place = epath.Path(folder or ".")
+    find = functools.partial(paths.matching, place) if place.exists() else place.glob
+    matches = [path for end in endings for path in find(f"{name}{end}")]
     if not matches:
         raise UserError(
             f"{setting}={pattern} matches no file; quote it, so that the shell leaves it alone."

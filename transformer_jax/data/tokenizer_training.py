@@ -10,7 +10,7 @@ import numpy as np
 import sentencepiece
 from etils import epath
 
-from transformer_jax.config import DataConfig
+from transformer_jax.config import DataConfig, split_paths
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.corpus_shares import make_stages
 from transformer_jax.data.tokenizer import CONTEXT_SEPARATOR, Tokenizer
@@ -90,7 +90,7 @@ def sample_pairs(corpus: Corpus, rate: float) -> Iterator[tuple[str, str]]:
 
 
 def _load_models(config: DataConfig) -> TokenizerPair:
-    files = [epath.Path(name.strip()) for name in config.tokenizer_model.split(",")]
+    files = list(map(epath.Path, split_paths(config.tokenizer_model)))
     if len(files) != (1 if config.shared_vocab else 2):
         raise UserError(
             f"config.data.tokenizer_model names {len(files)} files, but with "

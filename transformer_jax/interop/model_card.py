@@ -17,7 +17,7 @@ import jax
 from etils import epath
 
 from transformer_jax import __version__
-from transformer_jax.config import Config, DataConfig
+from transformer_jax.config import Config, DataConfig, split_paths
 from transformer_jax.data.foreign_tokenizers import JsonTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.interop import bundle, usage_examples
@@ -265,7 +265,7 @@ def _data(data: DataConfig, languages: list[str], facts: ModelFacts) -> Iterator
     for split in ("train", "validation", "test"):
         value = getattr(data, split)
         if data.source == "files":  # not the folders, which are this machine's
-            value = ", ".join(posixpath.basename(part.strip()) for part in value.split(","))
+            value = ", ".join(map(posixpath.basename, split_paths(value)))
         name = {"train": "training"}.get(split, split)
         yield f"{name} data: {value or 'none'}"
     if data.source == "tfds":

@@ -122,8 +122,7 @@ def projected_cross_entropy(
 ) -> LossSums:
     """`cross_entropy(hidden @ table.T + bias, …)` with `[chunk_size, V]` logits in memory.
 
-    Of the sums, `loss` alone has a gradient by `hidden`, `table` and `bias`; each has one by
-    `weights`.
+    By `hidden`, `table` and `bias` only `loss` has a gradient; by `weights` each sum has one.
 
     With a `second` pass, sums are means of both passes, and a quarter of `r_drop` times
     `KL(p ‖ q) + KL(q ‖ p)` of their distributions p and q is added to the loss of each token

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from transformer_jax import paths
-from transformer_jax.config import Config, DataConfig
+from transformer_jax.config import Config, DataConfig, split_paths
 from transformer_jax.data import text_corpora
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.errors import UserError
@@ -141,9 +141,8 @@ def _refuse_existing(folder: Path, missing: Sequence[str]) -> None:
 
 def _open(train: str, languages: tuple[str, str]) -> Corpus:
     """All corpora that `train` names, as one."""
-    corpora = [
-        text_corpora.open_text(name.strip(), *languages, "`train`") for name in train.split(",")
-    ]
+    names = split_paths(train)
+    corpora = [text_corpora.open_text(name, *languages, "`train`") for name in names]
     for number, corpus in enumerate(corpora):
         if corpus.name in [earlier.name for earlier in corpora[:number]]:
             raise UserError(
@@ -166,7 +165,7 @@ def _data_config(
     names = {
         part: ",".join(
             name if paths.is_remote(name) else os.path.abspath(name)
-            for name in of_part.name.split(",")
+            for name in split_paths(of_part.name)
         )
         for part, of_part in {TRAIN: corpus, **sets}.items()
     }

@@ -7,6 +7,7 @@ files of a checkpoint are what was written.
 """
 
 import contextlib
+import glob
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -25,6 +26,21 @@ from transformer_jax.runs.retention import UNSCHEDULED, Retention
 
 PyTree = Any  # of arrays, or of what describes arrays
 SAVE_SECONDS = 600  # a save that takes longer has failed
+
+# Orbax joins what the processes have written by `glob`, which takes the name of the folder itself
+# for a part of the pattern: in a folder `a[b]` it would find nothing, and save nothing that can be
+# read.
+_Path: Any = type(epath.Path())
+_glob = _Path.glob
+
+
+def _glob_in(folder: epath.Path, pattern: str) -> Iterator[epath.Path]:
+    """What `folder`, whose name is no pattern, has for `pattern`."""
+    is_plain = paths.is_remote(folder) or glob.escape(str(folder)) == str(folder)
+    return _glob(folder if is_plain else epath.Path(glob.escape(str(folder))), pattern)
+
+
+_Path.glob = _glob_in
 
 
 class FailedSave(NamedTuple):
@@ -165,7 +181,7 @@ class Checkpointer:
     def _write_digests(self) -> None:
         """Called after all files of a checkpoint are written, before its folder gets its name."""
         if distributed.is_primary():
-            temporary = list(self._folder.glob(f"{self._saving}{workdir_lib.TMP_SUFFIX}*"))
+            temporary = paths.matching(self._folder, f"{self._saving}{workdir_lib.TMP_SUFFIX}*")
             digests.write(temporary[0] if temporary else self._folder / str(self._saving))
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from etils import epath
 
+from transformer_jax import paths
+
 _CTRANSLATE2 = "a CTranslate2 model, which only translates and scores, and no work directory"
 # Of a CTranslate2 model, where its parameters are needed.
 NO_PARAMETERS = (
@@ -91,7 +93,7 @@ def is_marian(path: epath.PathLike) -> bool:
     path = epath.Path(path)
     if path.is_file():
         return path.name.endswith(MARIAN_DECODER)
-    return path.is_dir() and any(path.glob(f"*{MARIAN_DECODER}"))
+    return bool(paths.matching(path, f"*{MARIAN_DECODER}"))
 
 
 def is_joeynmt(path: epath.PathLike) -> bool:

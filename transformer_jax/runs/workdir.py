@@ -104,7 +104,7 @@ def uncommitted_checkpoints(workdir: epath.PathLike) -> list[epath.Path]:
     """Folders of incomplete checkpoints in `workdir`."""
     folder = epath.Path(workdir) / "checkpoints"
     if not paths.is_remote(folder):
-        return list(folder.glob(f"*{TMP_SUFFIX}*"))
+        return paths.matching(folder, f"*{TMP_SUFFIX}*")
     committed = committed_steps(workdir)
     folders = folder.iterdir() if folder.exists() else ()
     return [path for path in folders if path.name.isdigit() and int(path.name) not in committed]

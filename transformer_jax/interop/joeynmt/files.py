@@ -5,6 +5,7 @@ from typing import Any
 
 from etils import epath
 
+from transformer_jax import paths
 from transformer_jax.errors import UserError
 from transformer_jax.interop import yaml_settings
 from transformer_jax.runs.directory_kinds import JOEYNMT_CONFIG
@@ -35,7 +36,11 @@ def checkpoint(folder: epath.Path, settings: Mapping[str, Any]) -> epath.Path:
     for stem in ("best", "latest"):
         if _stored(folder / stem):
             return _stored(folder / stem)[0]
-    stems = {path.stem for ending in (CONVERTED, PICKLES) for path in folder.glob(f"*{ending}")}
+    stems = {
+        path.stem
+        for ending in (CONVERTED, PICKLES)
+        for path in paths.matching(folder, f"*{ending}")
+    }
     if len(stems) == 1:
         return _stored(folder / stems.pop())[0]
     if stems:

@@ -5,6 +5,7 @@ from typing import Any
 
 from etils import epath
 
+from transformer_jax import paths
 from transformer_jax.errors import UserError
 from transformer_jax.runs.directory_kinds import MARIAN_DECODER
 
@@ -19,7 +20,7 @@ def find_decoder(path: epath.Path) -> epath.Path:
         return path
     if (path / MARIAN_DECODER).exists():
         return path / MARIAN_DECODER
-    files = sorted(path.glob(f"*{MARIAN_DECODER}"), key=str)
+    files = paths.matching(path, f"*{MARIAN_DECODER}")
     if len(files) > 1:
         listed = ", ".join(file.name for file in files)
         raise UserError(f"{path} has several models ({listed}); name one of these files.")

@@ -139,8 +139,7 @@ def _forward(
             weights, total = exponentials(scores, added, may_be_empty=single)
             # Without a gradient, a single block does not need it, and the compiler removes it.
             top = jnp.max(scores if added is None else scores + added, axis=-1, keepdims=True)
-            # A constant for derivatives, as in `exponentials`: any number in its place would do.
-            top = jax.lax.stop_gradient(top)
+            top = jax.lax.stop_gradient(top)  # as in `exponentials`
             kept = blocks_lib.kept(extras, grid, tile)
             if kept is not None:
                 weights = jnp.where(_join_rows(kept, grid), weights / keep_rate, 0.0)

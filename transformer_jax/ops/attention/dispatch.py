@@ -81,8 +81,7 @@ def dot_product_attention(
       their gradients.
 
     Raises:
-      ValueError: implementation unknown, shapes or types that do not fit, only one of the two
-        segment ids.
+      ValueError: implementation unknown, shapes or types that do not fit, one segment id alone.
       UnsupportedAttentionError: the implementation cannot compute the call.
     """
     seeds = None if rng is None or dropout_rate == 0.0 else seed_words(rng)
