@@ -31,6 +31,13 @@ def test_translate_corpus_keeps_order_and_does_nothing_twice(tiny_run, translato
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "out" / "b.en").read_text().splitlines() == lines[1]
     assert (tmp_path / "out" / "a.en").stat().st_mtime_ns == kept
+    # A source that has changed has no translation any more.
+    (tmp_path / "b.en").write_text("\n".join(sources[:10]) + "\n")
+    again = run_command(*command)
+    assert "b.en has changed since it was translated" in again.stdout
+    assert (tmp_path / "out" / "b.en").read_text().splitlines() == expected[:10]
+    assert (tmp_path / "out" / "a.en").stat().st_mtime_ns == kept
+    assert "has changed" not in run_command(*command).stdout
 
 
 def test_translate_corpus_refuses_files_that_clash(tmp_path):

@@ -21,11 +21,13 @@ from transformer_jax.commands.translation_job import Chunk, Job
 from transformer_jax.data import ray_tasks
 from transformer_jax.data.text_lines import read_lines
 from transformer_jax.errors import UserError
+from transformer_jax.runs import digests
 from transformer_jax.text.training_pairs import PairRules
 
 FLAGS = flags.FLAGS
 REPORT_SECONDS = 30.0
 RECORD = ".job.json"  # in the folder of the translations
+SOURCES = ".sources.json"  # there too: of each translation, the digest of its source
 
 Run = Callable[[Iterator[Chunk]], Iterator[list[str]]]
 
@@ -38,16 +40,34 @@ class TranslatedFile:
       source: its path.
       target: the translation.
       num_lines: of it.
+      digest: of the source's content.
     """
 
     source: epath.Path
     target: Path
     num_lines: int
+    digest: str
 
     @property
     def unfinished(self) -> Path:
         """The translation while it is not complete."""
         return self.target.with_name(f"{self.target.name}.part")
+
+    def is_done(self) -> bool:
+        """Whether there is a translation, of this source as far as is known."""
+        known = _read_sources(self.target.parent).get(self.target.name, self.digest)
+        return self.target.exists() and known == self.digest
+
+    def record_source(self) -> None:
+        """Notes which source the translation has."""
+        record = self.target.with_name(SOURCES)
+        sources = _read_sources(record.parent) | {self.target.name: self.digest}
+        paths.write_atomically(record, json.dumps(sources, indent=1) + "\n")
+
+
+def _read_sources(folder: Path) -> dict[str, str]:
+    record = folder / SOURCES
+    return json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
 
 
 class Progress:
@@ -151,7 +171,7 @@ def run_job(files: list[TranslatedFile], folder: str, job: Job) -> None:
     check_same_job(Path(folder), job)
     with contextlib.ExitStack() as stack:
         num_processes, translate = 1, None
-        if FLAGS.ray and not all(file.target.exists() for file in files):
+        if FLAGS.ray and not all(file.is_done() for file in files):
             actors = ray_tasks.Actors[Chunk, list[str]](job, FLAGS.ray, FLAGS.cpus, FLAGS.gpus)
             stack.enter_context(contextlib.closing(actors))
             num_processes, translate = actors.num, actors.map
@@ -168,7 +188,8 @@ def check_same_job(folder: Path, job: Job) -> None:
     content = json.dumps(job.description(), indent=1) + "\n"
     # Without any translation, the settings may have been a mistake.
     has_some = any(
-        child != record and (child.is_dir() or child.stat().st_size) for child in folder.iterdir()
+        child.name not in (RECORD, SOURCES) and (child.is_dir() or child.stat().st_size)
+        for child in folder.iterdir()
     )
     if has_some and record.exists() and record.read_text() != content:
         raise UserError(
@@ -212,7 +233,7 @@ def find_files(pattern: str, folder: str, suffix: str = "") -> list[TranslatedFi
         if target.exists() and os.path.samefile(target, source):
             raise UserError(f"--output={folder} would replace {source}; name another folder.")
         num_lines = sum(1 for _ in read_lines(source, allow_nul=True))
-        files[name] = TranslatedFile(source, target, num_lines)
+        files[name] = TranslatedFile(source, target, num_lines, digests.of_file(source))
     return list(files.values())
 
 
@@ -230,12 +251,16 @@ def translate_files(
     total = sum(file.num_lines for file in files)
     progress = Progress(total, num_processes, FLAGS.price, lambda line: print(line, flush=True))
     for file in files:
-        if file.target.exists():
+        if file.is_done():
+            file.record_source()
             progress.skip(file.num_lines)
             continue
+        if file.target.exists():
+            print(f"{file.source} has changed since it was translated: translating it again")
         if translate is None:
             translate = functools.partial(map, job())
         _translate_file(file, job, translate, progress)
+        file.record_source()
         print(f"{file.target}: {file.num_lines:,} lines{_count_pairs(file, job)}", flush=True)
     print(progress.line())
 
