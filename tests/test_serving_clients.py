@@ -90,6 +90,47 @@ def test_official_libretranslate_client_translates_lists_and_gets_errors(address
         assert isinstance(json.loads(error.value.read())["error"], str)
 
 
+LIBRE = {"q": "one two", "source": "en", "target": "de"}
+DEEPL = {"text": ["one two"], "target_lang": "DE"}
+
+
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [
+        # Mastodon
+        ("/translate", {"json": LIBRE | {"format": "html", "api_key": None}}),
+        # a client that leaves fields empty
+        ("/translate", {"json": LIBRE | {"format": "", "alternatives": None}}),
+        # deep-translator
+        ("/translate", {"params": LIBRE | {"format": "text"}}),
+        # a client whose address ends in a slash
+        ("//translate", {"data": LIBRE | {"api_key": ""}}),
+        ("/v2/translate", {"data": DEEPL | {"tag_handling": "html", "source_lang": "EN"}}),
+        # numbers, and null for what is not used
+        ("/v2/translate", {"json": DEEPL | {"split_sentences": 1, "glossary_id": None}}),
+        # OmegaT
+        ("/v2/translate", {"data": DEEPL | {"split_sentences": "0"}, "has_key_in_body": True}),
+    ],
+)
+def test_requests_of_clients_are_answered_as_they_write_them(address, keys, model, path, sent):
+    secret, sent = keys[1][0], dict(sent)
+    headers = {"Authorization": f"Bearer {secret}"}
+    if sent.pop("has_key_in_body", False):
+        headers, sent["data"] = {}, sent["data"] | {"auth_key": secret}
+    answer = requests.post(address + path, headers=headers, timeout=30, **sent)
+    assert answer.status_code == 200, answer.text
+    got = answer.json()
+    text = got["translations"][0]["text"] if path.startswith("/v2") else got["translatedText"]
+    assert text == model.translator.translate("one two").text
+
+
+def test_probes_may_ask_for_headers_alone(address):
+    for path in ("/health", "/healthz", "/languages", "/"):
+        answer = requests.head(address + path, timeout=30)
+        assert (answer.status_code, answer.content) == (200, b"")
+    assert requests.head(f"{address}/translate", timeout=30).status_code == 405
+
+
 @pytest.mark.parametrize("sent", [b"", b"G", b"GET / HTTP/1.1\r\nHost: x\r\n"])
 def test_server_closes_connections_without_headers(address, sent):
     where = urllib.parse.urlsplit(address)

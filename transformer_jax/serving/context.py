@@ -21,6 +21,17 @@ _MAX_FIELDS = 1000  # of a form
 _MANY_CHARS = 4000  # work on as many takes the event loop too long
 
 
+class ForeignBody(pydantic.BaseModel):
+    """A body of an API whose clients write null for a field that they do not use."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if value is not None}
+
+
 def service_of(request: fastapi.Request) -> Service:
     """The server's models."""
     service: Service = request.app.state.service
@@ -112,7 +123,7 @@ async def read_body(
     Args:
       request: of the client.
       model: of the fields.
-      forms: whether the API takes forms too.
+      forms: whether the API takes forms too, and without a body those in the address.
       lists: fields that a form may have several times.
 
     Raises:
@@ -122,10 +133,13 @@ async def read_body(
     try:
         if kind == "application/json" or kind.endswith("+json"):
             return model.model_validate_json(await request.body())
-        if not (forms and kind in FORMS):
+        if forms and request.query_params and not await request.body():
+            form: Any = request.query_params
+        elif not (forms and kind in FORMS):
             wanted = "application/json" + (" or a form" if forms else "")
             raise ServiceError(415, f"The body must be {wanted}, as Content-Type says.")
-        form = await (_urlencoded(request) if kind == FORMS[0] else _multipart(request))
+        else:
+            form = await (_urlencoded(request) if kind == FORMS[0] else _multipart(request))
         fields = {name: form.getlist(name) if name in lists else form[name] for name in form}
         return model.model_validate(fields)
     except pydantic.ValidationError as error:

@@ -3,13 +3,19 @@
 Its description: https://developers.deepl.com/docs. Languages are upper case there.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import fastapi
 import pydantic
 
 from transformer_jax.serving import texts
-from transformer_jax.serving.context import FORMS, client_of, read_body, service_of
+from transformer_jax.serving.context import (
+    FORMS,
+    ForeignBody,
+    client_of,
+    read_body,
+    service_of,
+)
 from transformer_jax.serving.documents import Wanted
 from transformer_jax.serving.errors import ServiceError
 from transformer_jax.serving.openapi import body_of, errors_as
@@ -30,7 +36,7 @@ _NOT_HERE = (
 )
 
 
-class TranslateBody(pydantic.BaseModel):
+class TranslateBody(ForeignBody):
     """What is sent to `/v2/translate`."""
 
     model_config = pydantic.ConfigDict(extra="allow", coerce_numbers_to_str=True)
@@ -40,13 +46,17 @@ class TranslateBody(pydantic.BaseModel):
     source_lang: str | None = pydantic.Field(
         None, max_length=64, description="Without it, the language of each text is detected."
     )
-    split_sentences: Literal["0", "1", "nonewlines"] | None = pydantic.Field(
+    split_sentences: Annotated[
+        Literal["0", "1", "nonewlines"] | None,
+        pydantic.BeforeValidator(lambda given: str(given) if isinstance(given, int) else given),
+    ] = pydantic.Field(
         None, description="0: each text is a sentence; nonewlines: lines do not end sentences."
     )
     preserve_formatting: bool = pydantic.Field(False, description="White space is always kept.")
     formality: Literal["default", "prefer_more", "prefer_less", "more", "less"] = "default"
     tag_handling: str | None = pydantic.Field(None, description="html, or none.")
     show_billed_characters: bool = False
+    auth_key: str = pydantic.Field("", description="Or in the header Authorization.")
 
 
 class TextAnswer(pydantic.BaseModel):
@@ -104,7 +114,7 @@ async def translate(request: fastapi.Request) -> dict[str, Any]:
     Languages without formality ignore `prefer_more` and `prefer_less`, as DeepL's do.
     """
     body = await read_body(request, TranslateBody, forms=True, lists=("text",))
-    client = client_of(request)
+    client = client_of(request, body.auth_key)
     _check_options(body)
     wanted = Wanted(
         client,

@@ -3,13 +3,13 @@
 Its description: https://docs.libretranslate.com/api/operations/
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import fastapi
 import pydantic
 
 from transformer_jax.serving import texts
-from transformer_jax.serving.context import client_of, read_body, service_of
+from transformer_jax.serving.context import ForeignBody, client_of, read_body, service_of
 from transformer_jax.serving.documents import Wanted
 from transformer_jax.serving.errors import ServiceError
 from transformer_jax.serving.openapi import body_of, errors_as
@@ -20,18 +20,20 @@ router = fastapi.APIRouter(tags=["LibreTranslate"])
 AUTO = "auto"
 
 
-class TranslateBody(pydantic.BaseModel):
+class TranslateBody(ForeignBody):
     """What is sent to `/translate`."""
 
     q: str | list[str] = pydantic.Field(description="A text, or several.")
     source: str = pydantic.Field(max_length=64, description="Language of the texts, or auto.")
     target: str = pydantic.Field(max_length=64, description="Language of the translations.")
-    format: Literal["text", "html"] = pydantic.Field("text", description="Markup is kept in html.")
+    format: Annotated[
+        Literal["text", "html"], pydantic.BeforeValidator(lambda given: given or "text")
+    ] = pydantic.Field("text", description="Markup is kept in html.")
     alternatives: int = pydantic.Field(0, ge=0, description="Further translations, at most.")
     api_key: str = pydantic.Field("", description="Or in the header Authorization, as Bearer.")
 
 
-class DetectBody(pydantic.BaseModel):
+class DetectBody(ForeignBody):
     """What is sent to `/detect`."""
 
     q: str = pydantic.Field(min_length=1, description="A text.")

@@ -60,6 +60,10 @@ class RequestLimits:
             await self._app(scope, receive, send)
             return
         started, has_begun = time.monotonic(), False
+        # Some clients add their path to an address that ends in a slash. The server sends no body
+        # to HEAD, whatever the application answers.
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        scope = {**scope, "method": method, "path": f"/{scope['path'].lstrip('/')}"}
 
         async def send_safely(message: Message) -> None:
             nonlocal has_begun
