@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from etils import epath
 
+from transformer_jax.commands import model_flags
 from transformer_jax.config import CheckpointConfig, Config
 from transformer_jax.errors import UserError
 from transformer_jax.runs import checkpoint as checkpoint_lib
@@ -101,8 +102,13 @@ def test_loading_names_missing_and_other_checkpoints(tmp_path):
     with pytest.raises(UserError, match="no checkpoint; train there first"):
         load_params(tmp_path, "latest", Config(), TARGET)
     save_all(epath.Path(tmp_path), {1: None})
-    with pytest.raises(UserError, match="none is best"):
+    with pytest.raises(UserError, match="none is best") as error:
         load_params(tmp_path, "best", Config(), TARGET)
+    # The advice, followed.
+    ((path, checkpoint),) = model_flags.models([str(error.value).split()[-1].rstrip(".")])
+    assert load_params(path, checkpoint, Config(), TARGET)[1] == 1
+    (tmp_path / "a@b").mkdir()
+    assert model_flags.models([f"{tmp_path}/a@b"]) == [(f"{tmp_path}/a@b", "best")]
     other = {"w": jax.ShapeDtypeStruct((4,), jnp.float32)}
     more = {**TARGET, "v": TARGET["w"]}
     for target, words in ((other, r"\(4,\) .* \(3,\)"), (more, "not match: v")):

@@ -9,6 +9,7 @@ from etils import epath
 
 from transformer_jax import distributed
 from transformer_jax.api import Translator
+from transformer_jax.commands import model_flags
 from transformer_jax.data import text_lines
 from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.errors import UserError
@@ -39,9 +40,7 @@ def other_system(name: str, num_sentences: int) -> list[str] | Translator:
                 "sentences. The file needs one line for each sentence."
             )
         return lines
-    folder, _, checkpoint = FLAGS.compare.rpartition("@")
-    if not folder or path.exists():
-        folder, checkpoint = FLAGS.compare, "best"
+    ((folder, checkpoint),) = model_flags.models([FLAGS.compare])
     other = Translator.load(folder, checkpoint, allow_pickle=FLAGS.allow_pickle)
     try:
         other.engine.language_tags(FLAGS.target_lang, FLAGS.source_lang)

@@ -185,6 +185,10 @@ def ensemble() -> list[tuple[str, str]]:
 
 
 def models(names: Sequence[str]) -> list[tuple[str, str]]:
-    """(path, checkpoint) of each `DIR` or `DIR@CHECKPOINT`."""
-    parts = [name.rpartition("@") for name in names]
-    return [(path, checkpoint) if path else (checkpoint, "best") for path, _, checkpoint in parts]
+    """(path, checkpoint) of each `DIR` or `DIR@CHECKPOINT`; a folder may have an @ in its name."""
+
+    def parse(name: str) -> tuple[str, str]:
+        path, _, checkpoint = name.rpartition("@")
+        return (path, checkpoint) if path and not os.path.exists(name) else (name, "best")
+
+    return list(map(parse, names))

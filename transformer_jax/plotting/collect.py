@@ -19,6 +19,7 @@ from transformer_jax.data.token_cache import tokenize_corpora
 from transformer_jax.decoding import batching
 from transformer_jax.errors import UserError
 from transformer_jax.model.transformer import Transformer
+from transformer_jax.runs import history
 from transformer_jax.runs import workdir as workdir_lib
 
 
@@ -155,11 +156,12 @@ def corpus_lengths(
 
     Args:
       config: of the run.
-      workdir: of the run, for its tokenizer.
+      workdir: of the run, for its tokenizer and its metrics.
       split: train, validation or test.
 
     Returns:
-      Lengths `[pairs]` of source and target, and for each kind of batches its share of padding.
+      Lengths `[pairs]` of source and target, and for each kind of batches its share of padding:
+      that of the training as the run has measured it, others as they would be.
     """
     tokenizers = workdir_lib.read_tokenizers(workdir)
     corpora = sources.open_corpora(config.data, split)
@@ -171,7 +173,6 @@ def corpus_lengths(
         max_ratio=config.data.max_ratio,
     )
     kinds: dict[str, dict[str, Any]] = {
-        "this run": {},
         "packed": {"batching": "pack", "batch_sentences": 0},
         "in buckets": {"batching": "bucket", "batch_sentences": 0},
     }
@@ -179,6 +180,9 @@ def corpus_lengths(
     row = max(config.data.pack_len, config.data.max_len)
     tokens = max(config.data.batch_tokens, row)
     padding = {}
+    if split == "train" and (epath.Path(workdir) / "metrics.jsonl").exists():
+        measured = [line["padding"] for line in history.read_metrics(workdir) if "padding" in line]
+        padding["this run"] = float(np.mean(measured))
     for name, changes in kinds.items():
         data = dataclasses.replace(config.data, batch_tokens=tokens, **changes)
         plan = batch_plan.make_plan(selection, dataclasses.replace(config, data=data))

@@ -91,7 +91,7 @@ def _best_step(folder: epath.Path, steps: list[int], metric: str) -> int:
     if not qualities:
         raise UserError(
             f"No checkpoint in {folder} was evaluated by {metric}, so none is best; use "
-            "`checkpoint=latest`."
+            f"`checkpoint=latest`, or for a further model {folder.parent}@latest."
         )
     return max(qualities, key=lambda step: qualities[step])
 
