@@ -462,13 +462,22 @@ def test_init_writes_a_recipe_for_given_sets_and_another_device(tmp_path, capsys
         ("a.de.gz", "a.en.gz", "  {0} --input=a.en.gz --output={1}"),
         ("a b.tsv", "a b.tsv", "  cat 'a b.tsv' | cut -f 1 | {0} --output={1}"),
         ("a.tsv.gz", "a.tsv.gz", "  gzip -dc a.tsv.gz | cut -f 1 | {0} --output={1}"),
+        ("a.tsv.zst", "a.tsv.zst", "  zstd -dc a.tsv.zst | cut -f 1 | {0} --output={1}"),
+        ("*", "a.en", "  {0} --input=a.en --output={1}"),
+        ("?.tsv", "a.tsv", "  cat a.tsv | cut -f 1 | {0} --output={1}"),
+        ("a.parquet", "a.parquet", "  {0} --input=text.en --output={1}"),  # text of the user
     ],
 )
 def test_init_prints_how_to_read_the_test_set(tmp_path, monkeypatch, test, file, command):
     monkeypatch.chdir(tmp_path)
     text = gzip.compress(b"x\ty\n") if file.endswith(".gz") else b"x\ty\n"
+    if file.endswith(".zst"):
+        text = pytest.importorskip("zstandard").compress(text)
     for name in {file, file.replace(".en", ".de")}:
         Path(name).write_bytes(text)
+    if file.endswith(".parquet"):
+        table = pytest.importorskip("pyarrow").table({"en": ["x"], "de": ["y"]})
+        pytest.importorskip("pyarrow.parquet").write_table(table, file)
     corpus = text_corpora.open_text(test, "en", "de", "test")
     data = DataConfig(source_lang="en", target_lang="de")
     commands = recipe._next_commands(Path("run"), {"test": corpus}, data)

@@ -31,6 +31,7 @@ from transformer_jax.runs import directory_kinds
 RECIPE = "recipe.py"
 DATA = "data"  # in the work directory: files of a corpus of which a share was set aside
 PARTS = ("validation", "test")
+UNPACK = {".gz": "gzip -dc", ".zst": "zstd -dc"}  # a file that ends so; others: cat
 MANY_SHARED = 0.05  # of a set's sources in the training text
 Say = Callable[[str], None]
 
@@ -239,14 +240,15 @@ def _measure(
 def _next_commands(folder: Path, sets: Mapping[str, Corpus], data: DataConfig) -> list[str]:
     """Commands that train, evaluate and translate, to paste."""
     workdir, read = shlex.quote(str(folder)), ""
-    source = sets["test"].files[0] if "test" in sets else folder / DATA / f"test.{data.source_lang}"
-    file = shlex.quote(str(source))
+    files: Sequence[paths.PathLike] = (folder / DATA / f"test.{data.source_lang}",)
+    if test := sets.get("test"):
+        first = test.parts[0] if test.parts else test  # of a pattern
+        files = first.files or (f"text.{data.source_lang}",)  # text of the user, beside Parquet
+    file = shlex.quote(os.fspath(files[0]))
     given = f" --input={file}"
-    if source.name.endswith((".tsv", ".tsv.gz")):
-        read, given = (
-            f"{'gzip -dc' if source.name.endswith('.gz') else 'cat'} {file} | cut -f 1 | ",
-            "",
-        )
+    if os.fspath(files[0]).endswith(text_corpora.COLUMNS):
+        unpack = UNPACK.get(os.path.splitext(files[0])[1], "cat")
+        read, given = f"{unpack} {file} | cut -f 1 | ", ""
     output = shlex.quote(str(folder / f"test.{data.target_lang}"))
     return [
         f"  transformer-jax train --config={shlex.quote(str(folder / RECIPE))} --workdir={workdir}",
