@@ -135,6 +135,10 @@ def test_json_keeps_tuples_and_none():
         ({"train": {"num_steps": "5"}}, ["config.train.num_steps='5'", "int"]),
         ({"data": {"train_weights": ("a",)}}, ["train_weights[0]='a'", "float"]),
         ({"data": {"train_languages": "en-de"}}, ["train_languages='en-de'"]),
+        (
+            {"data": {"train_languages": ("pt-BR-en",)}},
+            ["('pt-BR-en',) must look like"],
+        ),
         ({"data": {"normalization": "nfd"}}, ["normalization='nfd'", "identity, nfkc"]),
         ({"data": {"normalization": "nfkc,nfkc,nfkc"}}, ["normalization=", "SOURCE,TARGET"]),
         ({"data": {"normalization": "nfkc", "tokenizer_model": "x"}}, ["tokenizer_model"]),

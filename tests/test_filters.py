@@ -104,6 +104,27 @@ def test_wrong_filters_and_shares_are_refused(tmp_path, changes, words):
         validate(wrong)
 
 
+def fails(source, target):
+    raise ValueError("too short")
+
+
+def forgets_to_return(source, target):
+    assert source != target
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fails", "for 'one' and 'eins': ValueError: too short."),
+        ("forgets_to_return", "for 'one' and 'eins', returned None; return True to keep"),
+    ],
+)
+def test_filter_function_that_fails_is_named_with_its_pair(name, message):
+    pair_filter = filters.PairFilter(function=f"tests.test_filters:{name}")
+    with pytest.raises(UserError, match=f"filter_function=tests.test_filters:{name}, {message}"):
+        pair_filter.reasons(["one"], ["eins"], 0)
+
+
 def test_filter_function_that_is_none_is_refused():
     for name in ("no_module:f", "tests.test_filters:nothing", "tests.test_filters:GOOD", "x"):
         with pytest.raises(UserError, match=f"filter_function={name}"):

@@ -233,6 +233,9 @@ def test_resume_refuses_another_tokenizer(tiny_run, tmp_path):
     (workdir / "data.json").write_text(json.dumps({**record, "tokenizer": "other"}))
     with pytest.raises(UserError, match="The training tokenizer is not the one"):
         train(tiny_config(data, num_steps=70), workdir)
+    (workdir / "data.json").write_text('{"corpus":')
+    with pytest.raises(UserError, match=r"data\.json is damaged .*; restore it from a copy"):
+        train(tiny_config(data, num_steps=70), workdir)
 
 
 def test_tokenizer_follows_the_settings_before_the_first_checkpoint(tmp_path, monkeypatch):

@@ -40,11 +40,12 @@ def test_corpus_direction_follows_the_config(tmp_path):
     prefix = write_pairs(tmp_path, "plain", PAIRS)
     swapped = read(train=prefix, source_lang="de", target_lang="en")
     assert swapped == [[(b, a) for a, b in PAIRS]]
+    (tmp_path / "plain.pt-BR").write_text((tmp_path / "plain.de").read_text())
     config = DataConfig(
-        source="files", train=f"{prefix},{prefix}", train_languages=("en-de", "de-en")
+        source="files", train=f"{prefix},{prefix}", train_languages=("en-de", "pt-BR:en")
     )
     both = sources.open_corpora(config, "train")
-    assert [(c.source_lang, c.target_lang) for c in both] == [("en", "de"), ("de", "en")]
+    assert [(c.source_lang, c.target_lang) for c in both] == [("en", "de"), ("pt-BR", "en")]
     assert next(both[1].read()) == ("c", "a b")
 
 

@@ -2,7 +2,12 @@
 
 from collections.abc import Iterator
 
-from transformer_jax.config.data_fields import DataConfig, parse_augment, parse_stage
+from transformer_jax.config.data_fields import (
+    DataConfig,
+    parse_augment,
+    parse_languages,
+    parse_stage,
+)
 from transformer_jax.config.setting import all_settings, split_paths
 from transformer_jax.errors import did_you_mean
 
@@ -63,15 +68,19 @@ def data_conflicts(data: DataConfig) -> Iterator[str]:
             )
     if any(weight <= 0 for weight in data.train_weights):
         yield f"config.data.train_weights={data.train_weights} must all be above 0."
-    if any(pair.count("-") != 1 for pair in data.train_languages):
-        yield f"config.data.train_languages={data.train_languages} must look like en-de."
-    if data.train_languages and not data.target_language_tags:
-        targets = {pair.split("-")[1] for pair in data.train_languages}
-        if len(targets) > 1:
-            yield (
-                f"config.data.train_languages has targets {', '.join(sorted(targets))}: set "
-                "config.data.target_language_tags=True so that the model reads which one to write."
-            )
+    try:
+        targets = {parse_languages(pair)[1] for pair in data.train_languages}
+    except ValueError:
+        yield (
+            f"config.data.train_languages={data.train_languages} must look like en-de, or pt-BR:en "
+            "where a language has a - in its name."
+        )
+        return
+    if not data.target_language_tags and len(targets) > 1:
+        yield (
+            f"config.data.train_languages has targets {', '.join(sorted(targets))}: set "
+            "config.data.target_language_tags=True so that the model reads which one to write."
+        )
     if data.source_lang == data.target_lang:
         yield f"config.data.source_lang and target_lang are both {data.source_lang!r}."
 

@@ -46,7 +46,9 @@ class DataConfig:
         'first from step 0, such as ("0:1,1,0", "20000:1,1,8"); empty: the same in all steps.',
     )
     train_languages: tuple[str, ...] = setting(
-        (), 'Languages of each corpus, such as "en-de"; empty: source_lang-target_lang.'
+        (),
+        'Languages of each corpus, such as "en-de", or "pt-BR:en" where one has a "-"; empty: '
+        "source_lang-target_lang.",
     )
     target_language_tags: bool = setting(
         False, 'Put the target language, "<2xx>", before the source.'
@@ -180,6 +182,16 @@ def parse_augment(augment: tuple[str, ...]) -> dict[str, float]:
     """
     parts = [entry.partition(":") for entry in augment]
     return {kind: float(share) for kind, _, share in parts}
+
+
+def parse_languages(pair: str) -> tuple[str, str]:
+    """Source and target of one of `train_languages`.
+
+    Raises:
+      ValueError: it does not look like one.
+    """
+    source, target = pair.split(":" if ":" in pair else "-")
+    return source, target
 
 
 def parse_stage(stage: str) -> tuple[int, list[float]]:

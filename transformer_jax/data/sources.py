@@ -21,6 +21,7 @@ from etils import epath
 
 from transformer_jax import paths
 from transformer_jax.config import DataConfig, split_paths
+from transformer_jax.config.data_fields import parse_languages
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.prepared_folder import PreparedFolder
 from transformer_jax.data.shards.shard_files import SIDES
@@ -47,7 +48,7 @@ def open_corpora(config: DataConfig, split: str) -> list[Corpus]:
         return open_prepared(value, int(config.local_gib * 2**30))
     prefixes = split_paths(value)
     languages = config.train_languages if split == "train" else ()
-    pairs = [tuple(pair.split("-")) for pair in languages]
+    pairs = list(map(parse_languages, languages))
     pairs = pairs or [(config.source_lang, config.target_lang)] * len(prefixes)
     return [
         open_text(prefix, source, target, f"config.data.{split}")

@@ -18,6 +18,7 @@ from etils import epath
 
 from transformer_jax import __version__
 from transformer_jax.config import Config, DataConfig, split_paths
+from transformer_jax.config.data_fields import parse_languages
 from transformer_jax.data.foreign_tokenizers import JsonTokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.interop import bundle, usage_examples
@@ -231,7 +232,7 @@ def _front_matter(facts: ModelFacts, languages: list[str], format_name: str) -> 
 
 def _languages(data: DataConfig) -> list[str]:
     """The languages, each once; an imported model may not name them."""
-    pairs = [name.split("-", 1) for name in data.train_languages]
+    pairs = list(map(parse_languages, data.train_languages))
     names = [data.source_lang, data.target_lang, *(name for pair in pairs for name in pair)]
     return [name for name in dict.fromkeys(names) if name not in ("", "source", "target")]
 

@@ -243,7 +243,7 @@ def _next_commands(folder: Path, sets: Mapping[str, Corpus], data: DataConfig) -
     files: Sequence[paths.PathLike] = (folder / DATA / f"test.{data.source_lang}",)
     if test := sets.get("test"):
         first = test.parts[0] if test.parts else test  # of a pattern
-        files = first.files or (f"text.{data.source_lang}",)  # text of the user, beside Parquet
+        files = first.files or (f"text.{data.source_lang}",)  # of the user: not Parquet
     file = shlex.quote(os.fspath(files[0]))
     given = f" --input={file}"
     if os.fspath(files[0]).endswith(text_corpora.COLUMNS):

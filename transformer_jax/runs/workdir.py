@@ -153,9 +153,16 @@ def check_same_data(workdir: epath.PathLike, fingerprints: dict[str, str]) -> No
 
 
 def read_data_record(workdir: epath.PathLike) -> dict[str, Any] | None:
-    """`data.json`: fingerprints of corpus and tokenizer, and the settings of the tokenizer."""
+    """`data.json`: fingerprints of corpus and tokenizer, and the settings of the tokenizer.
+
+    Raises:
+      UserError: it is damaged.
+    """
     path = epath.Path(workdir) / "data.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    try:
+        return json.loads(path.read_text()) if path.exists() else None
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); restore it from a copy.") from error
 
 
 def write_data_record(workdir: epath.PathLike, record: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from transformer_jax.config import Config
+from transformer_jax.config.data_fields import parse_languages
 from transformer_jax.data import tokenizer_extension
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.tokenizer_extension import Origins
@@ -32,7 +33,7 @@ def add_new_tokens(start: Pretrained, config: Config, corpora: Sequence[Corpus])
     """
     data = start.config.data
     known = {data.source_lang, data.target_lang}
-    known |= {language for pair in data.train_languages for language in pair.split("-")}
+    known |= {language for pair in data.train_languages for language in parse_languages(pair)}
     tables = [
         name
         for name, axes in param_axes(start.config.model).items()

@@ -158,9 +158,24 @@ class PairFilter:
         if self.function:
             keep = load_function(self.function)
             for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
-                if not reasons[i] and not keep(source, target):
+                if not reasons[i] and not self._keeps(keep, source, target):
                     reasons[i] = FUNCTION
         return reasons
+
+    def _keeps(self, keep: Callable[[str, str], bool], source: str, target: str) -> bool:
+        """What the function of `data.filter_function` says.
+
+        Raises:
+          UserError: it fails, or says nothing.
+        """
+        where = f"config.data.filter_function={self.function}, for {source!r} and {target!r}"
+        try:
+            answer = keep(source, target)
+        except Exception as error:
+            raise UserError(f"{where}: {type(error).__name__}: {error}.") from error
+        if answer is None:
+            raise UserError(f"{where}, returned None; return True to keep a pair, else False.")
+        return bool(answer)
 
     def _test(self, name: str) -> Callable[[str, str], bool]:
         """Whether the filter `name` drops a pair of texts."""
