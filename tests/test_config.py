@@ -136,7 +136,7 @@ def test_json_keeps_tuples_and_none():
         ({"data": {"train_weights": ("a",)}}, ["train_weights[0]='a'", "float"]),
         ({"data": {"train_languages": "en-de"}}, ["train_languages='en-de'"]),
         (
-            {"data": {"train_languages": ("pt-BR-en",)}},
+            {"data": {"source": "files", "train": "a", "train_languages": ("pt-BR-en",)}},
             ["('pt-BR-en',) must look like"],
         ),
         ({"data": {"normalization": "nfd"}}, ["normalization='nfd'", "identity, nfkc"]),
