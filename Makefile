@@ -1,6 +1,6 @@
 # make quickstart   train, evaluate and use a small translator
 # make demo         serve the quickstart's model, with a page to try it
-# make test         the tests, 8 to 9 minutes on two slow cores where nothing is compiled yet
+# make test         the tests, 7 to 9 minutes on two slow cores where nothing is compiled yet
 # make test-newest  the same with the newest Python here and the newest JAX
 # make test-slow    the tests that start processes, kill them, take long, or follow the README
 # make test-peers   the tests with torch, transformers, ctranslate2, libtpu and MLflow

@@ -85,7 +85,7 @@ _health = fastapi.APIRouter(tags=["health"])
 _ERRORS: Any = errors_as(libretranslate.ErrorAnswer)
 
 
-@_health.get("/health", responses=_ERRORS, include_in_schema=False)  # LibreTranslate's
+@_health.get("/health", responses=_ERRORS)  # LibreTranslate's
 @_health.get("/healthz", responses=_ERRORS)
 async def healthz() -> dict[str, str]:
     """Whether the process is alive."""
