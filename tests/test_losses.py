@@ -195,7 +195,7 @@ def test_loss_of_two_passes_is_that_of_r_drop(monkeypatch, chunk_size, softcap, 
 
     @jax.jit
     def compute(*arguments):
-        # Of a pass compared with itself, all sums are those of one pass.
+        # Where a pass is compared with itself, all sums equal those of one pass.
         h, _, t, b = arguments
         once = functools.partial(
             losses.projected_cross_entropy, h, t, targets, weights, 0.1, bias=b, softcap=softcap

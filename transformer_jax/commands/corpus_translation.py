@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from absl import flags
@@ -27,7 +27,7 @@ from transformer_jax.text.training_pairs import PairRules
 FLAGS = flags.FLAGS
 REPORT_SECONDS = 30.0
 RECORD = ".job.json"  # in the folder of the translations
-SOURCES = ".sources.json"  # there too: of each translation, the digest of its source
+SOURCES = ".sources"  # there too: lines with the digest of a source and the translation's name
 
 Run = Callable[[Iterator[Chunk]], Iterator[list[str]]]
 
@@ -53,21 +53,21 @@ class TranslatedFile:
         """The translation while it is not complete."""
         return self.target.with_name(f"{self.target.name}.part")
 
-    def is_done(self) -> bool:
-        """Whether there is a translation, of this source as far as is known."""
-        known = _read_sources(self.target.parent).get(self.target.name, self.digest)
-        return self.target.exists() and known == self.digest
+    def is_done(self, sources: Mapping[str, str]) -> bool:
+        """Whether there is a translation of this source; without a record, any counts."""
+        return self.target.exists() and sources.get(self.target.name, self.digest) == self.digest
 
     def record_source(self) -> None:
-        """Notes which source the translation has."""
-        record = self.target.with_name(SOURCES)
-        sources = _read_sources(record.parent) | {self.target.name: self.digest}
-        paths.write_atomically(record, json.dumps(sources, indent=1) + "\n")
+        """Appends which source the translation has."""
+        with self.target.with_name(SOURCES).open("a", encoding="utf-8") as record:
+            record.write(f"{self.digest} {self.target.name}\n")
 
 
 def _read_sources(folder: Path) -> dict[str, str]:
+    """Name of each recorded translation -> digest of its source; the last line of a name counts."""
     record = folder / SOURCES
-    return json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+    lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else ()
+    return {name: digest for digest, _, name in (line.partition(" ") for line in lines)}
 
 
 class Progress:
@@ -169,13 +169,14 @@ def run_job(files: list[TranslatedFile], folder: str, job: Job) -> None:
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     check_same_job(Path(folder), job)
+    sources = _read_sources(Path(folder))
     with contextlib.ExitStack() as stack:
         num_processes, translate = 1, None
-        if FLAGS.ray and not all(file.is_done() for file in files):
+        if FLAGS.ray and not all(file.is_done(sources) for file in files):
             actors = ray_tasks.Actors[Chunk, list[str]](job, FLAGS.ray, FLAGS.cpus, FLAGS.gpus)
             stack.enter_context(contextlib.closing(actors))
             num_processes, translate = actors.num, actors.map
-        translate_files(files, job, translate, num_processes)
+        translate_files(files, sources, job, translate, num_processes)
 
 
 def check_same_job(folder: Path, job: Job) -> None:
@@ -238,12 +239,17 @@ def find_files(pattern: str, folder: str, suffix: str = "") -> list[TranslatedFi
 
 
 def translate_files(
-    files: list[TranslatedFile], job: Job, translate: Run | None, num_processes: int
+    files: list[TranslatedFile],
+    sources: Mapping[str, str],
+    job: Job,
+    translate: Run | None,
+    num_processes: int,
 ) -> None:
     """Translates the files that are not done, one after another.
 
     Args:
       files: from `find_files`.
+      sources: digests that earlier runs have recorded, by the names of the translations.
       job: the model and settings.
       translate: translates chunks, in order; None: in this process.
       num_processes: that translate.
@@ -251,8 +257,9 @@ def translate_files(
     total = sum(file.num_lines for file in files)
     progress = Progress(total, num_processes, FLAGS.price, lambda line: print(line, flush=True))
     for file in files:
-        if file.is_done():
-            file.record_source()
+        if file.is_done(sources):
+            if file.target.name not in sources:  # an earlier version has translated it
+                file.record_source()
             progress.skip(file.num_lines)
             continue
         if file.target.exists():

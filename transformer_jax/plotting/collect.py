@@ -160,8 +160,8 @@ def corpus_lengths(
       split: train, validation or test.
 
     Returns:
-      Lengths `[pairs]` of source and target, and for each kind of batches its share of padding:
-      that of the training as the run has measured it, others as they would be.
+      Lengths `[pairs]` of source and target, and for each kind of batches its share of padding.
+      That of "this run" was measured by the training; the others are computed.
     """
     tokenizers = workdir_lib.read_tokenizers(workdir)
     corpora = sources.open_corpora(config.data, split)

@@ -76,7 +76,7 @@ def _attend(
 
 
 def _differentiable(function: Callable[..., Result]) -> Callable[..., Result]:
-    """`function(grid, *arrays)`, whose derivatives are those of all blocks, none skipped.
+    """`function(grid, *arrays)` with derivatives that compute all blocks and skip none.
 
     The function is a first derivative or goes with one. For a second one JAX has to transpose its
     loops, which it cannot where their length depends on masks.

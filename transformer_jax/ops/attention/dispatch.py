@@ -195,8 +195,8 @@ def choose(
 ) -> str:
     """The first implementation in the table's row that can compute the call.
 
-    A platform without rows, such as AMD's GPUs, uses those of NVIDIA's, without cuDNN. Lengths that
-    are symbols, in an export, cannot be cut into blocks.
+    A platform without rows, such as AMD's GPUs, uses the rows of NVIDIA's GPUs without cuDNN. An
+    export may have symbols in the place of lengths; these cannot be cut into blocks.
     """
     if any(map(jax.export.is_symbolic_dim, (*query.shape, *key.shape))):
         return "xla"
