@@ -130,10 +130,27 @@ def start(folder: Path, peers: list[str], dtypes: list[str]) -> dict[str, Worker
     return workers
 
 
-def check_identity(workdir: str, path: str, count: int, peers: list[str], turns: int) -> list[dict]:
+def check_identity(
+    workdir: str,
+    path: str,
+    count: int,
+    peers: list[str],
+    turns: int,
+    dtype: str,
+    batches: list[int],
+) -> list[dict]:
     """Compares outputs and times of all engines for a trained model, greedy and with beam size 4.
 
     All engines stop when as many hypotheses as beams have ended.
+
+    Args:
+      workdir: the trained model, `DIR` or `DIR@CHECKPOINT`.
+      path: source text, one sentence per line.
+      count: number of its sentences.
+      peers: engines to compare with.
+      turns: of each engine.
+      dtype: of the computation; 16 bits for peers too.
+      batches: numbers of sentences in a batch; 0: each engine's default for real text.
     """
     name, _, checkpoint = workdir.rpartition("@")
     model = pretrained.load(name, checkpoint) if name else pretrained.load(workdir)
@@ -143,9 +160,9 @@ def check_identity(workdir: str, path: str, count: int, peers: list[str], turns:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         export(model, Path(name), peers)
-        workers = start(Path(name), peers, ["float32"])
-        for beam_size in (1, 4):
-            task = Task(sentences, beam_size)
+        workers = start(Path(name), peers, [dtype])
+        for batch, beam_size in itertools.product(batches, (1, 4)):
+            task = Task(sentences, beam_size, rows=batch)
             outputs = {engine: worker.call("translate", task) for engine, worker in workers.items()}
             speeds = measure(workers, task, turns)
             seconds = {row["engine"]: statistics.median(row["seconds"]) for row in speeds}
@@ -153,6 +170,7 @@ def check_identity(workdir: str, path: str, count: int, peers: list[str], turns:
                 same = sum(a == b for a, b in zip(outputs["ours"], outputs[peer], strict=True))
                 rows.append(
                     {
+                        "batch": batch,
                         "beam_size": beam_size,
                         "peer": peer,
                         "identical": same,
@@ -162,7 +180,8 @@ def check_identity(workdir: str, path: str, count: int, peers: list[str], turns:
                     }
                 )
                 print(
-                    f"trained weights, beam {beam_size}: {same} of {len(sentences)} outputs "
+                    f"trained weights, {f'batches of {batch}, ' * (batch > 0)}beam {beam_size}: "
+                    f"{same} of {len(sentences)} outputs "
                     f"are {peer}'s; {seconds['ours']:.2f} s, ours is "
                     f"{seconds[peer] / seconds['ours']:.2f} times as fast",
                     flush=True,
@@ -278,6 +297,7 @@ def main(argv: list[str]) -> None:
     missing = [p for p in options.peers if not importlib.util.find_spec(p)]
     if missing:
         raise app.UsageError(f"not installed: {', '.join(missing)} (--peers)")
+    sizes = [int(batch) for batch in options.batches]
     result: dict[str, Any] = {
         "machine": machine.host(),
         "size": options.size,
@@ -290,9 +310,14 @@ def main(argv: list[str]) -> None:
             options.num_sentences,
             options.peers,
             options.turns,
+            options.trained_dtype,
+            [int(batch) for batch in options.trained_batches],
         )
+        write_json(options.json, result)
+    if not sizes and not options.samples:
+        return
     with tempfile.TemporaryDirectory() as name:
-        most = max([*map(int, options.batches), 4 * options.turns])
+        most = max([*sizes, 4 * options.turns])
         if options.data:
             model, sentences = corpus_model(options.size, options.vocab_size, options.data)
             sentences = sentences[:most]
@@ -310,7 +335,7 @@ def main(argv: list[str]) -> None:
                 workers["ours"], task, [int(n) for n in options.samples], options.turns
             )
         searches = (False, True) if options.data else (False,)
-        cases = itertools.product(map(int, options.batches), map(int, options.beams), searches)
+        cases = itertools.product(sizes, map(int, options.beams), searches)
         for batch, beam_size, has_shortlist in cases:
             task = Task(
                 sentences if batch == 1 else sentences[:batch],
@@ -335,6 +360,10 @@ if __name__ == "__main__":
     )
     flags.DEFINE_string("sentences", "", "Source text for this comparison, one sentence per line.")
     flags.DEFINE_integer("num_sentences", 100, "Number of these sentences.")
+    flags.DEFINE_string("trained_dtype", "float32", "Type of the trained model's computation.")
+    flags.DEFINE_list(
+        "trained_batches", ["0"], "Its sentences in a batch; 0: each engine's default."
+    )
     flags.DEFINE_enum("size", "base", list(SIZES), "Size of the model that is timed.")
     flags.DEFINE_integer("vocab_size", 16_000, "Vocabulary size of that model.")
     flags.DEFINE_string(

@@ -22,6 +22,7 @@ class Task:
     num_tokens: int | None = None  # exact number of output tokens; None: as the model decides
     max_decode_len: int = 100
     shortlist: bool = False  # search among the tokens of the model's shortlist
+    rows: int = 0  # sentences of a batch, as long as the longest; 0: the default for real text
 
 
 def random_tokenizers(vocab_size: int) -> Any:
@@ -105,6 +106,9 @@ class Ours:
             longest = max(map(len, task.sentences)) + 1
             rows = -(-len(task.sentences) // setting)
             settings["batch_tokens"] = rows * (longest + -longest % 8) * task.beam_size
+        elif task.rows:
+            longest = max(map(len, task.sentences)) + 1
+            settings["batch_tokens"] = task.rows * (longest + -longest % 8) * task.beam_size
         outputs = self._translator.translate(self._texts(task), **settings)
         return [list(out.tokens) for out in outputs]
 
@@ -152,7 +156,9 @@ class CTranslate2:
             length_penalty=1.0,
             use_vmap=task.shortlist,
             # It sorts sentences by length; of real text, batches of 256 are the fastest.
-            max_batch_size=-(-len(task.sentences) // setting[0]) if task.num_tokens else 256,
+            max_batch_size=(
+                -(-len(task.sentences) // setting[0]) if task.num_tokens else task.rows or 256
+            ),
             **limits,
         )
         return [result.hypotheses[0] for result in results]

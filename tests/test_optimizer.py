@@ -1,6 +1,7 @@
 """Schedules and optimizers."""
 
 import dataclasses
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,14 @@ import optax
 import pytest
 
 from transformer_jax.config import OptimizerConfig
-from transformer_jax.training.optimizer import make_optimizer, make_schedule, num_updates
+from transformer_jax.training.optimizer import (
+    gradient_point,
+    make_optimizer,
+    make_schedule,
+    num_updates,
+)
+
+NAMES = [*typing.get_args(typing.get_type_hints(OptimizerConfig)["name"])]
 
 
 def rates(schedule, steps, **fields):
@@ -48,7 +56,7 @@ def test_schedule_is_never_negative_when_compiled():
     assert float(jax.jit(schedule)(39)) == 0.0
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "adafactor"])
+@pytest.mark.parametrize("name", NAMES)
 def test_optimizers_move_against_the_gradient_and_decay_decoupled(name):
     weight_decay = 0.0 if name == "adam" else 0.1
     config = OptimizerConfig(
@@ -167,7 +175,7 @@ def test_adam_keeps_its_first_moment_in_bfloat16_and_computes_in_float32():
         np.testing.assert_allclose(updates, -0.1 * corrected[0] / np.sqrt(corrected[1]), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "adafactor"])
+@pytest.mark.parametrize("name", NAMES)
 def test_optimizers_change_nothing_in_a_bad_step(name):
     decay = 0.0 if name == "adam" else 0.1
     config = OptimizerConfig(
@@ -181,3 +189,49 @@ def test_optimizers_change_nothing_in_a_bad_step(name):
     np.testing.assert_array_equal(updates["a"], 0.0)
     jax.tree.map(np.testing.assert_array_equal, after, state)
     assert int(num_updates(after)) == 1
+
+
+def test_schedule_free_adamw_has_the_points_and_averages_of_optax():
+    """Optax keeps the points as its parameters, and computes the averages from them."""
+    config = OptimizerConfig(
+        name="schedule_free_adamw",
+        schedule="constant",
+        learning_rate=0.3,
+        warmup_steps=5,
+        weight_decay=0.1,
+        clip_norm=2.0,
+    )
+    schedule = make_schedule(config, 8, 10)
+    tx = make_optimizer(config, schedule)
+    base = optax.chain(
+        optax.scale_by_rms(config.b2, config.eps, eps_in_sqrt=False, bias_correction=True),
+        optax.add_decayed_weights(config.weight_decay),
+        optax.scale_by_learning_rate(schedule),
+    )
+    # Optax weighs an average by the learning rate of one update later than the update's.
+    weights = lambda count: schedule(count - 1)  # noqa: E731
+    peer = optax.contrib.schedule_free(base, weights, b1=config.b1)
+    params = {"kernel": jax.random.normal(jax.random.key(0), (3, 4))}
+    target = jax.random.normal(jax.random.key(1), (3, 4))
+
+    @jax.jit
+    def step(params, state, points, peer_state):
+        point = gradient_point(config, state, params)
+        grads = jax.tree.map(lambda x: x - target, point)
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        clipped, _ = optax.clip_by_global_norm(2.0).update(
+            jax.tree.map(lambda x: x - target, points), optax.EmptyState()
+        )
+        updates, peer_state = peer.update(clipped, peer_state, points)
+        return point, params, state, optax.apply_updates(points, updates), peer_state
+
+    points, state, peer_state = params, tx.init(params), peer.init(params)
+    for _ in range(20):
+        previous = points
+        point, params, state, points, peer_state = step(params, state, points, peer_state)
+        want = optax.contrib.schedule_free_eval_params(peer_state, points)
+        np.testing.assert_allclose(point["kernel"], previous["kernel"], atol=1e-5)
+        np.testing.assert_allclose(params["kernel"], want["kernel"], atol=1e-5)
+    assert np.abs(params["kernel"] - points["kernel"]).max() > 0.01
+    assert int(num_updates(state)) == 20

@@ -188,11 +188,23 @@ def _training_conflicts(config: Config) -> Iterator[str]:
             "lower config.optimizer.warmup_steps, or for a short trial keep the recipe's steps "
             f"and give `stop_after={config.train.num_steps}`."
         )
-    if config.optimizer.name == "adafactor" and config.optimizer.mu_dtype != "float32":
+    if not config.optimizer.name.startswith("adam") and config.optimizer.mu_dtype != "float32":
         yield (
             f"config.optimizer.mu_dtype={config.optimizer.mu_dtype} is for adam and adamw; "
-            "adafactor has no first moment."
+            f"{config.optimizer.name} has no first moment."
         )
+    if config.optimizer.name == "schedule_free_adamw":
+        if config.optimizer.schedule != "constant":
+            yield (
+                f"config.optimizer.schedule={config.optimizer.schedule} is not for "
+                "schedule_free_adamw, whose averages are in the place of a decay; use "
+                "config.optimizer.schedule=constant."
+            )
+        if config.optimizer.host_state:
+            yield (
+                "config.optimizer.host_state=True is not for schedule_free_adamw, which needs its "
+                "state for the gradient too; set one of them to its default."
+            )
     if config.optimizer.host_state and config.parallel.runner == "pmap":
         yield (
             "config.optimizer.host_state=True needs config.parallel.runner=jit: pmap keeps all on "

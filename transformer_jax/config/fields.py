@@ -229,7 +229,9 @@ class TrainConfig:
 class OptimizerConfig:
     """Optimizer and schedule."""
 
-    name: Literal["adam", "adamw", "adafactor"] = setting("adam", "Optimizer.")
+    name: Literal["adam", "adamw", "adafactor", "schedule_free_adamw"] = setting(
+        "adam", "Optimizer; schedule_free_adamw averages the parameters instead of a decay."
+    )
     schedule: Literal["rsqrt", "linear", "cosine", "constant"] = setting(
         "rsqrt", "Learning rate over steps, after a linear warm-up. rsqrt: the paper's."
     )
@@ -237,7 +239,9 @@ class OptimizerConfig:
         1.0, "Peak of the schedule; of rsqrt, a factor on its formula.", above=0, resumable=True
     )
     warmup_steps: int = setting(4000, "Steps until the peak.", at_least=1)
-    b1: float = fraction(0.9, "Adam's decay of the first moment.")
+    b1: float = fraction(
+        0.9, "Adam's decay of the first moment; of schedule_free_adamw, the average's share."
+    )
     b2: float = fraction(0.98, "Adam's decay of the second moment.")
     eps: float = setting(1e-9, "Adam's epsilon.", above=0, below=1)
     weight_decay: float = setting(0.0, "Decoupled weight decay; 0: off.", at_least=0)

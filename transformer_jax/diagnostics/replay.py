@@ -66,7 +66,7 @@ def _repeat_step(
 ) -> dict[str, float]:
     """Runs the step and compares it with what `about` records of it."""
     state = trainer.runner.to_checkpoint_layout(trainer.state)
-    params = trainer.runner.gather(state.params)
+    params = trainer.runner.gather(trainer.runner.train_step.gradient_point(state))
     say(f"parameters: {_describe_finite(params)}")
     rng = jax.random.fold_in(jax.random.key(trainer.config.seed), state.step)
     step = copy.copy(trainer.runner.train_step)

@@ -1,7 +1,7 @@
 """Learning-rate schedules and the Optax optimizer."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,17 +45,17 @@ def make_schedule(config: OptimizerConfig, d_model: int, num_steps: int) -> opta
 def make_optimizer(
     config: OptimizerConfig, schedule: optax.Schedule
 ) -> optax.GradientTransformationExtraArgs:
-    """Adam, AdamW or Adafactor under `schedule`, after clipping by global norm if it is set.
+    """The optimizer `config.name` under `schedule`, after clipping by global norm if it is set.
 
     `update` needs the parameters, and takes one argument more than Optax's: `accept`, a boolean
     scalar. Where it is False, updates are 0 and the state stays as it was.
 
-    `b1`, `b2` and `eps` are those of Adam and AdamW; Adafactor has its own constants. Weight decay
-    is decoupled (Loshchilov and Hutter, 2019): each step subtracts the learning rate times
-    `weight_decay` of each parameter that `decays` selects.
+    Adafactor has its own constants in place of `b1`, `b2` and `eps`. Weight decay is decoupled
+    (Loshchilov and Hutter, 2019): each step subtracts the learning rate times `weight_decay` of
+    each parameter that `decays` selects.
     """
-    make = _adafactor if config.name == "adafactor" else _adam
-    optimizer = make(config, schedule)
+    makers = {"adafactor": _adafactor, "schedule_free_adamw": _schedule_free_adamw}
+    optimizer = makers.get(config.name, _adam)(config, schedule)
     if config.clip_norm:
         return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
     return optimizer
@@ -163,6 +163,68 @@ def _adafactor(
         optax.scale_by_schedule(schedule),
     )
     return with_accept(tx)
+
+
+class ScheduleFreeState(NamedTuple):
+    """State of Schedule-Free AdamW.
+
+    Attributes:
+      z: the parameters of plain AdamW without a first moment, which `params` average.
+      weight_sum: sum of the squared learning rates so far, the weights of that average.
+      base: state of the optimizer of `z`.
+    """
+
+    z: PyTree
+    weight_sum: jax.Array
+    base: optax.OptState
+
+
+def _schedule_free_adamw(
+    config: OptimizerConfig, schedule: optax.Schedule
+) -> optax.GradientTransformationExtraArgs:
+    """Schedule-Free AdamW (Defazio et al., 2024, algorithm 1), and `accept`.
+
+    Optax's own keeps the points at which gradients are taken as its parameters, and every reader
+    has to convert them. Here the parameters are the averages `x`, which are what is evaluated;
+    `gradient_point` computes the points.
+    """
+    base = optax.chain(
+        optax.scale_by_rms(config.b2, config.eps, eps_in_sqrt=False, bias_correction=True),
+        optax.add_decayed_weights(config.weight_decay, lambda params: decays(config, params)),
+        optax.scale_by_learning_rate(schedule),
+    )
+
+    def init(params):
+        # A copy: the step donates its state, and no buffer may be donated twice.
+        return ScheduleFreeState(jax.tree.map(jnp.copy, params), jnp.zeros(()), base.init(params))
+
+    def update(grads, state, params):
+        weight = schedule(num_updates(state.base)) ** 2
+        point = gradient_point(config, state, params)
+        changes, base_state = base.update(grads, state.base, point)
+        z = optax.apply_updates(state.z, changes)
+        weight_sum = state.weight_sum + weight
+        share = weight / jnp.maximum(weight_sum, jnp.finfo(jnp.float32).tiny)
+        updates = jax.tree.map(lambda x, z: share * (z - x), params, z)
+        return updates, ScheduleFreeState(z, weight_sum, base_state)
+
+    return with_accept(optax.GradientTransformation(init, update))
+
+
+def gradient_point(config: OptimizerConfig, opt_state: PyTree, params: PyTree) -> PyTree:
+    """The parameters at which the gradient of the next step is taken.
+
+    They are `params`, but for Schedule-Free AdamW `(1 - b1) z + b1 params`.
+
+    Args:
+      config: of the optimizer.
+      opt_state: of `make_optimizer`'s.
+      params: those that are trained.
+    """
+    if config.name != "schedule_free_adamw":
+        return params
+    z = optax.tree_utils.tree_get(opt_state, "z")
+    return jax.tree.map(lambda x, z: z + config.b1 * (x - z), params, z)
 
 
 def with_accept(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

@@ -240,7 +240,7 @@ class JitRunner(Runner):
         )
 
         def train_step(state, batch):
-            sums = global_sums(state.params, state.step, batch)
+            sums = global_sums(step.gradient_point(state), state.step, batch)
             if step.config.optimizer.host_state:
                 state = jax.device_put(state, self._on_devices)
             return step.apply_sums(state, sums)
@@ -275,7 +275,7 @@ class PmapRunner(Runner):
 
         def train_step(state, batch):
             rng = _step_rng(step, state.step, "data")
-            local = step.grad_sums(state.params, batch, rng)
+            local = step.grad_sums(step.gradient_point(state), batch, rng)
             return step.apply_sums(state, jax.lax.psum(local, "data"))
 
         ordered = list(self.mesh.devices.flat)

@@ -23,7 +23,13 @@ from transformer_jax.model.transformer import Transformer, alignment_head, init_
 from transformer_jax.ops import losses
 from transformer_jax.ops.masks import make_segment_mask
 from transformer_jax.training import frozen
-from transformer_jax.training.optimizer import PyTree, make_optimizer, make_schedule, num_updates
+from transformer_jax.training.optimizer import (
+    PyTree,
+    gradient_point,
+    make_optimizer,
+    make_schedule,
+    num_updates,
+)
 
 Metrics = dict[str, jax.Array]  # float32 scalars of one step, by name
 
@@ -116,6 +122,12 @@ class TrainStep:
         """The parameters of a state that are trained; see `frozen.trained`."""
         return frozen.trained(params, self._frozen)
 
+    def gradient_point(self, state: TrainState) -> PyTree:
+        """The parameters for `grad_sums`: with most optimizers those of the state."""
+        trained = self.trained(state.params)
+        point = gradient_point(self.config.optimizer, state.opt_state, trained)
+        return frozen.with_frozen(point, state.params)
+
     def model_params(self, params: PyTree) -> PyTree:
         """The parameters of the model, from those of a state."""
         return lora.merge(params, self.config.train) if self.config.train.lora_rank else params
@@ -204,7 +216,7 @@ class TrainStep:
         """Sums over `batch`, computed one after the other for `accumulate_steps` equal parts.
 
         Args:
-          params: of a state.
+          params: `gradient_point` of a state.
           batch: arrays `[B, S]` and `[B, T]`, as `data.loader.make_batch` returns them.
           rng: key of the dropout. The runner passes another one at each step, and on each device.
         """
