@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 from tests import attention_oracle
 from tests.attention_oracle import make_problem
 from transformer_jax.ops import attention, masks
-from transformer_jax.ops.attention import blocks, blockwise, cudnn, formula, pallas_tpu
+from transformer_jax.ops.attention import UnsupportedAttentionError, blocks, dispatch, pallas_tpu
 from transformer_jax.ops.attention.call import Extras, Settings, expand
 from transformer_jax.ops.dropout import element_index, keep, seed_words
 
-ATTEND = {
-    "reference": formula.reference,
-    "xla": formula.xla,
-    "blockwise": blockwise.attend,
-    "cudnn": cudnn.attend,
-    "pallas_tpu": functools.partial(pallas_tpu.attend, interpret=True),
+ATTEND = dispatch.ATTEND | {
+    "pallas_tpu": dispatch.without_second_derivatives(
+        "pallas_tpu", functools.partial(pallas_tpu.attend, interpret=True)
+    )
 }
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 
@@ -258,6 +256,22 @@ def test_second_derivatives_equal_differences_of_the_formulas(implementation, ki
         for name in inputs:
             want = (beyond[name] - before[name]) / (2 * step)
             np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
+
+
+def test_kernels_without_second_derivatives_name_implementations_with_them(stand_in_for_cudnn):
+    attend, biases = attention_of("cudnn", make_problem(("causal",)))
+    x = jnp.ones((2, 4, 4, 8))
+
+    def gradient(query):
+        return jax.grad(lambda query: jnp.sum(attend(query, x, x, biases) ** 2))(query)
+
+    # One is of the forward pass that keeps something for the gradient, the other of the gradient.
+    for second in (
+        lambda: jax.jvp(gradient, (x,), (x,)),
+        lambda: jax.grad(lambda query: jnp.sum(gradient(query)))(x),
+    ):
+        with pytest.raises(UnsupportedAttentionError, match=r"attention=cudnn .* use xla, or block"):
+            second()
 
 
 def test_attention_without_keys_is_zero_in_value_and_gradient(small_blocks):

@@ -4,6 +4,8 @@ import functools
 import importlib.resources
 import json
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.export
@@ -16,21 +18,48 @@ from transformer_jax.ops.attention.call import Extras, Settings
 from transformer_jax.ops.attention.sharding import over_mesh
 from transformer_jax.ops.dropout import seed_words
 
-_ATTEND = {
-    "reference": formula.reference,
-    "xla": formula.xla,
-    "blockwise": blockwise.attend,
-    "cudnn": cudnn.attend,
-    "pallas_tpu": pallas_tpu.attend,
-}
-_REFUSES = {"cudnn": cudnn.refuses, "pallas_tpu": pallas_tpu.refuses}
-IMPLEMENTATIONS = ("auto", *_ATTEND)
-
-_log = logging.getLogger(__name__)
-
 
 class UnsupportedAttentionError(UserError, ValueError):
     """The requested implementation cannot compute the call."""
+
+
+def without_second_derivatives(name: str, attend: Callable[..., jax.Array]) -> Callable:
+    """`attend` of a kernel with a gradient that JAX cannot differentiate, which this says."""
+
+    def refuse(primals, tangents):
+        del primals, tangents
+        raise UnsupportedAttentionError(
+            f"attention={name} has no second derivatives; use xla, or blockwise for long rows"
+        )
+
+    def wrapped(*arguments: Any) -> jax.Array:
+        *arrays, settings = arguments
+
+        def kernel(*arrays):
+            return attend(*arrays, settings)
+
+        forward = jax.custom_jvp(lambda *arrays: jax.vjp(kernel, *arrays))
+        backward = jax.custom_jvp(lambda gradient, d_out: gradient(d_out))
+        for function in (forward, backward):
+            function.defjvp(refuse)
+        call = jax.custom_vjp(kernel)
+        call.defvjp(forward, backward)
+        return call(*arrays)
+
+    return wrapped
+
+
+ATTEND = {
+    "reference": formula.reference,
+    "xla": formula.xla,
+    "blockwise": blockwise.attend,
+    "cudnn": without_second_derivatives("cudnn", cudnn.attend),
+    "pallas_tpu": without_second_derivatives("pallas_tpu", pallas_tpu.attend),
+}
+_REFUSES = {"cudnn": cudnn.refuses, "pallas_tpu": pallas_tpu.refuses}
+IMPLEMENTATIONS = ("auto", *ATTEND)
+
+_log = logging.getLogger(__name__)
 
 
 def dot_product_attention(
@@ -92,7 +121,7 @@ def dot_product_attention(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     settings = Settings(causal, scale, dropout_rate, query.shape[2], softcap)
     name = _resolve(implementation, query, key, extras, settings)
-    return over_mesh(_ATTEND[name])(query, key, value, extras, settings)
+    return over_mesh(ATTEND[name])(query, key, value, extras, settings)
 
 
 def _resolve(
