@@ -48,4 +48,4 @@ history.add_evaluation(args.workdir, result, config.data.test, config, jax.devic
 print(f"wrote {write_report(args.workdir)}", flush=True)
 for number, translation in zip(NUMBERS, translator.translate(NUMBERS), strict=True):
     print(f"{number}\t{translation.text}")
-Path(args.workdir, "eval.json").write_text(json.dumps(result, indent=2) + "\n")
+Path(args.workdir, "eval.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

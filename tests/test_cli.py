@@ -1,7 +1,9 @@
 """The commands: what they print, write and refuse."""
 
+import errno
 import glob
 import importlib
+import io
 import json
 import os
 import platform
@@ -224,9 +226,65 @@ def test_check_writable_changes_nothing(tmp_path):
     path = tmp_path / "scores.json"
     path.write_text("of last week")
     text_output.check_writable(str(path))
+    text_output.check_writable(str(tmp_path / "new.json"))
+    assert list(tmp_path.iterdir()) == [path]
     assert path.read_text() == "of last week"
     with pytest.raises(UserError, match="cannot be written: No such file"):
         text_output.check_writable(str(tmp_path / "none" / "scores.json"))
+
+
+def test_an_output_replaces_the_former_one_when_it_is_complete(tmp_path):
+    path, link = tmp_path / "scores.json", tmp_path / "link"
+    path.write_text("of last week")
+    path.chmod(0o640)
+    link.symlink_to(path)
+
+    def fill(name):
+        with text_output.writing(name) as out:
+            out.write("half")
+            out.flush()
+            raise OSError(errno.ENOSPC, "No space left on device")  # as `write` raises it
+
+    with pytest.raises(UserError, match=r"link cannot be written: No space left on device\."):
+        fill(str(link))
+    assert path.read_text() == "of last week"
+    with text_output.writing(str(link)) as out:
+        out.write("ganz, 全部")
+        out.flush()
+        assert path.read_text() == "of last week"
+    assert path.read_bytes().decode("utf-8") == "ganz, 全部"
+    assert link.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert sorted(tmp_path.iterdir()) == [link, path]
+    with pytest.raises(UserError, match=r"/dev/full cannot be written: No space left"):
+        fill("/dev/full")  # which is written in place
+
+
+def test_commands_print_utf8_whatever_the_locale_is(monkeypatch):
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(printed, encoding="latin-1"))
+    monkeypatch.setattr(sys, "argv", ["transformer-jax", "全部"])
+    with pytest.raises(SystemExit):
+        main.main()
+    sys.stderr.flush()
+    assert "There is no command 全部." in printed.getvalue().decode("utf-8")
+
+
+def test_names_that_are_not_utf8_are_refused_with_their_bytes(tmp_path, monkeypatch):
+    name = os.fsdecode(b"r\xff")
+    for arguments in (
+        ["decode", f"--workdir={name}"],
+        ["train", "--config=tiny", "--workdir=run", f"--config.data.train=a,{name}/b"],
+    ):
+        done = run_command(*arguments, cwd=tmp_path)
+        assert done.returncode == 2
+        assert re.search(r"error: The argument --.*r\\xff.* is not UTF-8; rename", done.stderr)
+    (tmp_path / name).mkdir()
+    done = run_command("decode", "--workdir=run", cwd=tmp_path / name)
+    assert done.returncode == 2
+    assert r"error: The current folder" in done.stderr
+    assert r"r\xff is not UTF-8" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.slow

@@ -127,6 +127,17 @@ def test_json_keeps_tuples_and_none():
             ["scan_layers=True", "alignment_weight=0.1"],
         ),
         ({"optimizer": {"name": "adafactor", "mu_dtype": "bfloat16"}}, ["mu_dtype=bfloat16"]),
+        ({"optimizer": {"name": "schedule_free_adamw"}}, ["schedule=rsqrt", "schedule=constant"]),
+        (
+            {
+                "optimizer": {
+                    "name": "schedule_free_adamw",
+                    "schedule": "constant",
+                    "host_state": True,
+                }
+            },
+            ["host_state=True", "for the gradient too"],
+        ),
         (
             {"optimizer": {"host_state": True}, "parallel": {"runner": "pmap"}},
             ["host_state=True", "parallel.runner=jit"],

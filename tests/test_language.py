@@ -126,10 +126,23 @@ def length_problems(name: str, text: str, nodes: list[ast.AST]) -> Iterator[str]
     if num_lines > MAX_FILE_LINES and name not in LONG:
         yield f"{name}: {num_lines} lines"
     for node in nodes:
+        if isinstance(node, ast.Call) and _reads_text_by_locale(node):
+            yield f"{name}:{node.lineno}: text without an encoding follows the locale"
         if isinstance(node, ast.FunctionDef):
             num_lines = node.end_lineno - node.lineno + 1
             if num_lines > MAX_FUNCTION_LINES and f"{name}:{node.name}" not in LONG:
                 yield f"{name}:{node.lineno}: {node.name} has {num_lines} lines"
+
+
+def _reads_text_by_locale(call: ast.Call) -> bool:
+    """Whether a call opens a text file, or a program's output, without `encoding`."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    given = {keyword.arg for keyword in call.keywords}
+    if "encoding" in given:
+        return False
+    if name in ("read_text", "write_text"):
+        return len(call.args) < 2
+    return "text" in given and name in ("run", "Popen", "check_output")
 
 
 def test_code_and_documents_are_in_plain_english():

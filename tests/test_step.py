@@ -293,11 +293,12 @@ def live_bytes(tree, device):
     )
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["adam", "adafactor", "schedule_free_adamw"])
 def test_fsdp_shards_the_state(optimizer):
     config = step_config(devices=1, fsdp=8, ema_decay=0.9)
     config = dataclasses.replace(
-        config, optimizer=dataclasses.replace(config.optimizer, name=optimizer)
+        config,
+        optimizer=dataclasses.replace(config.optimizer, name=optimizer, schedule="constant"),
     )
     runner = runners.make_runner(config, partition.choose_devices(config))
     # Fresh parameters are sharded where they are made; given ones are sent.

@@ -163,8 +163,10 @@ class _RollCall:
                 missing = [p for p in (workdir, *workdir.parents) if not p.exists()]
                 self._folder.mkdir(parents=True, exist_ok=True)
                 if missing and not paths.is_remote(workdir):
-                    (self._folder / _NEW_FOLDERS).write_text("\n".join(map(str, missing)))
-                self._file.write_text(str(self._started))
+                    (self._folder / _NEW_FOLDERS).write_text(
+                        "\n".join(map(str, missing)), encoding="utf-8"
+                    )
+                self._file.write_text(str(self._started), encoding="utf-8")
         self._alarm.start()
 
     def __exit__(self, *_: object) -> None:
@@ -205,7 +207,7 @@ class _RollCall:
         since = self._started - self._timeout_seconds
         try:
             with paths.store_errors():
-                return float((self._folder / str(number)).read_text()) >= since
+                return float((self._folder / str(number)).read_text(encoding="utf-8")) >= since
         except (OSError, ValueError):
             return False
 
@@ -218,7 +220,7 @@ def new_folders(workdir: os.PathLike[str]) -> list[Path]:
     note = Path(workdir) / ROLL_CALL / _NEW_FOLDERS
     if not note.exists() or os.listdir(workdir) != [ROLL_CALL]:
         return []
-    folders = note.read_text().splitlines()
+    folders = note.read_text(encoding="utf-8").splitlines()
     note.unlink()
     return [Path(folder) for folder in folders]
 

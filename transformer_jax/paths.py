@@ -27,6 +27,7 @@ PathLike = str | os.PathLike[str]
 
 TEMPORARY = "*incomplete.*"  # pattern of names; those of version 0.1 had no dot before it
 REMOTE = "gs://"  # the only object store that is supported and tested
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Packages whose exceptions mean that the store cannot be reached or refuses a request.
 _CLIENT_PACKAGES = ("gcsfs", "fsspec", "google", "aiohttp", "requests")
 
@@ -190,18 +191,22 @@ def cache_folder() -> Path:
     return Path(root).expanduser() / "transformer_jax"
 
 
-def write_atomically(path: PathLike, text: str) -> None:
-    """Writes a file so that readers see the old text or all of the new text.
+def write_atomically(path: PathLike, content: str | bytes) -> None:
+    """Writes a file so that readers see the old content or all of the new one.
 
     Args:
       path: of the file.
-      text: its new content.
+      content: the new one; text is written as UTF-8.
     """
+    data = content.encode() if isinstance(content, str) else content
     if is_remote(path):  # each write to an object store is atomic
-        write(path, text.encode())
+        write(path, data)
         return
-    with new_path(path, makes_parents=False) as temporary, temporary.open("w") as file:
-        file.write(text)
+    with (
+        new_path(path, makes_parents=False) as temporary,
+        temporary.open("wb") as file,
+    ):
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
@@ -236,7 +241,11 @@ def new_path(path: PathLike, is_cache: bool = False, makes_parents: bool = True)
         except OSError:
             if not (is_cache and os.path.exists(path)):
                 raise
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and (
+            error.errno in NO_ROOM or error.filename == os.fspath(temporary)
+        ):
+            error.filename = os.fspath(path)  # writing to an open file fails without any name
         _remove(temporary)
         with contextlib.suppress(OSError):  # something is in it
             for parent in new_parents:

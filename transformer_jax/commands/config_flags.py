@@ -113,7 +113,7 @@ def read_recipe(name: str) -> Config:
     """
     path = _recipe_path(name)
     if path.suffix == ".json":
-        return from_json(path.read_text(), str(path))
+        return from_json(path.read_text(encoding="utf-8"), str(path))
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
     try:

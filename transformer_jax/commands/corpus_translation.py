@@ -192,7 +192,7 @@ def check_same_job(folder: Path, job: Job) -> None:
         child.name not in (RECORD, SOURCES) and (child.is_dir() or child.stat().st_size)
         for child in folder.iterdir()
     )
-    if has_some and record.exists() and record.read_text() != content:
+    if has_some and record.exists() and record.read_text(encoding="utf-8") != content:
         raise UserError(
             f"{folder} has translations by another model, checkpoint or settings ({record}); give "
             "the same, or name another folder."

@@ -78,7 +78,7 @@ class ResumableOutput:
         else:
             if paths.is_remote(self._name):  # which is opened at the end only
                 check_writable(self._name)
-            self._out = self._files.enter_context(writing(self._name))
+            self._out = self._files.enter_context(writing(self._name, at_once=True))
         return self
 
     def __exit__(
@@ -143,7 +143,7 @@ class ResumableOutput:
         if not self._record.exists():
             return None
         try:
-            record = json.loads(self._record.read_text())
+            record = json.loads(self._record.read_text(encoding="utf-8"))
             old = _flat(record["settings"])
             size = Path(self._name).stat().st_size
             differs = [

@@ -133,7 +133,7 @@ def _write_sources(corpus: Corpus, path: Path) -> None:
     """Writes the sources of a corpus, one a line, unless they are there."""
     record = path.with_name(f"{path.name}.fingerprint")
     if record.exists():
-        if record.read_text() != corpus.fingerprint:
+        if record.read_text(encoding="utf-8") != corpus.fingerprint:
             raise UserError(
                 f"{corpus.name} has changed since {path} was written from it; use another work "
                 "directory."

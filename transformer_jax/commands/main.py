@@ -6,6 +6,7 @@ The root scripts and the installed `transformer-jax COMMAND` both call `run`.
 import contextlib
 import functools
 import importlib
+import io
 import logging
 import os
 import re
@@ -34,6 +35,7 @@ CONNECTION_WORDS = ("gloo", "connection", "unavailable", "barrier", "deadline", 
 
 def main() -> None:
     """Entry point of `transformer-jax COMMAND [flags]`, and of `python -m transformer_jax`."""
+    _write_utf8()
     is_module = Path(sys.argv[0]).name == "__main__.py"
     program = "python -m transformer_jax" if is_module else "transformer-jax"
     command = sys.argv[1] if len(sys.argv) > 1 else ""
@@ -61,6 +63,7 @@ def main() -> None:
 
 def run(command: str, argv: Sequence[str]) -> NoReturn:
     """Runs a command with its flags and ends the process; `argv[0]` is the program's name."""
+    _write_utf8()
     module = importlib.import_module(command_line.module_of(command))
     text: command_help.CommandHelp = module.HELP
     if text.keeps_memory:
@@ -89,6 +92,7 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
     no_recipe: config_flags.NoRecipeError | None = None
     program = f"python {argv[0]}" if argv[0].endswith(".py") else argv[0]
     with _errors_as_sentences(text):
+        _check_utf8(argv)
         argv = command_line.with_flag_files(argv)
         config_flags.check_overrides(argv)
         try:
@@ -100,6 +104,26 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
             print(_help(command, program, argv, defined, text), flush=True)
             sys.exit(0)
     app.run(call, argv=remaining, flags_parser=functools.partial(_parse, program))
+
+
+def _write_utf8() -> None:
+    """Writes text as UTF-8, whatever the locale is."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def _check_utf8(argv: Sequence[str]) -> None:
+    """Refuses names that are not UTF-8, in which records, pages and Orbax could not write them."""
+    for word, what in (*((word, "argument") for word in argv), (os.getcwd(), "current folder")):
+        data = os.fsencode(word)
+        try:
+            data.decode("utf-8")
+        except UnicodeDecodeError:
+            raise UserError(
+                f"The {what} {data.decode('utf-8', 'backslashreplace')} is not UTF-8; rename it, "
+                "or make a symbolic link with another name."
+            ) from None
 
 
 def _help(

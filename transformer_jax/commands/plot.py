@@ -121,11 +121,11 @@ def run(words: Sequence[str]) -> None:
     }
     figure = draw[picture]()
     if output.suffix == ".svg":
-        output.write_text(plotting.to_svg(figure))
+        paths.write_atomically(output, plotting.to_svg(figure))
     else:
         data = io.BytesIO()
         figure.savefig(data, format=output.suffix[1:])
-        output.write_bytes(data.getvalue())
+        paths.write_atomically(output, data.getvalue())
     print(f"wrote {output}")
 
 

@@ -24,18 +24,27 @@ def as_line(text: str) -> str:
 
 
 @contextlib.contextmanager
-def writing(name: str) -> Iterator[Any]:
+def writing(name: str, at_once: bool = False) -> Iterator[Any]:
     """Opens a text file and replaces what it holds; - is standard output.
 
-    A file in an object store appears once all of it is written. An error leaves the former one.
+    The file appears once all of it is written. An error leaves the former one.
+
+    Args:
+      name: path of the file.
+      at_once: write a local file in place, so that it has what was written before an error.
     """
     if name == "-":
-        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
         yield sys.stdout
         return
     if not paths.is_remote(name):
-        with _open(name, "w") as out:
-            yield out
+        try:
+            with _open(name, "w") if at_once or _is_in_place(name) else _replacing(name) as out:
+                yield out
+        except OSError as error:
+            # Writing to an open file fails without any name.
+            if error.filename == os.path.realpath(name) or error.errno in paths.NO_ROOM:
+                raise _unwritable(name, error) from error
+            raise
         return
     # An upload cannot always be cancelled, so nothing is sent before the end.
     with tempfile.NamedTemporaryFile(prefix="transformer_jax_") as file:
@@ -63,7 +72,10 @@ def check_writable(name: str) -> None:
     if name == "-":
         return
     if not paths.is_remote(name):
+        is_new = not os.path.exists(name)
         _open(name, "a").close()
+        if is_new:
+            os.unlink(name)
         return
     probe = epath.Path(f"{name}.probe")  # opening the file to append would empty it
     try:
@@ -104,6 +116,25 @@ def _is_same_file(output: str, path: str) -> bool:
     except (OSError, ValueError, AttributeError):  # one of them does not exist
         return False
     return stat.S_ISREG(written.st_mode) and os.path.samestat(written, other)
+
+
+def _is_in_place(name: str) -> bool:
+    """Whether a local file cannot be replaced: a device, a pipe, or in a folder that is closed."""
+    path = os.path.realpath(name)
+    is_closed = os.path.exists(path) and not os.access(os.path.dirname(path), os.W_OK)
+    return is_closed or (os.path.exists(path) and not os.path.isfile(path))
+
+
+@contextlib.contextmanager
+def _replacing(name: str) -> Iterator[Any]:
+    path = os.path.realpath(name)  # what a symbolic link leads to is replaced, not the link
+    with (
+        paths.new_path(path, makes_parents=False) as temporary,
+        temporary.open("w", encoding="utf-8") as out,
+    ):
+        if os.path.exists(path):
+            shutil.copymode(path, temporary)
+        yield out
 
 
 def _open(name: str, mode: str) -> Any:

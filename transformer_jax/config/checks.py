@@ -59,6 +59,7 @@ def _conflicts(config: Config) -> Iterator[str]:
     yield from _model_conflicts(config.model)
     yield from _batch_conflicts(config)
     yield from data_conflicts(config.data)
+    yield from _optimizer_conflicts(config)
     yield from _training_conflicts(config)
     yield from _r_drop_conflicts(config)
     yield from _fine_tuning_conflicts(config)
@@ -173,7 +174,7 @@ def _fine_tuning_conflicts(config: Config) -> Iterator[str]:
         )
 
 
-def _training_conflicts(config: Config) -> Iterator[str]:
+def _optimizer_conflicts(config: Config) -> Iterator[str]:
     if config.optimizer.weight_decay and config.optimizer.name == "adam":
         yield (
             f"config.optimizer.weight_decay={config.optimizer.weight_decay} is not for adam; "
@@ -210,6 +211,9 @@ def _training_conflicts(config: Config) -> Iterator[str]:
             "config.optimizer.host_state=True needs config.parallel.runner=jit: pmap keeps all on "
             "the devices."
         )
+
+
+def _training_conflicts(config: Config) -> Iterator[str]:
     if config.train.alignment_weight and config.train.scan_layers:
         yield (
             "config.train.scan_layers=True hides the layer that config.train.alignment_weight="

@@ -22,7 +22,7 @@ def write(folder: Path) -> None:
         name: {"size": (folder / name).stat().st_size, "blake2b": _digest(folder / name)}
         for name in names
     }
-    (folder / NAME).write_text(json.dumps(recorded, indent=0) + "\n")
+    (folder / NAME).write_text(json.dumps(recorded, indent=0) + "\n", encoding="utf-8")
     for name in (*names, NAME):
         sync(folder / name)
     sync(folder)
@@ -56,7 +56,9 @@ def _check_sizes(folder: Path) -> dict[str, dict[str, Any]]:
     if not folder.exists():
         raise FileNotFoundError(folder)
     with _damage(folder, NAME):
-        recorded: dict[str, dict[str, Any]] = json.loads((folder / NAME).read_text())
+        recorded: dict[str, dict[str, Any]] = json.loads(
+            (folder / NAME).read_text(encoding="utf-8")
+        )
     for name, expected in _items(recorded):
         with _damage(folder, name):
             size = (folder / name).stat().st_size

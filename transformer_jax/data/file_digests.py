@@ -27,7 +27,7 @@ def digest(files: Sequence[epath.Path]) -> str:
     record = paths.cache_folder() / "digests" / f"{name}.json"
     state = [_state(name) for name in names]
     try:
-        kept = json.loads(record.read_text())
+        kept = json.loads(record.read_text(encoding="utf-8"))
         if kept["state"] == state:
             return str(kept["digest"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -83,7 +83,7 @@ class PreparedFolder:
         try:
             if paths.is_remote(folder):
                 _copy_small_files(epath.Path(folder), path)
-            content = json.loads((path / NAME).read_text())
+            content = json.loads((path / NAME).read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise UserError(
                 f"{folder} is no prepared folder: it has no {NAME}. Name the output of "
@@ -198,10 +198,12 @@ def _copy_small_files(remote: epath.Path, folder: Path) -> None:
       FileNotFoundError: there is no such folder.
     """
     with paths.store_errors():
-        content = (remote / NAME).read_text()
+        content = (remote / NAME).read_text(encoding="utf-8")
         folder.mkdir(parents=True, exist_ok=True)
         # Other processes may read the copies, or make them too.
-        is_same = (folder / NAME).exists() and (folder / NAME).read_text() == content
+        is_same = (folder / NAME).exists() and (folder / NAME).read_text(
+            encoding="utf-8"
+        ) == content
         if not is_same:
             paths.remove_at_once(folder / TOKENIZER)  # of what the bucket had before
             with paths.new_path(folder / TOKENIZER, is_cache=True) as temporary:

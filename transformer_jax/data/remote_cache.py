@@ -28,11 +28,11 @@ def fetch(cache_dir: str, folder: Path) -> None:
     if is_complete(folder) or not (remote / CORPUS).exists():
         return
     with paths.store_errors():
-        corpus = (remote / CORPUS).read_text()
+        corpus = (remote / CORPUS).read_text(encoding="utf-8")
     for name in shard_names(corpus):
         _fetch_shard(remote / name, folder / name)
     with paths.new_path(folder / CORPUS, is_cache=True) as temporary:
-        temporary.write_text(corpus)
+        temporary.write_text(corpus, encoding="utf-8")
 
 
 def _fetch_shard(remote: epath.Path, folder: Path) -> None:
@@ -55,7 +55,7 @@ def _download(remote: epath.Path, folder: Path) -> None:
     """
     try:
         with paths.store_errors():
-            names = _names((remote / MANIFEST).read_text())
+            names = _names((remote / MANIFEST).read_text(encoding="utf-8"))
             for name in (*names, MANIFEST):
                 _copy(remote / name, epath.Path(folder / name))
     except (FileNotFoundError, ValueError) as error:
@@ -66,17 +66,20 @@ def _download(remote: epath.Path, folder: Path) -> None:
 def publish(cache_dir: str, folder: Path) -> None:
     """Uploads the shards of a corpus to `cache_dir`, unless complete copies are there."""
     remote = _remote_folder(cache_dir, folder)
-    corpus = (folder / CORPUS).read_text()
+    corpus = (folder / CORPUS).read_text(encoding="utf-8")
     with paths.store_errors():
         for name in shard_names(corpus):
             _publish_shard(folder / name, remote / name)
-        if not (remote / CORPUS).exists() or (remote / CORPUS).read_text() != corpus:
+        if (
+            not (remote / CORPUS).exists()
+            or (remote / CORPUS).read_text(encoding="utf-8") != corpus
+        ):
             _copy(epath.Path(folder / CORPUS), remote / CORPUS)
 
 
 def _publish_shard(folder: Path, remote: epath.Path) -> None:
-    manifest = (folder / MANIFEST).read_text()
-    if (remote / MANIFEST).exists() and (remote / MANIFEST).read_text() == manifest:
+    manifest = (folder / MANIFEST).read_text(encoding="utf-8")
+    if (remote / MANIFEST).exists() and (remote / MANIFEST).read_text(encoding="utf-8") == manifest:
         return
     # The manifest last: it marks the copy as complete.
     for name in (*_names(manifest), MANIFEST):

@@ -229,7 +229,7 @@ def read(folder: epath.PathLike, tokenizers: TokenizerPair) -> Callable[[], Shor
     @functools.cache
     def load() -> Shortlist:
         try:
-            text = path.read_text()
+            text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise UserError(f"{path} is damaged: it is not UTF-8. Copy it again.") from error
         return from_text(text, tokenizers, str(path))

@@ -175,7 +175,7 @@ class TokenizerPair:
           UserError: where files are missing or are not tokenizers.
         """
         try:
-            state = json.loads((folder / "tokenizer.json").read_text())
+            state = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
             names = ["shared"] if state["shared"] else ["source", "target"]
             models = [(folder / f"{name}.model").read_bytes() for name in names]
             return cls.from_state(state, models)

@@ -82,7 +82,7 @@ def verify_resume(
 def _count_devices(config: Config) -> tuple[int, str]:
     """Number of devices that a run of this config uses, and their platform."""
     answer = subprocess.run(
-        [sys.executable, "-c", _COUNT_DEVICES], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-c", _COUNT_DEVICES], stdout=subprocess.PIPE, encoding="utf-8", check=True
     )
     count, platform = json.loads(answer.stdout)
     return math.prod(partition.mesh_shape(config.parallel, count)), platform
@@ -117,7 +117,7 @@ class _Runs:
                 f"{os.environ.get('XLA_FLAGS', '')} "
                 f"--xla_force_host_platform_device_count={counts[0]}"
             )
-        with (self._folder / f"{name}.log").open("a") as log:
+        with (self._folder / f"{name}.log").open("a", encoding="utf-8") as log:
             return subprocess.Popen(
                 [*self._command, f"--workdir={self._folder / name}", *flags],
                 stdout=log,
@@ -130,7 +130,7 @@ class _Runs:
         self._say(f"{name}: {self._num_steps} steps")
         if self._start(name, flags).wait():
             raise UserError(f"The run {name} failed; see {self._folder / name}.log.")
-        lines = (self._folder / name / "metrics.jsonl").read_text().splitlines()
+        lines = (self._folder / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return {metrics["step"]: metrics for metrics in map(json.loads, lines)}
 
     def run_killed(

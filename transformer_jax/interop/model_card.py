@@ -120,7 +120,7 @@ def write_readme(
         ["```", *results, "```"]
     )
     card = compose(facts, model, format_name, program, output, notes, comparison)
-    (folder / README).write_text(card)
+    (folder / README).write_text(card, encoding="utf-8")
 
 
 def example(text: SampleText) -> str:
@@ -138,7 +138,8 @@ def _run(program: str, folder: epath.Path) -> str:
         env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
     )
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]

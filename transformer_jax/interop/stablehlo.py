@@ -178,14 +178,16 @@ def write_directory(
         np.savez(out, allow_pickle=False, **flat)
     for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
         (folder / f"{side}.model").write_bytes(tokenizer.model)
-    (folder / PROGRAM).write_text(Path(stablehlo_program.__file__).read_text())
+    (folder / PROGRAM).write_text(
+        Path(stablehlo_program.__file__).read_text(encoding="utf-8"), encoding="utf-8"
+    )
     manifest = _manifest(config, tokenizers)
     manifest["sha256"] = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())
     }
     text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
-    (folder / "manifest.json").write_text(text)
+    (folder / "manifest.json").write_text(text, encoding="utf-8")
 
 
 def _manifest(config: Config, tokenizers: TokenizerPair) -> dict[str, Any]:

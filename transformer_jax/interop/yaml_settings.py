@@ -20,7 +20,7 @@ def read(path: epath.Path, tool: str) -> dict[str, Any]:
       UserError: it holds something else.
     """
     try:
-        tree = yaml.safe_load(path.read_text())
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is not YAML: {reason}.") from error

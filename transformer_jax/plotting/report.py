@@ -85,7 +85,7 @@ def write_report(workdir: epath.PathLike, score_files: Sequence[epath.PathLike] 
 
 def _read_scores(path: epath.Path) -> dict[str, Any]:
     try:
-        result = json.loads(path.read_text())
+        result = json.loads(path.read_text(encoding="utf-8"))
         missing = {field.name for field in dataclasses.fields(Evaluation)} - set(result)
     except (OSError, ValueError, TypeError):
         missing = {"readable JSON"}

@@ -177,7 +177,7 @@ def _is_alive(lock: Lock) -> bool | None:
 def _machine() -> str:
     """Names this boot of the machine, and the namespace of process numbers (of a container)."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return uuid.uuid4().hex
@@ -187,6 +187,6 @@ def _start_time(pid: int) -> str:
     """When a process was started, in ticks; empty if there is no process of that number."""
     try:
         # The name, in parentheses, may hold anything.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     except OSError:
         return ""

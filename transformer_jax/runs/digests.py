@@ -29,7 +29,7 @@ _MD5 = "md5:"  # prefix of digests as object stores compute them; the others are
 def write(folder: epath.Path) -> None:
     """Writes `digests.json` for every file that is in `folder` or its folders now."""
     digests = _of_files(folder, (*_COMMIT_FILES, NAME))
-    (folder / NAME).write_text(json.dumps(digests, indent=0) + "\n")
+    (folder / NAME).write_text(json.dumps(digests, indent=0) + "\n", encoding="utf-8")
 
 
 def find_damage(folder: epath.Path, parts: Iterable[str] = ()) -> str | None:
@@ -42,9 +42,9 @@ def find_damage(folder: epath.Path, parts: Iterable[str] = ()) -> str | None:
     if not (folder / NAME).exists():
         return f"it has no {NAME}: it was cut short, or an older version wrote it"
     try:
-        recorded: dict[str, str] = json.loads((folder / NAME).read_text())
+        recorded: dict[str, str] = json.loads((folder / NAME).read_text(encoding="utf-8"))
         if (folder / _COMMIT_FILES[0]).exists():
-            json.loads((folder / _COMMIT_FILES[0]).read_text())
+            json.loads((folder / _COMMIT_FILES[0]).read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         return f"its {NAME} or {_COMMIT_FILES[0]} cannot be read ({error})"
     folders = tuple(f"{part}/" for part in parts)
@@ -65,7 +65,7 @@ def find_missing(folder: epath.Path) -> str | None:
       folder: of one checkpoint.
     """
     try:
-        recorded = json.loads((folder / NAME).read_text())
+        recorded = json.loads((folder / NAME).read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         return f"its {NAME} cannot be read ({error})"
     present = paths.fetch_details(folder) if paths.is_remote(folder) else _names(folder, "")
@@ -110,7 +110,7 @@ def has(folder: epath.Path, part: str) -> bool:
     if (folder / part).exists():
         return True
     try:
-        return f'"{part}/' in (folder / NAME).read_text()
+        return f'"{part}/' in (folder / NAME).read_text(encoding="utf-8")
     except OSError:
         return False
 

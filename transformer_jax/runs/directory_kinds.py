@@ -178,7 +178,7 @@ def _is_model(path: epath.Path) -> bool:
 def _read_config(path: epath.PathLike) -> dict[str, Any] | None:
     """The folder's config.json; empty if there is none, None if it is damaged."""
     try:
-        config = json.loads((epath.Path(path) / "config.json").read_text())
+        config = json.loads((epath.Path(path) / "config.json").read_text(encoding="utf-8"))
     except OSError:
         return {}
     except ValueError:

@@ -146,7 +146,9 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
       UserError: another line is damaged.
     """
     try:
-        lines = path.read_text().split("\n")  # `splitlines` would also split inside strings
+        lines = path.read_text(encoding="utf-8").split(
+            "\n"
+        )  # `splitlines` would also split inside strings
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is damaged ({error}).") from error
     objects = []
@@ -228,7 +230,7 @@ def _read_files(folder: epath.PathLike) -> list[tuple[epath.Path, Record]]:
     records = []
     for file in sorted(path.iterdir(), key=lambda file: file.name):
         with contextlib.suppress(ValueError):  # a file that somebody else has changed
-            record = json.loads(file.read_text()) if file.suffix == ".json" else {}
+            record = json.loads(file.read_text(encoding="utf-8")) if file.suffix == ".json" else {}
             if _is_record(record):
                 records.append((file, record))
     return records

@@ -28,7 +28,7 @@ def cpu_features() -> list[str]:
 
 def _cpu_field(name: str) -> str:
     """A field of the first processor as Linux describes it, or nothing."""
-    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
+    lines = CPU_INFO.read_text(encoding="utf-8").splitlines() if CPU_INFO.exists() else []
     fields = (line.partition(":") for line in lines)
     return next((value.strip() for field, _, value in fields if field.strip() == name), "")
 
@@ -54,7 +54,7 @@ def memory() -> int:
 def _of_container(name: str) -> str:
     """A limit of this process's control group as Linux shows it in a container, or nothing."""
     path = CONTROL_GROUP / name
-    return path.read_text().strip() if path.exists() else ""
+    return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
 
 def host() -> dict[str, Any]:

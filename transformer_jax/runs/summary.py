@@ -176,7 +176,7 @@ def _has_stopped_early(checkpoint: epath.Path, config: Config) -> bool:
     path = checkpoint / "meta" / "data.json"  # Orbax's file of a JSON item
     if not patience or not path.exists():
         return False
-    progress = json.loads(path.read_text()).get("progress", {})
+    progress = json.loads(path.read_text(encoding="utf-8")).get("progress", {})
     return progress.get("evaluations_since_best", 0) >= patience
 
 

@@ -41,7 +41,7 @@ def read_config(workdir: epath.PathLike) -> Config:
     if not path.exists():
         raise UserError(f"{workdir} {directory_kinds.describe(workdir)}.")
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is damaged: it is not UTF-8. Copy it again.") from error
     if '"train"' not in text:  # other tools have a config.json too
@@ -160,7 +160,7 @@ def read_data_record(workdir: epath.PathLike) -> dict[str, Any] | None:
     """
     path = epath.Path(workdir) / "data.json"
     try:
-        return json.loads(path.read_text()) if path.exists() else None
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); restore it from a copy.") from error
 
@@ -175,7 +175,7 @@ def lock_holder(workdir: epath.PathLike) -> str | None:
     if paths.is_remote(workdir):
         return bucket_lock.holder(workdir)
     try:
-        file = (Path(workdir) / ".lock").open()
+        file = (Path(workdir) / ".lock").open(encoding="utf-8")
     except OSError:
         return None
     with file:
@@ -213,7 +213,7 @@ def _open_locked(path: Path) -> TextIO:
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("a+")
+            file = path.open("a+", encoding="utf-8")
         except OSError as error:
             raise UserError(f"{path.parent} cannot be written: {error.strerror}.") from error
         try:

@@ -220,7 +220,7 @@ def read(folder: epath.PathLike, step: int | None = None) -> Calibration | None:
     path = epath.Path(folder) / NAME
     if not path.exists():
         return None
-    calibration = from_json(path.read_text(), str(path))
+    calibration = from_json(path.read_text(encoding="utf-8"), str(path))
     if step is not None and step != calibration.checkpoint_step:
         logging.warning(
             "%s is of step %d, and this checkpoint of step %d: its confidence may be wrong. Run "

@@ -154,7 +154,7 @@ class Logger:
 
     def _open(self) -> Service:
         path = self._workdir / f"{self._name}_run_id"
-        run_id = path.read_text() if path.exists() else None
+        run_id = path.read_text(encoding="utf-8") if path.exists() else None
         service = _OPEN[self._name](self._config, self._workdir, run_id)
         with self._end:
             if service.run_id != run_id and not self._has_given_up:

@@ -214,7 +214,7 @@ def _schedule_free_adamw(
 def gradient_point(config: OptimizerConfig, opt_state: PyTree, params: PyTree) -> PyTree:
     """The parameters at which the gradient of the next step is taken.
 
-    They are `params`, but for Schedule-Free AdamW `(1 - b1) z + b1 params`.
+    They are `params`; for Schedule-Free AdamW they are `(1 - b1) z + b1 params`.
 
     Args:
       config: of the optimizer.

@@ -77,7 +77,9 @@ def _are_written(folder: Path) -> bool:
     """Whether all texts of an earlier call are there, unchanged."""
     if not (folder / SUMS).exists():
         return False
-    rows = [line.split("  ", 1) for line in (folder / SUMS).read_text().splitlines()]
+    rows = [
+        line.split("  ", 1) for line in (folder / SUMS).read_text(encoding="utf-8").splitlines()
+    ]
     return all((folder / row[1]).exists() and digest(folder / row[1]) == row[0] for row in rows)
 
 

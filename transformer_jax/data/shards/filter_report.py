@@ -48,14 +48,16 @@ class FilterReport:
     def write(self, folder: Path) -> None:
         """Writes `filters.json` into a shard."""
         content = {"pairs": self.num_pairs, "dropped": self.dropped, "examples": self.examples}
-        (folder / REPORT).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        (folder / REPORT).write_text(
+            json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
 
     @classmethod
     def read(cls, folder: Path) -> "FilterReport":
         """The report of a shard; an empty one where it has none."""
         report = cls()
         if (folder / REPORT).exists():
-            content = json.loads((folder / REPORT).read_text())
+            content = json.loads((folder / REPORT).read_text(encoding="utf-8"))
             report.num_pairs = content["pairs"]
             report.dropped.update(content["dropped"])
             report.examples = {name: [*map(tuple, e)] for name, e in content["examples"].items()}

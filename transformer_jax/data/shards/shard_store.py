@@ -78,7 +78,7 @@ def read_shards(folder: Path, damaged: dict[str, str] | None = None) -> list[Tok
     """
     damaged = {} if damaged is None else damaged
     try:
-        names = shard_names((folder / CORPUS).read_text())
+        names = shard_names((folder / CORPUS).read_text(encoding="utf-8"))
     except ValueError as error:
         damaged[CORPUS] = str(error)
         raise FileNotFoundError(folder) from error
@@ -131,7 +131,7 @@ def _damage_of(shard: Path) -> str:
 def is_complete(folder: Path) -> bool:
     """Whether all shards of a corpus are there; they may be damaged."""
     try:
-        names = shard_names((folder / CORPUS).read_text())
+        names = shard_names((folder / CORPUS).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return False
     return all((folder / name).exists() for name in names)
@@ -192,6 +192,6 @@ def _make_missing(folder: Path, blocks: Blocks, writer: ShardWriter, workers: Wo
         writer = dataclasses.replace(writer, filters=filters)
     collections.deque(workers(_MakeShard(folder, writer), missing()), maxlen=0)
     with paths.new_path(folder / CORPUS, is_cache=True) as temporary:
-        temporary.write_text(json.dumps({"shards": num_shards}) + "\n")
+        temporary.write_text(json.dumps({"shards": num_shards}) + "\n", encoding="utf-8")
         cache_manifest.sync(temporary)
     cache_manifest.sync_folder_of(folder / CORPUS)

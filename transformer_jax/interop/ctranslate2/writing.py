@@ -86,7 +86,9 @@ def _write_state(
         "tokenizers": tokenizers.state,
         "attention_shift": attention.shift,
     }
-    (folder / SETTINGS_FILE).write_text(json.dumps(state, ensure_ascii=False) + "\n")
+    (folder / SETTINGS_FILE).write_text(
+        json.dumps(state, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     if isinstance(source, JsonTokenizer):
         (folder / "tokenizer.json").write_bytes(source.model)
         return

@@ -52,7 +52,7 @@ def _cached(name: str) -> epath.Path | None:
     reference = folder / "refs" / "main"
     if not reference.exists():
         return None
-    return folder / "snapshots" / reference.read_text().strip()
+    return folder / "snapshots" / reference.read_text(encoding="utf-8").strip()
 
 
 def _is_complete(folder: epath.Path) -> bool:

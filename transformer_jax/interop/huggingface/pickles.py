@@ -112,7 +112,8 @@ def convert_files(targets: dict[str, str]) -> None:
         env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
     )
     if done.returncode == 0:
         return

@@ -47,7 +47,7 @@ def read_json(path: epath.Path) -> dict[str, Any]:
       UserError: the file is missing or holds something else.
     """
     try:
-        tree = json.loads(path.read_text())
+        tree = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path.parent} has no {path.name}.") from error
     except ValueError as error:
@@ -59,7 +59,7 @@ def read_json(path: epath.Path) -> dict[str, Any]:
 
 def write_json(path: epath.Path, tree: dict[str, Any]) -> None:
     """Writes an object as Hugging Face does, indented."""
-    path.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 class Settings:

@@ -40,7 +40,7 @@ def _tokenizer(
         raise UserError(f"{path} is missing; copy all files of the model.")
     try:
         # Other marks at which Python splits lines may be tokens.
-        lines = path.read_text().removesuffix("\n").split("\n")
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is no text in UTF-8 ({error}); copy it again.") from error
     tokens = dict.fromkeys([*special.values(), *lines])  # each once, in this order

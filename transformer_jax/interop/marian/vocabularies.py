@@ -65,7 +65,7 @@ def _spm_ids(path: epath.Path, proto: bytes) -> dict[str, int]:
 
 def _yaml_ids(path: epath.Path) -> dict[str, int]:
     """The ids of a vocabulary file, which has TOKEN: ID in each line."""
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     if path.suffix not in (".yml", ".yaml"):
         raise UserError(f"{path} is no vocabulary that can be read: .spm, .yml and .yaml are.")
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # every token is text: no, 1, null

@@ -215,7 +215,7 @@ def table() -> dict:
     `benchmarks/attention.py --write_table` measures and writes the rows of its device. Those of CPU
     are measured, those of GPU and TPU are not (`docs/attention.md`).
     """
-    text = importlib.resources.files(__package__).joinpath("table.json").read_text()
+    text = importlib.resources.files(__package__).joinpath("table.json").read_text(encoding="utf-8")
     return json.loads(text)
 
 
