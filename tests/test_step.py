@@ -165,6 +165,25 @@ def test_update_is_the_same_on_any_devices_runner_and_accumulation(runner, mesh,
 
 
 @pytest.mark.slow
+def test_schedule_free_update_is_the_same_on_any_devices_and_runner():
+    results = []
+    for runner, data, fsdp in (("jit", 1, 1), ("jit", 2, 4), ("pmap", 2, 1)):
+        config = step_config(runner, data, fsdp=fsdp, layers=(1, 1))
+        optimizer = dataclasses.replace(
+            config.optimizer, name="schedule_free_adamw", schedule="constant", learning_rate=0.01
+        )
+        results.append(run_steps(dataclasses.replace(config, optimizer=optimizer)))
+    for history, params in results[1:]:
+        np.testing.assert_allclose(history, results[0][0], rtol=1e-5)
+        for (path, got), want in zip(
+            jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(results[0][1]), strict=True
+        ):
+            if "['key']['bias']" not in jax.tree_util.keystr(path):  # whose gradient is rounding
+                np.testing.assert_allclose(got, want, atol=2e-4, rtol=1e-3)
+    assert results[0][0][-1] < results[0][0][0]
+
+
+@pytest.mark.slow
 def test_optimizer_state_in_the_memory_of_the_host_changes_no_number(tmp_path):
     plain = step_config(devices=2, fsdp=4)
     config = dataclasses.replace(
