@@ -19,6 +19,7 @@ from transformer_jax.decoding.search_settings import SearchConstraints
 from transformer_jax.errors import UserError
 from transformer_jax.model import decoder_weights
 from transformer_jax.model.transformer import Params
+from transformer_jax.ops import platforms
 
 AXIS = "data"
 Result = TypeVar("Result")
@@ -110,6 +111,7 @@ class Programs:
         """Programs that were compiled, or were found compiled in this process or on the disk."""
         return self._cache.num_added
 
+    @platforms.settings_of_package()
     def put_on_devices(self, params: Params | tuple[Params, ...]) -> DeviceParams:
         """Copies parameters to the devices. The last call's are kept, and shared by all threads.
 
@@ -148,6 +150,7 @@ class Programs:
         with self._device_params_lock:
             self._device_params = None
 
+    @platforms.settings_of_package()
     def run(
         self,
         function: Callable[..., Result],

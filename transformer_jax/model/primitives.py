@@ -5,6 +5,7 @@ replace Flax's for two reasons: `ops.dense` accumulates gradients of parameters 
 random bits of `ops.dropout` cost almost nothing.
 """
 
+import functools
 import math
 
 import flax.linen as nn
@@ -23,13 +24,13 @@ Axes = tuple[tuple[str, int], ...]  # logical name (see `with_axes`) and size of
 
 
 def with_axes(init: Initializer, *names: str) -> Initializer:
-    """`init` with a logical name for each axis of the parameter.
+    """`init` in float32 with a logical name for each axis of the parameter.
 
     Names are `embed` (M), `heads` (H or G), `kv` (D), `mlp` (F), `vocab` (V), `positions` and
     `buckets`.
     `training.partition.RULES` maps them to the axes of the mesh.
     """
-    return nn.with_logical_partitioning(init, names)
+    return nn.with_logical_partitioning(functools.partial(init, dtype=jnp.float32), names)
 
 
 class Dense(nn.Module):

@@ -34,7 +34,7 @@ def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, num_inner: in
 
 def _product(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, num_inner: int) -> jax.Array:
     out = jnp.tensordot(x, kernel.astype(x.dtype), num_inner)
-    return out if bias is None else out + bias.astype(x.dtype)
+    return out if bias is None else out + broadcastable(bias.astype(x.dtype), out)
 
 
 def _forward(
@@ -76,7 +76,12 @@ def projected_logits(
     """
     table = table.astype(hidden.dtype)
     logits = jnp.einsum("...m,vm->...v", hidden, table, preferred_element_type=jnp.float32)
-    return soft_cap(logits if bias is None else logits + bias, softcap)
+    return soft_cap(logits if bias is None else logits + broadcastable(bias, logits), softcap)
+
+
+def broadcastable(param: jax.Array, x: jax.Array) -> jax.Array:
+    """`param` with as many axes as `x`, for processes with `jax_numpy_rank_promotion=raise`."""
+    return jnp.expand_dims(param, range(x.ndim - param.ndim))
 
 
 def soft_cap(x: jax.Array, bound: float) -> jax.Array:

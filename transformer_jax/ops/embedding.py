@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.ops.dense import broadcastable
 
 CHUNK = 512  # positions whose one-hot rows are in memory at once
 
@@ -42,7 +43,7 @@ def embed_tokens(
     if config.scale_embeddings:
         x = x * jnp.asarray(config.d_model**0.5, dtype)
     if position_table is not None:
-        x = x + embed(position_table, positions, dtype)
+        x = x + broadcastable(embed(position_table, positions, dtype), x)
     return x
 
 
@@ -135,6 +136,6 @@ def sums_by_sorting(ids: jax.Array, values: jax.Array, size: int) -> jax.Array:
     _, sums = jax.lax.associative_scan(join, (starts, values))
     ends = jnp.concatenate([starts[1:], jnp.ones(1, bool)])
     # Incomplete sums are written beyond the table, each to another row, and dropped.
-    rows = jnp.where(ends, ids, size + jnp.arange(len(ids)))
+    rows = jnp.where(ends, ids, size + jnp.arange(len(ids), dtype=ids.dtype))
     zeros = jnp.zeros((size, values.shape[1]), jnp.float32)
     return zeros.at[rows].set(sums, mode="drop", unique_indices=True)

@@ -226,7 +226,7 @@ def _forward(hidden, table, bias, targets, weights, label_smoothing, softcap, r_
         sums, table_grad, bias_grad = carry
         h, t, w = chunk
         logits = projected_logits(h, cast, bias, softcap)
-        is_target = classes == t[:, None]
+        is_target = classes[None] == t[:, None]
         largest, total, at_target = _row_statistics(logits, is_target)
         powers = jnp.exp(logits - largest[:, None])
         normalizer = largest + jnp.log(total)
@@ -295,7 +295,8 @@ def alignment_loss(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = soft_cap(jnp.einsum("btd,bsd->bts", query * scale, key), softcap)
     log_weights = jax.nn.log_softmax(jnp.where(mask, scores, HIDDEN), axis=-1)
-    is_linked = alignment[..., None] == jnp.arange(key.shape[1])  # --> [B, T, N, S]
+    sources = jnp.arange(key.shape[1], dtype=alignment.dtype)
+    is_linked = alignment[..., None] == sources[None, None, None]  # --> [B, T, N, S]
     at_links = jnp.sum(jnp.where(is_linked, log_weights[:, :, None], 0.0), axis=(2, 3))  # [B, T]
-    num_links = jnp.sum(alignment >= 0, axis=-1)
-    return -jnp.sum(at_links / jnp.maximum(num_links, 1))
+    num_links = jnp.maximum(jnp.sum(alignment >= 0, axis=-1), 1)
+    return -jnp.sum(at_links / num_links.astype(jnp.float32))

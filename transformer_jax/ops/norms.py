@@ -7,14 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.ops.dense import broadcastable
 
 NormParams = dict[str, jax.Array]  # name (see `init_norm`) -> [M], or [M, 1] with axis=0
 
 
 def init_norm(config: ModelConfig) -> NormParams:
     """Initial parameters of a norm, each `[M]` float32: `scale`, and `bias` of layer norms."""
-    scale = {"scale": jnp.ones(config.d_model)}
-    return scale if config.norm == "rms" else {**scale, "bias": jnp.zeros(config.d_model)}
+    scale = {"scale": jnp.ones(config.d_model, jnp.float32)}
+    if config.norm == "rms":
+        return scale
+    return {**scale, "bias": jnp.zeros(config.d_model, jnp.float32)}
 
 
 def norm(config: ModelConfig, params: NormParams, x: jax.Array, axis: int = -1) -> jax.Array:
@@ -50,10 +53,12 @@ def layer_norm(
     x32 = x.astype(jnp.float32)
     mean = jnp.mean(x32, axis, keepdims=True)
     variance = jnp.mean(jnp.square(x32 - mean), axis, keepdims=True)
-    return (x - mean) * (jax.lax.rsqrt(variance + epsilon) * scale) + bias
+    scale, bias = broadcastable(scale, x), broadcastable(bias, x)
+    return (x32 - mean) * (jax.lax.rsqrt(variance + epsilon) * scale) + bias
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float, axis: int = -1) -> jax.Array:
     """`x / sqrt(mean(x²) + ε) · scale` over `axis`, float32 (Zhang and Sennrich 2019)."""
     x = x.astype(jnp.float32)
-    return x * (jax.lax.rsqrt(jnp.mean(jnp.square(x), axis, keepdims=True) + epsilon) * scale)
+    mean_square = jnp.mean(jnp.square(x), axis, keepdims=True)
+    return x * (jax.lax.rsqrt(mean_square + epsilon) * broadcastable(scale, x))

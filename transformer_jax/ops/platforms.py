@@ -1,5 +1,8 @@
 """Device, platform and type of a computation."""
 
+import contextlib
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 
@@ -39,6 +42,23 @@ def compute_dtype(config: ModelConfig, platform: str | None = None) -> jnp.dtype
 def of(device: jax.Device) -> str:
     """Platform of a device, by the names of `current`."""
     return _name(device.platform)
+
+
+@contextlib.contextmanager
+def settings_of_package() -> Iterator[None]:
+    """JAX's settings for the programs of this package, whatever the process has set.
+
+    Numbers have 32 bits, types and axes are promoted as usual, and arrays are transferred where
+    they are needed. Code of a caller, such as a training loop that calls the model, keeps the
+    caller's settings, so `ops`, `model` and `TrainStep` work under all of them.
+    """
+    with (
+        jax.enable_x64(False),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        jax.transfer_guard("allow"),
+    ):
+        yield
 
 
 def local_devices() -> list[jax.Device]:

@@ -64,7 +64,7 @@ def apply_rotary(x: jax.Array, positions: jax.Array, base: float = 10_000.0) -> 
     if x.shape[-1] % 2:
         raise ValueError(f"rotary positions need an even head_dim, got {x.shape[-1]}")
     rates = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angles = positions.astype(jnp.float32)[..., None, None] * rates  # --> [B, T, 1, D/2]
+    angles = positions.astype(jnp.float32)[..., None, None] * rates[None, None, None]
     sin, cos = jnp.sin(angles), jnp.cos(angles)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -129,7 +129,7 @@ def position_bias(
     """
     if config.positional == "alibi":
         slopes = alibi_slopes(config.num_heads).reshape(-1, *[1] * distances.ndim)
-        return jnp.asarray(-slopes * np.abs(distances))
+        return jnp.asarray(-slopes * np.abs(distances), jnp.float32)
     if table is None:
         return None
     buckets = relative_buckets(

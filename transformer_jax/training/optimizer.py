@@ -39,7 +39,7 @@ def make_schedule(config: OptimizerConfig, d_model: int, num_steps: int) -> opta
     rise = optax.linear_schedule(0.0, config.learning_rate, warmup)
     joined = optax.join_schedules([rise, after_warmup], [warmup])
     # When compiled, the last step of a fall to 0 can round to just below it.
-    return lambda count: jnp.maximum(joined(count + 1), 0.0)
+    return lambda count: jnp.maximum(joined(jnp.asarray(count + 1, jnp.float32)), 0.0)
 
 
 def make_optimizer(
@@ -196,12 +196,15 @@ def _schedule_free_adamw(
 
     def init(params):
         # A copy: the step donates its state, and no buffer may be donated twice.
-        return ScheduleFreeState(jax.tree.map(jnp.copy, params), jnp.zeros(()), base.init(params))
+        return ScheduleFreeState(
+            jax.tree.map(jnp.copy, params), jnp.zeros((), jnp.float32), base.init(params)
+        )
 
     def update(grads, state, params):
         weight = schedule(num_updates(state.base)) ** 2
         point = gradient_point(config, state, params)
-        changes, base_state = base.update(grads, state.base, point)
+        with jax.numpy_dtype_promotion("standard"):  # which Optax needs
+            changes, base_state = base.update(grads, state.base, point)
         z = optax.apply_updates(state.z, changes)
         weight_sum = state.weight_sum + weight
         share = weight / jnp.maximum(weight_sum, jnp.finfo(jnp.float32).tiny)

@@ -21,6 +21,7 @@ from transformer_jax.config import Config
 from transformer_jax.data.loader import MAX_LINKS, Batch
 from transformer_jax.data.plans.batch_shapes import BatchShape
 from transformer_jax.model import lora
+from transformer_jax.ops import platforms
 from transformer_jax.ops.platforms import compute_dtype
 from transformer_jax.training import partition
 from transformer_jax.training.fsdp import FsdpParams
@@ -67,6 +68,7 @@ class Runner(abc.ABC):
       shardings: a `NamedSharding` for each array of the state, in checkpoint layout.
     """
 
+    @platforms.settings_of_package()
     def __init__(self, step: TrainStep, devices: list[jax.Device]):
         self.train_step = step
         self.mesh = partition.make_mesh(step.config, devices)
@@ -122,6 +124,7 @@ class Runner(abc.ABC):
         """The part of a tree like a state's parameters that is like the model's."""
         return params[lora.BASE] if self.train_step.config.train.lora_rank else params
 
+    @platforms.settings_of_package()
     def init(self, seed: int, params: PyTree = None) -> TrainState:
         """State before the first step, with given parameters (on the host) or fresh ones."""
         if params is not None:
@@ -142,6 +145,7 @@ class Runner(abc.ABC):
         rows = {i for shard in shards if shard for i in range(*shard[0].indices(num_rows))}
         return np.asarray(sorted(rows))
 
+    @platforms.settings_of_package()
     def gather(self, tree: PyTree) -> PyTree:
         """A tree in checkpoint layout as entire arrays on this process's first device."""
 
@@ -152,6 +156,7 @@ class Runner(abc.ABC):
 
         return jax.tree.map(gather_array, tree)
 
+    @platforms.settings_of_package()
     def compile(self, shape: BatchShape, state: TrainState | None = None) -> jax.stages.Compiled:
         """Compiles the step for one batch shape, once.
 
@@ -165,6 +170,7 @@ class Runner(abc.ABC):
             self._compiled[key] = self._lower(batch, state).compile()
         return self._compiled[key]
 
+    @platforms.settings_of_package()
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """One optimizer step; `state` is consumed.
 

@@ -115,7 +115,7 @@ class TrainStep:
             opt_state=self.tx.init(self.trained(params)),
             # A copy: the step donates its state, and no buffer may be donated twice.
             ema=jax.tree.map(jnp.copy, params) if train.ema_decay else None,
-            usual_norm=jnp.zeros(()) if train.skip_spikes else None,
+            usual_norm=jnp.zeros((), jnp.float32) if train.skip_spikes else None,
         )
 
     def trained(self, params: PyTree) -> PyTree:
@@ -177,7 +177,7 @@ class TrainStep:
             method="hidden",
             mutable=["intermediates"] if has_alignment else False,
         )  # [B, T, M]
-        alignment_loss = jnp.zeros(())
+        alignment_loss = jnp.zeros((), jnp.float32)
         if has_alignment:
             hidden, collected = hidden
             alignment_loss = self._alignment_loss(collected["intermediates"], batch)
@@ -238,7 +238,7 @@ class TrainStep:
 
         # [B, L] --> [num_parts, B / num_parts, L]
         parts = jax.tree.map(lambda x: x.reshape(num_parts, -1, *x.shape[1:]), batch)
-        zero = jnp.zeros(())
+        zero = jnp.zeros((), jnp.float32)
         zeros = Sums(
             grads=jax.tree.map(jnp.zeros_like, trained),
             losses=losses.LossSums(loss=zero, nll=zero, correct=zero, tokens=zero),

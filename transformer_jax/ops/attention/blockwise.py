@@ -23,6 +23,7 @@ from transformer_jax.ops.attention.softmax import HIDDEN, exponentials
 from transformer_jax.ops.dense import soft_cap, soft_cap_slope
 
 _matmul = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+F32 = jnp.float32
 Carry = TypeVar("Carry")
 Result = TypeVar("Result")
 # query, key, value, extras, output, log-sum-exp of each row
@@ -160,7 +161,7 @@ def _forward(
             top, total, out = block(tile)
         else:
             rows = (*queries.shape[:-1], 1)
-            start = jnp.full(rows, HIDDEN), jnp.zeros(rows), jnp.zeros(queries.shape)
+            start = jnp.full(rows, HIDDEN, F32), jnp.zeros(rows, F32), jnp.zeros(queries.shape, F32)
             top, total, out = _over_keys(ranges, grid, tile, merge, start)
             # A row with everything masked: its output, and its weights in the backward pass, are 0.
             total = jnp.where(top < HIDDEN / 2, jnp.inf, total)
@@ -171,7 +172,7 @@ def _forward(
             put(carry[1], log_sum.reshape(rows), "bgrt", grid, tile),
         )
 
-    start = jnp.zeros(query.shape, query.dtype), jnp.zeros(query.shape[:-1])
+    start = jnp.zeros(query.shape, query.dtype), jnp.zeros(query.shape[:-1], F32)
     out, log_sums = _over_rows(grid, row, start)
     return out, (query, key, value, extras, out, log_sums)
 
@@ -224,13 +225,16 @@ def _backward(
                 d_distances,
             )
 
-        start = jnp.zeros((b, g, d, queries.shape[2])), *others
+        start = jnp.zeros((b, g, d, queries.shape[2]), F32), *others
         d_queries, *others = _over_keys(ranges, grid, tile, block, start)
         d_queries = d_queries.swapaxes(2, 3).reshape(b, g, grid.repeats, -1, d)
         return put(d_query, d_queries, "bgrtd", grid, tile), *others
 
     sums = key, value, extras.bias, extras.distance_bias
-    start = jnp.zeros(query.shape, query.dtype), *jax.tree.map(lambda x: jnp.zeros(x.shape), sums)
+    start = (
+        jnp.zeros(query.shape, query.dtype),
+        *jax.tree.map(lambda x: jnp.zeros(x.shape, F32), sums),
+    )
     d_query, *rest = _over_rows(grid, row, start)
     d_sums = jax.tree.map(lambda d_x, x: d_x.astype(x.dtype), tuple(rest), sums)
     d_key, d_value, d_bias, d_distances = d_sums

@@ -73,7 +73,8 @@ def _attend(
     added = additive_mask(combined_mask(extras, settings, length, size), extras.bias)
     scores = soft_cap(_scores(query, key, settings.scale, precision), settings.softcap)
     if extras.distance_bias is not None:
-        scores = scores + by_distance(extras.distance_bias.astype(jnp.float32), length, size)
+        by_head = by_distance(extras.distance_bias.astype(jnp.float32), length, size)
+        scores = scores + by_head[None]
     # A causal mask without other masks leaves each row its first key.
     others = extras._replace(seeds=None, origin=None, distance_bias=None)
     only_causal = all(x is None for x in others)

@@ -7,6 +7,8 @@ before it and the exponential after it, which it does not do with a selection.
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.ops.dense import broadcastable
+
 # Added to masked scores. Far below any score, and finite, so that no difference is NaN.
 HIDDEN = -1e30
 
@@ -26,7 +28,9 @@ def additive_mask(mask: jax.Array | None, bias: jax.Array | None = None) -> jax.
     if mask is None:
         return bias
     hidden = jnp.where(mask, 0.0, HIDDEN)
-    return hidden if bias is None else hidden + bias
+    if bias is None:
+        return hidden
+    return broadcastable(hidden, bias) + broadcastable(bias, hidden)
 
 
 def exponentials(
@@ -44,7 +48,7 @@ def exponentials(
       `[..., S]` and `[..., 1]`.
     """
     if added is not None:
-        scores = scores + added
+        scores = scores + broadcastable(added, scores)
     # Its only use is the next line, so XLA keeps it inside the fused product.
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
     exps = jnp.exp(scores - top)
