@@ -2,7 +2,7 @@
 
 import sys
 
-from transformer_jax.commands import main
+from transformer_jax.commands import entry
 
 if __name__ == "__main__":
-    main.run("eval", sys.argv)
+    entry.run("eval", sys.argv)

@@ -2,7 +2,7 @@
 
 import sys
 
-from transformer_jax.commands import main
+from transformer_jax.commands import entry
 
 if __name__ == "__main__":
-    main.run("train", sys.argv)
+    entry.run("train", sys.argv)

@@ -109,7 +109,7 @@ def transformer_jax(*arguments, without=(), cwd=None, **environment):
     """`transformer-jax` in a process where the modules `without` cannot be imported."""
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({list(without)})); "
-        "sys.argv[0] = 'transformer-jax'; from transformer_jax.commands.main import main; main()"
+        "sys.argv[0] = 'transformer-jax'; from transformer_jax.commands.entry import main; main()"
     )
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],

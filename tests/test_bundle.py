@@ -27,7 +27,7 @@ from transformer_jax.interop import bundle, pretrained
 from transformer_jax.interop.model_facts import ModelFacts
 
 ROOT = Path(__file__).parent.parent
-MAIN = "from transformer_jax.commands.main import main; main()"
+MAIN = "from transformer_jax.commands.entry import main; main()"
 TEXTS = ["one two three", "nine", "four four seven"]
 
 

@@ -37,7 +37,7 @@ from transformer_jax.runs import host_memory
 ROOT = Path(__file__).parent.parent
 
 
-MAIN = "from transformer_jax.commands.main import main; main()"
+MAIN = "from transformer_jax.commands.entry import main; main()"
 
 
 def command(*arguments, **kwargs):

@@ -14,7 +14,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import pickle_process, pickles
 from transformer_jax.runs import directory_kinds
 
-MAIN = "from transformer_jax.commands.main import main; main()"
+MAIN = "from transformer_jax.commands.entry import main; main()"
 
 
 @pytest.fixture

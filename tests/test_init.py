@@ -366,7 +366,7 @@ def test_recipe_returns_the_config_that_it_was_written_from(tmp_path):
 
 
 LANGUAGES = ("--source_lang=en", "--target_lang=de")
-MAIN = "from transformer_jax.commands.main import main; main()"
+MAIN = "from transformer_jax.commands.entry import main; main()"
 
 
 def transformer_jax(*arguments, **kwargs):

@@ -16,7 +16,7 @@ from transformer_jax import Translator
 from transformer_jax.errors import UserError
 from transformer_jax.interop.huggingface import pickles
 
-MAIN = "from transformer_jax.commands.main import main; main()"
+MAIN = "from transformer_jax.commands.entry import main; main()"
 
 
 def make_pickled(folder, spm_models, **options):

@@ -19,7 +19,7 @@ from typing import NoReturn
 from absl import app, flags
 from absl import logging as absl_logging
 
-from transformer_jax import __version__, paths
+from transformer_jax import __version__, interrupts, paths
 from transformer_jax.commands import command_help, command_line, completion, config_flags
 from transformer_jax.commands.command_line import COMMANDS
 from transformer_jax.config import Config
@@ -28,7 +28,6 @@ from transformer_jax.runs import compilation_cache, host_memory
 
 FLAGS = flags.FLAGS
 USAGE_STATUS = 2
-INTERRUPTED_STATUS = 130
 # Words in the errors of a process that lost its connection to the others.
 CONNECTION_WORDS = ("gloo", "connection", "unavailable", "barrier", "deadline", "nccl", "heartbeat")
 
@@ -71,6 +70,7 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
 
     def call(remaining: Sequence[str]) -> None:
         with _errors_as_sentences(text):
+            interrupts.raise_errors(_interrupted(text))
             words = remaining[1:]
             _check_words(words, text)
             _check_required(text.required)
@@ -224,10 +224,10 @@ def _errors_as_sentences(text: command_help.CommandHelp) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _exit(0)
     except KeyboardInterrupt:
-        advice = "; the same command resumes" if text.resumes else ""
-        print(f"interrupted{advice}.", file=sys.stderr)
-        _exit(INTERRUPTED_STATUS)
+        _end_interrupted(text)
     except Exception as error:
+        if interrupts.was_asked():  # an import makes an error of its own of an interrupt
+            _end_interrupted(text)
         message = _message(error, text.less_memory)
         if message is None:
             if _is_one_of_several():
@@ -236,6 +236,20 @@ def _errors_as_sentences(text: command_help.CommandHelp) -> Iterator[None]:
             raise
     print(f"error: {message}", file=sys.stderr)
     _exit(USAGE_STATUS)
+
+
+def _interrupted(text: command_help.CommandHelp) -> str:
+    """What Ctrl-C prints."""
+    return f"interrupted{'; the same command resumes' if text.resumes else ''}."
+
+
+def _end_interrupted(text: command_help.CommandHelp) -> NoReturn:
+    print(_interrupted(text), file=sys.stderr)
+    if interrupts.was_asked():
+        _flush()
+        # At once: threads may compile, and Python's own end waits for them or crashes in them.
+        os._exit(interrupts.STATUS)
+    _exit(interrupts.STATUS)
 
 
 def _message(error: Exception, less_memory: str) -> str | None:

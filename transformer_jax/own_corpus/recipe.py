@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from transformer_jax import paths
+from transformer_jax import interrupts, paths
 from transformer_jax.config import Config, DataConfig, split_paths
 from transformer_jax.data import text_corpora
 from transformer_jax.data.corpus import Corpus
@@ -225,9 +225,10 @@ def _measure(
     say("taking a few steps to estimate time and memory; Ctrl-C leaves this out")
     num_validation = min(num_validation, choice.config.train.eval_sentences or num_validation)
     try:
-        estimate = estimate_run(
-            choice.config, sample, num_validation, choice.tokens.most, device.memory
-        )
+        with interrupts.left_to_caller():
+            estimate = estimate_run(
+                choice.config, sample, num_validation, choice.tokens.most, device.memory
+            )
     except KeyboardInterrupt:
         return choice, ["time and memory: not measured"]
     reasons = {"train.accumulate_steps": "Parts of a step, one after the other, to fit the memory."}

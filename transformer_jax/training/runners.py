@@ -22,7 +22,6 @@ from transformer_jax.data.loader import MAX_LINKS, Batch
 from transformer_jax.data.plans.batch_shapes import BatchShape
 from transformer_jax.model import lora
 from transformer_jax.ops import platforms
-from transformer_jax.ops.platforms import compute_dtype
 from transformer_jax.training import partition
 from transformer_jax.training.fsdp import FsdpParams
 from transformer_jax.training.step import Metrics, PyTree, Sums, TrainState, TrainStep
@@ -145,7 +144,6 @@ class Runner(abc.ABC):
         rows = {i for shard in shards if shard for i in range(*shard[0].indices(num_rows))}
         return np.asarray(sorted(rows))
 
-    @platforms.settings_of_package()
     def gather(self, tree: PyTree) -> PyTree:
         """A tree in checkpoint layout as entire arrays on this process's first device."""
 
@@ -220,7 +218,7 @@ class JitRunner(Runner):
         super().__init__(step, devices)
         by_row, replicated = PartitionSpec(partition.BATCH_AXES), PartitionSpec()
         # `shard_map` handles `data` and `fsdp` alone; the compiler shards over `tensor`.
-        train, dtype = step.config.train, compute_dtype(step.config.model)
+        train, dtype = step.config.train, platforms.compute_dtype(step.config.model)
         by_layer = train.scan_layers and train.remat != "none" and self.mesh.shape["fsdp"] > 1
         by_layer &= not train.lora_rank  # adapters are added to all layers at the beginning
         # With adapters, kernels are rounded after these are added.

@@ -231,13 +231,11 @@ def _backward(
         return put(d_query, d_queries, "bgrtd", grid, tile), *others
 
     sums = key, value, extras.bias, extras.distance_bias
-    start = (
-        jnp.zeros(query.shape, query.dtype),
-        *jax.tree.map(lambda x: jnp.zeros(x.shape, F32), sums),
-    )
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, F32), sums)
+    start = jnp.zeros(query.shape, query.dtype), *zeros
     d_query, *rest = _over_rows(grid, row, start)
-    d_sums = jax.tree.map(lambda d_x, x: d_x.astype(x.dtype), tuple(rest), sums)
-    d_key, d_value, d_bias, d_distances = d_sums
+    rest = jax.tree.map(lambda d_x, x: d_x.astype(x.dtype), tuple(rest), sums)
+    d_key, d_value, d_bias, d_distances = rest
     return d_query, d_key, d_value, Extras(bias=d_bias, distance_bias=d_distances)
 
 
