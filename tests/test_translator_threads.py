@@ -3,6 +3,9 @@
 import asyncio
 import collections
 import concurrent.futures
+import copy
+import dataclasses
+import pickle
 import threading
 
 import jax
@@ -65,6 +68,26 @@ def test_translator_threads_share_two_workers_and_give_the_same(translator, monk
     assert all(name.startswith("transformer_jax_batch") for name in seen)
     names = [thread.name for thread in threading.enumerate()]
     assert sum(name.startswith("transformer_jax_batch") for name in names) <= scheduler.NUM_WORKERS
+
+
+def test_translator_is_read_again_where_it_was_read_and_says_what_it_is(tiny_run, translator):
+    assert repr(translator).startswith("<Translator en -> de, 1 + 1 layers of 16, step ")
+    assert str(tiny_run[1]) in repr(translator)
+    again = pickle.loads(pickle.dumps(translator))
+    assert repr(copy.copy(again)) == repr(again) == repr(translator)
+    assert again.translate(TEXTS[0], beam_size=2) == translator.translate(TEXTS[0], beam_size=2)
+    with pytest.raises(UserError, match="made from parameters> has no file"):
+        pickle.dumps(fresh(translator))
+
+
+def test_translator_refuses_the_parameters_of_another_model(translator):
+    other = dataclasses.replace(translator.config.model, d_ff=8, num_decoder_layers=2)
+    config = dataclasses.replace(translator.config, model=other)
+    with pytest.raises(UserError, match=r"decoder_layers_0/feed_forward/\w+/\w+ is \[.*needs \["):
+        Translator(config, translator.tokenizers, translator.params)
+    params = translator.params | {"a": np.zeros(3)}
+    with pytest.raises(UserError, match="needs none"):
+        Translator(translator.config, translator.tokenizers, params)
 
 
 @pytest.mark.all_programs

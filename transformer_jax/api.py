@@ -25,6 +25,7 @@ from transformer_jax.errors import UserError, missing_package
 from transformer_jax.interop import pretrained
 from transformer_jax.interop.ctranslate2 import batch_runner as ctranslate2_runner
 from transformer_jax.interop.pretrained import Pretrained
+from transformer_jax.model.transformer import check_params
 from transformer_jax.runs import compilation_cache, directory_kinds, host_memory
 from transformer_jax.text import calibration
 from transformer_jax.text.calibration import Calibration
@@ -59,6 +60,7 @@ class Translator(TextSubmitter, TextScorer):
         # Of the model by `eval --calibrate`; None: it was not calibrated, or is an ensemble.
         self.calibration: Calibration | None = None
         if runner is None:
+            check_params(config.model, params)
             models = [other.config.model for other in others]
             runner = JaxBatchRunner(config, tokenizers, models, processors, shortlist)
         super().__init__(
@@ -89,8 +91,7 @@ class Translator(TextSubmitter, TextScorer):
           checkpoint: of a work directory: `best`, `latest`, a step, or `average:N`.
           config: instead of the directory's own, for other data or search settings.
           allow_pickle: also read a Hugging Face `pytorch_model.bin`, which needs torch.
-          ensemble: further (path, checkpoint), or paths alone for `best`, whose probabilities are
-            averaged with it.
+          ensemble: further (path, checkpoint), or paths for `best`; probabilities are averaged.
           processors: decoding rules besides those of the settings: functions of log-probabilities
             (`decoding.processors`), which every search applies.
 
@@ -99,15 +100,14 @@ class Translator(TextSubmitter, TextScorer):
         """
         call_settings.check_type("path", path, str | os.PathLike, "a path")
         call_settings.check_type("config", config, Config | None, "a Config")
-        call_settings.check_list("processors", processors, "functions")
-        processors = tuple(processors)
-        for index, processor in enumerate(processors):
-            call_settings.check_type(f"processors[{index}]", processor, Callable, "a function")
+        processors = call_settings.functions("processors", processors)
         members = call_settings.ensemble_members(ensemble)
         path = paths.expand(path)
+        arguments = (path, checkpoint, config, allow_pickle, ensemble, processors)
         if directory_kinds.is_ctranslate2(path):
             given = {"checkpoint": checkpoint != "best", "ensemble": members}
-            return cls._load_ctranslate2(path, config, given | {"processors": processors})
+            translator = cls._load_ctranslate2(path, config, {**given, "processors": processors})
+            return translator._read_from(f"of {path}", arguments)
         host_memory.keep_freed_memory()
         compilation_cache.keep_programs()
         one, *others = pretrained.load_ensemble(
@@ -117,7 +117,7 @@ class Translator(TextSubmitter, TextScorer):
             one.config, one.tokenizers, one.params, one.step, others, processors, one.shortlist
         )
         translator.calibration = None if others else one.calibration
-        return translator
+        return translator._read_from(f"step {one.step} of {path}", arguments)
 
     @classmethod
     def _load_ctranslate2(

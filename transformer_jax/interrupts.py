@@ -10,8 +10,10 @@ first, are left alone.
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 
 STATUS = 130
@@ -46,6 +48,7 @@ def raise_errors(message: str) -> None:
     _message = f"{message}\n".encode()
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, _raise)
+        sys.unraisablehook = _repeat
 
 
 @contextlib.contextmanager
@@ -68,10 +71,24 @@ def was_asked() -> bool:
     return _was_asked
 
 
-def _raise(*_: object) -> None:
+def _raise(_: int, frame: types.FrameType | None) -> None:
     global _was_asked
     _was_asked = True
+    while frame:
+        # Modules in C may end the process if their initialization fails.
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            _end()
+        frame = frame.f_back
     raise KeyboardInterrupt
+
+
+def _repeat(dropped: "sys.UnraisableHookArgs") -> None:
+    """Raises an error again, some moments later, that Python has dropped as in a callback."""
+    if issubclass(dropped.exc_type, KeyboardInterrupt):
+        main = threading.main_thread().ident
+        threading.Timer(0.02, signal.pthread_kill, (main, signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(dropped)
 
 
 def _end(*_: object) -> None:

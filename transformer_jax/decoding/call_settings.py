@@ -4,7 +4,7 @@ import dataclasses
 import operator
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,19 @@ def check_list(name: str, value: Any, of: str) -> None:
     """Raises a `UserError` that is a TypeError if an argument is no iterable, or one text."""
     if isinstance(value, str | bytes | os.PathLike | Request) or not isinstance(value, Iterable):
         raise UserTypeError(f"`{name}` is {described(value)}, not a list of {of}.")
+
+
+def functions(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
+    """The functions of an argument.
+
+    Raises:
+      UserError: it is no list of functions; a TypeError too.
+    """
+    check_list(name, value, "functions")
+    items = tuple(value)
+    for index, item in enumerate(items):
+        check_type(f"{name}[{index}]", item, Callable, "a function")
+    return items
 
 
 def ensemble_members(ensemble: Any) -> list[tuple[str | os.PathLike[str], str]]:

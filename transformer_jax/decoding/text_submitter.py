@@ -5,8 +5,8 @@ import concurrent.futures
 import math
 import time
 import types
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Self
 
 from transformer_jax.decoding import call_settings, futures
 from transformer_jax.decoding.alignment import AttentionChoice
@@ -14,6 +14,7 @@ from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.requests import Request
 from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.decoding.translation import Translation
+from transformer_jax.errors import UserTypeError
 
 
 class TextSubmitter:
@@ -26,6 +27,29 @@ class TextSubmitter:
 
     def __init__(self, engine: Engine, params: Any):
         self.engine, self.params, self.config = engine, params, engine.config
+        self._origin = "made from parameters"
+        self._load_arguments: tuple[Any, ...] | None = None
+
+    def _read_from(self, origin: str, arguments: tuple[Any, ...]) -> Self:
+        """Notes where the model was read, by which arguments of `load`."""
+        self._origin, self._load_arguments = origin, arguments
+        return self
+
+    def __repr__(self) -> str:
+        data, model = self.config.data, self.config.model
+        shape = f"{model.num_encoder_layers} + {model.num_decoder_layers} layers of {model.d_model}"
+        return (
+            f"<{type(self).__name__} {data.source_lang} -> {data.target_lang}, {shape}, "
+            f"{self._origin}>"
+        )
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """A copy, also in another process, reads the model again where this one was read."""
+        if self._load_arguments is None:
+            raise UserTypeError(
+                f"{self!r} has no file to be read from again; write a bundle, and load that."
+            )
+        return type(self).load, self._load_arguments  # type: ignore[attr-defined]
 
     @property
     def alignment(self) -> AttentionChoice | None:

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.errors import UserError
 from transformer_jax.model.layer_stack import Remat, scan_layers, with_remat
 from transformer_jax.model.layers import DecoderLayer, EncoderLayer
 from transformer_jax.model.primitives import Dropout, Norm, PositionBias, with_axes
@@ -277,6 +278,27 @@ def init_params(config: ModelConfig, rng: jax.Array) -> Params:
 def param_shapes(config: ModelConfig) -> Params:
     """A `jax.ShapeDtypeStruct` for each parameter that `init_params` returns."""
     return nn.meta.unbox(_shapes_with_axes(config))
+
+
+def check_params(config: ModelConfig, params: Params) -> None:
+    """Checks that the names and shapes of parameters are those of the model.
+
+    Raises:
+      UserError: which is the first that differs, and how.
+    """
+    want, got = (
+        {jax.tree_util.keystr(path, simple=True, separator="/"): jnp.shape(x) for path, x in leaves}
+        for leaves in map(jax.tree_util.tree_leaves_with_path, (param_shapes(config), params))
+    )
+    for name in sorted(want.keys() | got.keys()):
+        if want.get(name) != got.get(name):
+            has, needs = (
+                f"{list(shapes[name])}" if name in shapes else "none" for shapes in (got, want)
+            )
+            raise UserError(
+                f"`params` are of another model than `config`: {name} is {has}, and the config "
+                f"needs {needs}."
+            )
 
 
 def param_axes(config: ModelConfig) -> Params:
