@@ -403,6 +403,7 @@ def run_init(*arguments):
         (("--train={0}/good.en,{0}/good.de", *LANGUAGES), "names {}/good twice"),
         (("--train={}/half_empty", *LANGUAGES), "half_empty.de is empty"),
         (("--train={}/utf16", *LANGUAGES), "utf16.en is UTF-16; convert it: iconv -f UTF-16"),
+        (("--train={}/mac", *LANGUAGES), "mac.en has the line ends of old Macs"),
     ],
 )
 def test_init_refuses_what_it_cannot_use(tmp_path, arguments, message):
@@ -414,6 +415,7 @@ def test_init_refuses_what_it_cannot_use(tmp_path, arguments, message):
     (tmp_path / "half_empty.de").write_text("")
     for language in ("en", "de"):
         (tmp_path / f"utf16.{language}").write_text("a\n" * 600, "utf-16")
+        (tmp_path / f"mac.{language}").write_bytes(b"a\r" * 600)
     with (tmp_path / "uneven.en").open("a") as file:
         file.write("one more\n")
     for name in ("used/recipe.py", "data_only/data/train.en", "run/config.json", "run/data.json"):

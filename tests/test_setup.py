@@ -16,7 +16,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.checkpoint import Checkpointer
 from transformer_jax.runs.new_files import NewFiles
-from transformer_jax.training import loop, runners, setup
+from transformer_jax.training import data_description, loop, runners, setup
 from transformer_jax.training.loop import train
 
 
@@ -299,7 +299,10 @@ def test_references_that_the_tokenizer_cannot_write_are_reported(tmp_path):
     config = tiny_config(tmp_path)
 
     def prepared(num_lost, **fields):
-        rows = [("one", "eins")] * (2000 - num_lost) + [("two", "x" * 3000 + " zwei… ")] * num_lost
+        # Spaces at the ends and in runs, which every tokenizer drops, are not reported.
+        rows = [("one", " eins  zwei ")] * (2000 - num_lost) + [
+            ("two", "x" * 3000 + " zwei… ")
+        ] * num_lost
         write_pairs(tmp_path, "val", rows)
         lines = []
         data = dataclasses.replace(config.data, **fields)
@@ -312,11 +315,22 @@ def test_references_that_the_tokenizer_cannot_write_are_reported(tmp_path):
         return [line for line in lines if "survive" in line]
 
     assert prepared(2) == []
+    assert prepared(0, normalization="nfkc") == []
     (line,) = prepared(3, normalization="nfkc")
     assert "0.1% of the validation references" in line
     assert "zwei… '" in line
     assert "zwei...'" in line
     assert len(line) < 300
+
+
+def test_blank_pairs_of_an_evaluation_are_counted_and_refused_where_there_are_no_others():
+    pairs = [("one", "eins"), ("two", " "), ("", "drei")]
+    (line,) = data_description.describe_blank_pairs(pairs, "config.data.validation")
+    assert line.startswith("config.data.validation: 2 of 3 pairs have a blank side, the first is ")
+    assert "number 2;" in line
+    assert list(data_description.describe_blank_pairs(pairs[:1], "x")) == []
+    with pytest.raises(UserError, match="x: all 2 pairs have a blank side; name other"):
+        list(data_description.describe_blank_pairs(pairs[1:], "x"))
 
 
 def test_processes_do_not_draw_tokens_that_differ(tmp_path, monkeypatch):

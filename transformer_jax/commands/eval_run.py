@@ -40,6 +40,7 @@ from transformer_jax.evaluation import (
 )
 from transformer_jax.runs import history
 from transformer_jax.runs.workdir import REPORT
+from transformer_jax.training.data_description import describe_blank_pairs
 
 FLAGS = flags.FLAGS
 
@@ -79,6 +80,10 @@ def run() -> None:
     )
     tokenizer = model_metrics.bleu_tokenizer(data)  # fails here if a package is missing
     eval_set = _read_files() if FLAGS.input else _read_split(data)
+    name = f"--input={FLAGS.input}" if FLAGS.input else f"config.data.{FLAGS.split}"
+    for line in describe_blank_pairs(eval_set.pairs, name):
+        if distributed.is_primary():
+            print(line)
     command = FLAGS.comet_command or translator.config.checkpoint.comet_command
     distributed.run_on_primary(lambda: chosen_metrics.require(metrics, command), "metrics")
     other = None

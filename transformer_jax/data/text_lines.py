@@ -52,7 +52,8 @@ def read_lines(path: epath.Path, allow_nul: bool = False) -> Iterator[str]:
 
 def decode_block(content: bytes, name: str, first_line: int) -> list[str]:
     """Lines of a part of a file, as `decode_lines`; faster, because most parts need no care."""
-    if b"\0" not in content and (first_line > 1 or content[:1] < b"\xef"):
+    is_mac = first_line == 1 and b"\n" not in content  # or has one line
+    if b"\0" not in content and not is_mac and (first_line > 1 or content[:1] < b"\xef"):
         try:
             lines = content.removesuffix(b"\n").decode("utf-8").split("\n")
         except UnicodeDecodeError:
@@ -75,13 +76,19 @@ def decode_lines(
       first_line: number of the first line of the stream.
 
     Raises:
-      UserError: naming stream and line, for invalid UTF-8, a damaged gzip, or a NUL byte.
+      UserError: naming stream and line, for invalid UTF-8, other line ends, a damaged gzip, or a
+        NUL byte.
     """
     number = first_line - 1
     try:
         for number, line in enumerate(stream, start=first_line):
             if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                 raise UserError(f"{name} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 {name}")
+            if number == 1 and b"\r" in line.rstrip(b"\r") and not line.endswith(b"\n"):
+                raise UserError(
+                    f"{name} has the line ends of old Macs, which make one line of it; convert it: "
+                    f"tr '\\r' '\\n' < {name} > NEW"
+                )
             if b"\0" in line and not allow_nul:
                 raise UserError(
                     f"{name}, line {number}: a NUL byte; the file is damaged or not text."
