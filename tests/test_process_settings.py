@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 from tests.test_step import SHAPE, step_config, uneven_batch
 from transformer_jax import Translator
 from transformer_jax.decoding import programs
+from transformer_jax.ops.losses import cross_entropy
 from transformer_jax.training import partition, runners
 from transformer_jax.training.step import TrainStep
 
@@ -85,9 +87,11 @@ def test_own_loops_trace_the_step_and_keep_its_types(name):
         point = jax.eval_shape(step.gradient_point, state)
         sums = jax.eval_shape(step.grad_sums, point, batch, key)
         after, metrics = jax.eval_shape(step.apply_sums, state, sums)
+        shapes = [((2, 3, 5), "float32"), ((2, 3), "int32"), ((2, 3), "float32")]
+        losses = jax.eval_shape(cross_entropy, *itertools.starmap(jax.ShapeDtypeStruct, shapes))
     assert types(after) == types(state)
     assert set(jax.tree.leaves(types(state))) == {"float32", "int32"}
-    assert set(jax.tree.leaves(types(metrics))) == {"float32"}
+    assert set(jax.tree.leaves(types((metrics, losses)))) == {"float32"}
 
 
 def two_steps():

@@ -42,7 +42,8 @@ def cross_entropy(
     """
     logits = logits.astype(jnp.float32)
     weights = weights.astype(jnp.float32)
-    classes = jnp.arange(logits.shape[-1])
+    targets = jnp.asarray(targets, jnp.int32)
+    classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     of_each = _of_each(
         normalizer=jax.nn.logsumexp(logits, axis=-1),
         at_target=_select(logits, classes == targets[..., None]),
