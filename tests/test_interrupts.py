@@ -61,6 +61,7 @@ except KeyboardInterrupt:
 PROGRAM = """
 import hashlib, signal, sys, time
 from transformer_jax import interrupts
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 interrupts.GRACE_SECONDS = 0.1
 interrupts.install()
 {prepare}
@@ -87,6 +88,9 @@ def test_ctrl_c_ends_a_process_whatever_its_main_thread_does(case, status, text)
     ) as process:
         assert process.stdout.readline() == "waits\n"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        try:
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == status, errors
     assert errors == text
