@@ -43,7 +43,12 @@ except KeyboardInterrupt:
     sys.exit(5)""",
     ),
     "has a handler": (
-        "interrupts.raise_errors('')\nsignal.signal(signal.SIGINT, lambda *_: sys.exit(3))",
+        """
+interrupts.raise_errors('')
+def save(*_):
+    time.sleep(3 * interrupts.GRACE_SECONDS)
+    sys.exit(3)
+signal.signal(signal.SIGINT, save)""",
         "print('waits', flush=True)\nsignal.pause()",
     ),
     "is left to its caller": (
