@@ -288,6 +288,27 @@ def print_rows(rows: list[dict], how: str) -> None:
         )
 
 
+def measure_case(
+    workers: dict[str, Worker],
+    sentences: tuple[tuple[str, ...], ...],
+    batch: int,
+    beam_size: int,
+    has_shortlist: bool,
+) -> list[dict]:
+    """Times and prints one number of sentences in a batch; 1 measures latency."""
+    options = flags.FLAGS
+    task = Task(
+        sentences if batch == 1 else sentences[:batch],
+        beam_size,
+        options.num_tokens,
+        shortlist=has_shortlist,
+    )
+    how = measure_latency if batch == 1 else measure
+    rows = how(workers, task, options.turns)
+    print_rows(rows, ", with a shortlist" if has_shortlist else "")
+    return [row | {"shortlist": has_shortlist} for row in rows]
+
+
 def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
@@ -335,18 +356,8 @@ def main(argv: list[str]) -> None:
                 workers["ours"], task, [int(n) for n in options.samples], options.turns
             )
         searches = (False, True) if options.data else (False,)
-        cases = itertools.product(sizes, map(int, options.beams), searches)
-        for batch, beam_size, has_shortlist in cases:
-            task = Task(
-                sentences if batch == 1 else sentences[:batch],
-                beam_size,
-                options.num_tokens,
-                shortlist=has_shortlist,
-            )
-            how = measure_latency if batch == 1 else measure
-            rows = how(workers, task, options.turns)
-            print_rows(rows, ", with a shortlist" if has_shortlist else "")
-            result["rows"] += [row | {"shortlist": has_shortlist} for row in rows]
+        for case in itertools.product(sizes, map(int, options.beams), searches):
+            result["rows"] += measure_case(workers, sentences, *case)
             write_json(options.json, result)  # so that a run that is cut off is not lost
         for worker in workers.values():
             worker.close()

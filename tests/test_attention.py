@@ -266,10 +266,15 @@ def test_kernels_without_second_derivatives_name_implementations_with_them(stand
         return jax.grad(lambda query: jnp.sum(attend(query, x, x, biases) ** 2))(query)
 
     refusal = r"attention=cudnn has no second derivatives; use xla, or blockwise for long rows"
-    # One is of the forward pass that keeps something for the gradient, the other of the gradient.
+
+    def by_cotangent(d_out):
+        """Reaches the gradient alone: the forward pass does not depend on `d_out`."""
+        return jnp.sum(jax.vjp(lambda query: attend(query, x, x, biases), x)[1](d_out)[0])
+
     for second in (
         lambda: jax.jvp(gradient, (x,), (x,)),
         lambda: jax.grad(lambda query: jnp.sum(gradient(query)))(x),
+        lambda: jax.grad(by_cotangent)(x),
     ):
         with pytest.raises(UnsupportedAttentionError, match=refusal):
             second()

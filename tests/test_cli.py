@@ -261,13 +261,16 @@ def test_an_output_replaces_the_former_one_when_it_is_complete(tmp_path):
 
 
 def test_commands_print_utf8_whatever_the_locale_is(monkeypatch):
-    printed = io.BytesIO()
-    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(printed, encoding="latin-1"))
+    printed = {name: io.BytesIO() for name in ("stdout", "stderr")}
+    for name, stream in printed.items():
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(stream, encoding="latin-1"))
     monkeypatch.setattr(sys, "argv", ["transformer-jax", "全部"])
     with pytest.raises(SystemExit):
         main.main()
+    print("eins, 一", flush=True)
     sys.stderr.flush()
-    assert "There is no command 全部." in printed.getvalue().decode("utf-8")
+    assert printed["stdout"].getvalue().decode("utf-8") == "eins, 一\n"
+    assert "There is no command 全部." in printed["stderr"].getvalue().decode("utf-8")
 
 
 def test_names_that_are_not_utf8_are_refused_with_their_bytes(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from transformer_jax.ops.top_k import NEVER
 from transformer_jax.training import loop
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-MAX_LINES = 85
+MAX_LINES = 60
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def corpus(tmp_path, monkeypatch):
     )
 
 
-def test_examples_have_at_most_85_lines():
+def test_examples_have_at_most_60_lines():
     lengths = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
     assert len(lengths) >= 4
     assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
@@ -62,10 +62,8 @@ def test_examples_have_at_most_85_lines():
 def test_own_loop_example_learns_and_writes_what_decode_reads(run_example, tmp_path):
     train = write_pairs(tmp_path, "train", digit_pairs(300))
     output = tmp_path / "own.bundle"
-    printed = run_example(
-        "own_loop", f"--train={train}", f"--output={output}", "--steps=12", "--vocab_size=295"
-    )
-    assert float(printed.split("step 12: loss ")[1]) < 5.4  # log(295), of equal shares, is 5.7
+    printed = run_example("own_loop", f"--train={train}", f"--output={output}", "--steps=12")
+    assert float(printed.split("step 12: loss ")[1]) < 5.4  # log(380), of equal shares, is 5.9
     translator = Translator.load(output)
     assert translator.checkpoint_step == 12
     assert np.isfinite(translator.translate("one two").log_prob)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.conftest import run_command
 from tests.test_step import SHAPE, step_config, uneven_batch
 from transformer_jax import Translator
 from transformer_jax.decoding import programs
@@ -128,3 +129,11 @@ def test_training_searches_and_scores_are_those_of_any_process(tiny_run, monkeyp
     assert types(got[1]) == types(want[1])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got[1], want[1])
     assert jnp.arange(2).dtype == jnp.int32  # the setting is undone
+
+
+def test_commands_compute_under_the_settings_of_the_package(tiny_run, tmp_path):
+    picture = tmp_path / "schedule.svg"
+    with strict_process():
+        done = run_command("plot", "schedule", f"--workdir={tiny_run[1]}", f"--output={picture}")
+    assert done.returncode == 0, done.stderr
+    assert picture.exists()

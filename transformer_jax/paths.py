@@ -202,10 +202,7 @@ def write_atomically(path: PathLike, content: str | bytes) -> None:
     if is_remote(path):  # each write to an object store is atomic
         write(path, data)
         return
-    with (
-        new_path(path, makes_parents=False) as temporary,
-        temporary.open("wb") as file,
-    ):
+    with new_path(path, makes_parents=False) as temporary, temporary.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -77,10 +77,8 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
             if no_recipe:
                 raise no_recipe
             _expand_paths()
-            if text.uses_jax:
-                compilation_cache.keep_programs()
-                _quiet_logs()
-            module.run(*([words] if text.words else []))
+            with _jax_prepared() if text.uses_jax else contextlib.nullcontext():
+                module.run(*([words] if text.words else []))
             if _is_one_of_several():
                 from transformer_jax import distributed
 
@@ -106,6 +104,17 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
     app.run(call, argv=remaining, flags_parser=functools.partial(_parse, program))
 
 
+@contextlib.contextmanager
+def _jax_prepared() -> Iterator[None]:
+    """Inside, JAX keeps compiled programs and has the package's settings in this thread."""
+    compilation_cache.keep_programs()
+    _quiet_logs()
+    from transformer_jax.ops import platforms
+
+    with platforms.settings_of_package():
+        yield
+
+
 def _write_utf8() -> None:
     """Writes text as UTF-8, whatever the locale is."""
     for stream in (sys.stdout, sys.stderr):
@@ -115,7 +124,10 @@ def _write_utf8() -> None:
 
 def _check_utf8(argv: Sequence[str]) -> None:
     """Refuses names that are not UTF-8, in which records, pages and Orbax could not write them."""
-    for word, what in (*((word, "argument") for word in argv), (os.getcwd(), "current folder")):
+    words = [(word, "argument") for word in argv]
+    with contextlib.suppress(FileNotFoundError):  # the folder was removed
+        words.append((os.getcwd(), "current folder"))
+    for word, what in words:
         data = os.fsencode(word)
         try:
             data.decode("utf-8")
@@ -226,7 +238,7 @@ def _errors_as_sentences(text: command_help.CommandHelp) -> Iterator[None]:
     except KeyboardInterrupt:
         _end_interrupted(text)
     except Exception as error:
-        if interrupts.was_asked():  # an import makes an error of its own of an interrupt
+        if interrupts.was_asked():  # an import replaces the interrupt by its own error
             _end_interrupted(text)
         message = _message(error, text.less_memory)
         if message is None:

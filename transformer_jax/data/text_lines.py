@@ -52,8 +52,8 @@ def read_lines(path: epath.Path, allow_nul: bool = False) -> Iterator[str]:
 
 def decode_block(content: bytes, name: str, first_line: int) -> list[str]:
     """Lines of a part of a file, as `decode_lines`; faster, because most parts need no care."""
-    is_mac = first_line == 1 and b"\n" not in content  # or has one line
-    if b"\0" not in content and not is_mac and (first_line > 1 or content[:1] < b"\xef"):
+    may_be_mac = first_line == 1 and b"\n" not in content
+    if b"\0" not in content and not may_be_mac and (first_line > 1 or content[:1] < b"\xef"):
         try:
             lines = content.removesuffix(b"\n").decode("utf-8").split("\n")
         except UnicodeDecodeError:

@@ -76,7 +76,7 @@ def init_cache(
     for layer in weights.layers:
         dense = layer.cross_key_value
         both = jnp.einsum("bsm,nm->bsn", encoded.astype(dtype), dense.kernel)
-        both = both if dense.bias is None else both + dense.bias[None, None, :, 0]
+        both = both if dense.bias is None else both + dense.bias[:, 0]
         both = both.reshape(batch, length, 2, heads, dim)
         key, value = both.transpose(2, 0, 3, 1, 4)  # --> [B, G, S, D] each
         if layer.cross_head_norms is not None:
@@ -236,6 +236,6 @@ def _is_past(cache: DecoderCache, ancestors: jax.Array | None) -> jax.Array:
     if ancestors is None:
         return jnp.arange(cache.self_attention[0].value.shape[2]) <= cache.index
     batch, beams, size = ancestors.shape
-    is_written = (jnp.arange(size) <= cache.index)[None, None, :, None]
-    is_ancestor = ancestors[..., None] == jnp.arange(beams)[None, None, None]  # [B, K, T, K]
+    is_written = (jnp.arange(size) <= cache.index)[:, None]  # [T, 1]
+    is_ancestor = ancestors[..., None] == jnp.arange(beams)  # [B, K, T, K]
     return (is_written & is_ancestor).reshape(batch, 1, beams, size * beams)

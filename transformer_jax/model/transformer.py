@@ -281,7 +281,7 @@ def param_shapes(config: ModelConfig) -> Params:
 
 
 def check_params(config: ModelConfig, params: Params) -> None:
-    """Checks that the names and shapes of parameters are those of the model.
+    """Checks that parameters have the names and shapes that the model needs.
 
     Raises:
       UserError: which is the first that differs, and how.

@@ -50,7 +50,7 @@ def settings_of_package() -> Iterator[None]:
 
     Numbers have 32 bits, types and axes are promoted as usual, and arrays are transferred where
     they are needed. Code of a caller, such as a training loop that calls the model, keeps the
-    caller's settings, so `ops`, `model` and `TrainStep` work under all of them.
+    caller's settings, so the model, its losses and `TrainStep` work under all of them.
     """
     with (
         jax.enable_x64(False),

@@ -33,11 +33,11 @@ def top_k_columns(x: jax.Array, offsets: jax.Array, count: int) -> tuple[jax.Arr
     chunks = x.shape[0] // chunk
     x = x.reshape(chunks, chunk, rows, beams)
     if chunks == 1:
-        members = x[0] + offsets[None]  # --> [V, R, K]
+        members = x[0] + offsets  # --> [V, R, K]
         first = jnp.broadcast_to(jnp.arange(beams) * size, (rows, beams))
         members = members.transpose(1, 2, 0)  # --> [R, K, V]
     else:
-        best = (jnp.max(x, axis=1) + offsets[None]).transpose(1, 2, 0)  # --> [R, K, chunks]
+        best = (jnp.max(x, axis=1) + offsets).transpose(1, 2, 0)  # --> [R, K, chunks]
         most = min(count, beams * chunks)
         _, best_chunks = jax.lax.top_k(best.reshape(rows, -1), most)
         best_chunks = jnp.sort(best_chunks, axis=1)  # of equal members the first comes first

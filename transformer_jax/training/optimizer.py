@@ -221,8 +221,8 @@ def gradient_point(config: OptimizerConfig, opt_state: PyTree, params: PyTree) -
 
     Args:
       config: of the optimizer.
-      opt_state: of `make_optimizer`'s.
-      params: those that are trained.
+      opt_state: state of the optimizer that `make_optimizer` returns.
+      params: the trained parameters.
     """
     if config.name != "schedule_free_adamw":
         return params

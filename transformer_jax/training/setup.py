@@ -105,7 +105,7 @@ def prepare(
     corpora = sources.open_corpora(config.data, "train")
     validation = _read_validation(config)
     config, tokenizers, initial_params = _starting_point(config, workdir, corpora, say)
-    config = _fill_in_tokenizers(config, tokenizers)
+    config = fill_in_tokenizers(config, tokenizers)
     workdir_lib.check_resumable(workdir, config)
     if config.train.frozen:  # a wrong name shows before a large corpus is read
         jax.eval_shape(TrainStep(config).init_state, jax.random.key(0))
@@ -299,7 +299,7 @@ def adopt_model(config: Config, start: Config) -> Config:
     return validate(dataclasses.replace(config, model=model, data=data, decode=decode))
 
 
-def _fill_in_tokenizers(config: Config, tokenizers: TokenizerPair) -> Config:
+def fill_in_tokenizers(config: Config, tokenizers: TokenizerPair) -> Config:
     """The config with the vocabulary sizes and the start id that the tokenizers determine."""
     model = dataclasses.replace(
         config.model,

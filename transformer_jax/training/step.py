@@ -123,7 +123,7 @@ class TrainStep:
         return frozen.trained(params, self._frozen)
 
     def gradient_point(self, state: TrainState) -> PyTree:
-        """The parameters for `grad_sums`: with most optimizers those of the state."""
+        """The parameters at which `grad_sums` computes gradients; see `optimizer`."""
         trained = self.trained(state.params)
         point = gradient_point(self.config.optimizer, state.opt_state, trained)
         return frozen.with_frozen(point, state.params)
