@@ -3,20 +3,22 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from scipy import sparse
 
 from transformer_jax.data import context
 from transformer_jax.decoding.translation import Confidence
+from transformer_jax.text import icu_messages, tag_transfer, tagged_text, word_links
 from transformer_jax.text import sentences as sentence_splitting
-from transformer_jax.text import tag_transfer, tagged_text, word_links
 from transformer_jax.text.protection import NO_PROTECTION, Marks, Protection
 from transformer_jax.text.tag_transfer import Gap, Translated
 from transformer_jax.text.tagged_text import Element, Item
 from transformer_jax.text.word_links import Link
 from transformer_jax.text.words import word_spans
+
+_MAX_DEPTH = 4  # of messages in arguments of messages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +38,12 @@ class Reading:
     target_language: str = ""
     protection: Protection = NO_PROTECTION
     context_sentences: int = 0
+
+    def with_protected(self, *patterns: str) -> "Reading":
+        """The same, where what matches these patterns does not change either."""
+        known = self.protection
+        protection = Protection((*patterns, *known.shown), known.hidden)
+        return dataclasses.replace(self, protection=protection)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,14 +180,19 @@ class Document:
         A paragraph whose sentences have not changed is as it was.
         """
         rest = iter(translations)
-        text = "".join(
-            part
-            if isinstance(part, str)
-            else part.join(list(itertools.islice(rest, len(part.shown))))
-            for part in self._parts
-        )
+        text = _joined(self._parts, rest)
         assert next(rest, None) is None
         return text
+
+
+def _joined(
+    parts: "Iterable[str | Embedded | _Segment]", rest: Iterator[SentenceTranslation]
+) -> str:
+    """The parts, with translations of their sentences."""
+    return "".join(
+        part if isinstance(part, str) else part.join(list(itertools.islice(rest, len(part.shown))))
+        for part in parts
+    )
 
 
 class _Segment:
@@ -192,10 +205,27 @@ class _Segment:
         reading: Reading,
         escape: Callable[[str], str],
         marks: Marks,
+        depth: int = 0,
     ):
         self._escape, self._marks = escape, marks
         self._before, items, self._after = _without_outer(items)
         self._raw = tagged_text.raw_of(items)
+        self._arguments: list[tuple[str, list[str | _Segment]]] = []
+
+        def marked(text: str, argument: icu_messages.Argument) -> str:
+            mark = marks.add(text, text)
+            within = reading.with_protected(icu_messages.NUMBER) if argument.is_plural else reading
+            parts = [
+                part
+                if isinstance(part, str)
+                else _Segment(part, splitting, within, escape, marks, depth + 1)
+                for part in argument.parts
+            ]
+            self._arguments += [(mark, parts)] if mark else []
+            return mark
+
+        if depth < _MAX_DEPTH:
+            items = icu_messages.extracted(items, escape, marked)
         protected = reading.protection.apply(items, escape, marks)
         self._inner_before, self._items, self._inner_after = _without_outer(protected)
         self._texts = tagged_text.Run(tagged_text.texts_of(self._items), escape)
@@ -205,17 +235,26 @@ class _Segment:
 
     @functools.cached_property
     def shown(self) -> list[DocumentSentence]:
-        """Its sentences, as they are translated."""
-        return [
+        """Its sentences, as they are translated, and then those of arguments of its messages."""
+        sentences = [
             DocumentSentence(" ".join(sentence.text.split()), self._has_markup, self._marks)
             for sentence in self._sentences
+        ]
+        inner = (part for _, parts in self._arguments for part in parts)
+        return [
+            *sentences,
+            *(one for part in inner if isinstance(part, _Segment) for one in part.shown),
         ]
 
     def join(self, translations: Sequence[SentenceTranslation]) -> str:
         """The paragraph, translated."""
-        texts = [one.text for one in translations]
-        if texts == [one.text for one in self.shown]:
+        if [one.text for one in translations] == [one.text for one in self.shown]:
             return self._before + self._raw + self._after
+        rest = iter(translations[len(self._sentences) :])
+        for mark, parts in self._arguments:
+            self._marks.write(mark, _joined(parts, rest))
+        translations = translations[: len(self._sentences)]
+        texts = [one.text for one in translations]
         between = sentence_splitting.between(self._plain, self._sentences, texts)
         gaps = self._gaps(between, texts)
         if self._has_markup:
@@ -234,7 +273,7 @@ class _Segment:
         """A part of what is between sentences; what has not changed is as it was."""
         first, last = gap.source
         if gap.text == self._plain[first:last]:
-            return self._texts.raw(first + start, first + end)
+            return self._marks.raw(self._texts.raw(first + start, first + end))
         return self._write(gap.text[start:end])
 
     def _gaps(self, between: Sequence[str], texts: Sequence[str]) -> list[Gap]:

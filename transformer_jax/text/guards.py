@@ -15,10 +15,12 @@ from collections.abc import Sequence
 import langcodes
 
 from transformer_jax.data.writing_systems import script_of, separates_words
+from transformer_jax.text import placeholders
 from transformer_jax.text.words import words_of
 
 EMPTY, LOOP, COPY = "empty", "loop", "copy"
 SHORT, LONG, SCRIPT, UNKNOWN = "short", "long", "script", "unknown"
+PLACEHOLDER = "placeholder"
 # What each flag means, for messages and documents.
 MEANINGS = {
     EMPTY: "no letter or digit",
@@ -28,6 +30,7 @@ MEANINGS = {
     LONG: "far longer than the source",
     SCRIPT: "another writing system than that of the language",
     UNKNOWN: "characters that the model cannot write",
+    PLACEHOLDER: "a placeholder of the source is missing, such as %s or {name}",
 }
 _UNKNOWN_MARK = "⁇"  # as SentencePiece writes an unknown token
 
@@ -96,6 +99,7 @@ class Guards:
             LONG: _size(translation) > _LONGEST * _size(source) + _SLACK,
             SCRIPT: self._has_other_script(source_words, words),
             UNKNOWN: translation.count(_UNKNOWN_MARK) > source.count(_UNKNOWN_MARK),
+            PLACEHOLDER: bool(placeholders.missing(source, translation)),
         }
         return tuple(name for name, is_wrong in checks.items() if is_wrong)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from transformer_jax.data.writing_systems import separates_words
 from transformer_jax.decoding.requests import described
 from transformer_jax.errors import UserError, UserTypeError
-from transformer_jax.text import html_tags, tagged_text
+from transformer_jax.text import html_tags, placeholders, tagged_text
 from transformer_jax.text.tagged_text import Element, Item, Kept, Words
 from transformer_jax.text.words import FIRST_MARK, LAST_MARK
 
@@ -33,9 +33,8 @@ _LAST = r"(?:\{[^{}\s]*\}|[^\s<>\"'{}.,;:!?)\]…])"
 USUAL = {
     "address": rf"(?:https?|ftp|mailto):{_ADDRESS}*{_LAST}|www\.{_ADDRESS}*{_LAST}",
     "e-mail": r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+",
-    "braces": r"\{\{[^{}\n]*\}\}|\$\{[^{}\n]*\}|#\{[^{}\n]*\}|\{[^{}\s][^{}\n]*\}|\{\}",
-    "format": r"(?<![\w%])%(?:\(\w++\)|\d++\$)?[-+0#]*+\d*+(?:\.\d++)?(?:hh?|ll?|[zjtLq])?"
-    r"[sdiufFgGeExXcopr@](?![a-zA-Z])|%%",
+    **placeholders.USUAL,
+    "option": r"(?<![\w-])--[a-zA-Z][\w-]*+(?:=[\w-]++)?|(?<![\w-])-[a-zA-Z](?![\w-])",
     "entity": r"&(?:#\d+|#x[\da-fA-F]+|[a-zA-Z]\w*);",
     "mention": r"(?<!\w)[@#][a-zA-Z_]\w+",
     "number": rf"[$€£¥]\s?{_NUMBER}|{_NUMBER}\s?(?:{_UNITS})(?![\w²³/])",
@@ -77,6 +76,10 @@ class Marks:
         self._plain[self._next], self._raw[self._next] = plain, raw
         self._next += 1
         return chr(self._next - 1)
+
+    def write(self, mark: str, raw: str) -> None:
+        """Sets what a mark is in the document."""
+        self._raw[ord(mark)] = raw
 
     def plain(self, text: str) -> str:
         """A text with what its marks are."""
@@ -129,11 +132,10 @@ class Protection:
           escape: writes text into the document.
           marks: of the document; this adds to them.
         """
-        if not (self.shown or self.hidden):
-            return list(items)
         protected: list[Item] = []
         for is_text, some in itertools.groupby(items, lambda item: isinstance(item, Words)):
             if is_text:
+                some = (_as_mark(item, marks) for item in some)
                 texts = tagged_text.texts_of(some)
                 protected += self._protected(tagged_text.Run(texts, escape), marks)
                 continue
@@ -156,6 +158,13 @@ class Protection:
                 stream.append(dataclasses.replace(html_tags.inline_part(part), raw=raw))
         for tree in tagged_text.trees([*stream, *run.cut(done, len(run.plain))]):
             yield from [Kept(tree)] if isinstance(tree, str) else tree
+
+
+def _as_mark(item: Item, marks: Marks) -> Item:
+    """An item; one that is protected by itself with its mark."""
+    if not (isinstance(item, Words) and item.is_protected):
+        return item
+    return Words(item.raw, marks.add(item.plain, item.raw) or item.plain)
 
 
 def _matches(patterns: Sequence[str], text: str) -> Iterator[tuple[int, int, int]]:

@@ -10,13 +10,15 @@ import sentencex
 from transformer_jax.data.writing_systems import joiner
 from transformer_jax.text import languages, sentence_rules
 
-# How a text becomes sentences, as DeepL's `split_sentences` numbers them: it is one; lines and
-# punctuation end them; lines do not.
+# How a text becomes sentences, as DeepL's `split_sentences` numbers them: it is one; lines, columns
+# and punctuation end them; only punctuation does.
 NO_SPLIT, SENTENCES, NO_LINES = "0", "1", "nonewlines"
 SPLITTINGS = (NO_SPLIT, SENTENCES, NO_LINES)
 
 _BREAK = re.compile(r"[\n\r\u2028\u2029]")
 _LINE = re.compile(r"[^\n\r\u2028\u2029]+")
+# A column of a line: two spaces or a tab are between two of them, as in the help of a command.
+_COLUMN = re.compile(r"[^\t ]++(?: [^\t ]++)*+")
 # What a line of a list or quotation begins with, which is not translated.
 _BULLET = re.compile(
     r"(?:[>#]+|[-*+~•‣◦▪●○■□–—→⇒►▶➔➤☐☑☒✓✔✗✘]|\[[ xX]\]|\(?(?:\d{1,3}|[a-z])[.)]|\(?[A-Z]\)"
@@ -61,7 +63,8 @@ def split(text: str, language: str, splitting: str = SENTENCES) -> list[Sentence
         parts = (
             part
             for line in _LINE.finditer(text)
-            for part in _parts(line[0], line.start(), language)
+            for column in _COLUMN.finditer(text, line.start() + _begin(line[0]), line.end())
+            for part in _parts(column[0], column.start(), language)
         )
     sentences = []
     for part, start in parts:
@@ -72,11 +75,15 @@ def split(text: str, language: str, splitting: str = SENTENCES) -> list[Sentence
     return sentences
 
 
+def _begin(line: str) -> int:
+    """Where the text of a line begins: after its bullet."""
+    bullet = _BULLET.match(line, len(line) - len(line.lstrip()))
+    return bullet.end() if bullet and bullet.end() < len(line) else 0
+
+
 def _parts(line: str, start: int, language: str) -> Iterator[tuple[str, int]]:
     """Sentences of a line with what is between them, and their places; not its bullet."""
-    indent = len(line) - len(line.lstrip())
-    bullet = _BULLET.match(line, indent)
-    begin = bullet.end() if bullet and bullet.end() < len(line) else 0
+    begin = _begin(line)
     start += begin
     code = languages.two_letters(language) if language else "en"
     for part in sentence_rules.corrected(_segments(line[begin:], code), code):

@@ -11,10 +11,17 @@ MAX_DEPTH = 50
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """Text to translate: as it is in the document, and without escapes."""
+    """Text to translate.
+
+    Attributes:
+      raw: as it is in the document.
+      plain: without escapes.
+      is_protected: whether it stays as it is, like what matches a `Protection`.
+    """
 
     raw: str
     plain: str
+    is_protected: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

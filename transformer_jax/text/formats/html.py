@@ -15,12 +15,18 @@ _XML = re.compile(r"\A\ufeff?\s*+<\?xml|<html\s[^<>]*?\bxmlns=", re.IGNORECASE)
 _BEGINNING = re.compile(r"<(?=[a-zA-Z/!?])")
 _RAW = {"script", "style"}  # tags inside are text
 # fmt: off
-# Tags within a paragraph: https://html.spec.whatwg.org/multipage/dom.html#phrasing-content, without
-# those that divide texts, such as br and select.
-_INLINE = {
-    "a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn", "em",
-    "font", "i", "img", "input", "ins", "kbd", "label", "mark", "math", "q", "s", "samp", "small",
-    "span", "strike", "strong", "sub", "sup", "svg", "time", "tt", "u", "var", "wbr",
+# Tags that divide texts; all others are within a paragraph, also those of other vocabularies, such
+# as web components. https://html.spec.whatwg.org/multipage/indices.html#elements-3
+_DIVIDING = {
+    "area", "audio", "base", "body", "br", "button", "canvas", "caption", "center", "col",
+    "colgroup", "datalist", "dd", "dir", "dt", "embed", "figcaption", "frame", "frameset", "head",
+    "html", "iframe", "legend", "li", "link", "map", "marquee", "meta", "meter", "noembed",
+    "noframes", "noscript", "object", "optgroup", "option", "output", "param", "picture",
+    "progress", "script", "select", "slot", "source", "style", "summary", "table", "tbody", "td",
+    "template", "textarea", "tfoot", "th", "thead", "title", "tr", "track", "video",
+    # Of DocBook: https://docbook.org/
+    "chapter", "entry", "example", "informaltable", "itemizedlist", "listitem", "orderedlist",
+    "para", "programlisting", "row", "screen", "simpara", "variablelist", "varlistentry",
 }
 # Elements that end where another begins: https://html.spec.whatwg.org/#optional-tags
 _CELL, _ITEM = {"td", "th"}, {"dt", "dd"}
@@ -58,6 +64,11 @@ def _escape(text: str) -> str:
     return html.escape(text, quote=False)
 
 
+def _divides(tag: re.Match) -> bool:
+    """Whether a tag is between texts, and not within one."""
+    return tag[2].lower() in _DIVIDING | _ENDS_PARAGRAPH
+
+
 class _Reader:
     """Reads a page from its beginning to its end."""
 
@@ -77,7 +88,7 @@ class _Reader:
                 self._enter(tag)
             if not (was_translated and self._is_translated):
                 kept += raw
-                is_inline = is_inline and (tag is None or tag[2].lower() in _INLINE)
+                is_inline = is_inline and (tag is None or not _divides(tag))
                 if not self._is_translated:
                     continue
                 raw, tag = "", None
@@ -101,7 +112,7 @@ class _Reader:
     def _add(self, raw: str, tag: re.Match | None) -> bool:
         """Adds to the paragraph; False where this ends it."""
         if tag:
-            if tag[2].lower() not in _INLINE:
+            if _divides(tag):
                 return False
             self._stream.append(inline_part(raw))
         elif _BEGINNING.match(raw):
@@ -115,7 +126,8 @@ class _Reader:
     def _paragraph(self, in_pre: bool) -> Iterator[str | tuple[list[Item], str]]:
         splitting = self._splitting or (SENTENCES if in_pre else NO_LINES)
         assert splitting in (NO_SPLIT, SENTENCES, NO_LINES)
-        for part in tagged_text.trees(list(html_tags.without_notes(self._stream))):
+        stream = html_tags.with_formulas(list(html_tags.without_notes(self._stream)))
+        for part in tagged_text.trees(stream):
             yield part if isinstance(part, str) else (part, splitting)
         self._stream = []
 
@@ -125,7 +137,7 @@ class _Reader:
         if not tag[1]:
             while self._open and name in _ENDED_BY.get(self._open[-1][0], ()):
                 self._open.pop()
-            if name in VOID or tag[3].rstrip().endswith("/"):
+            if name in VOID or html_tags.ends_itself(tag):
                 return
             self._open.append((name, html_tags.is_translated(tag, self._is_translated)))
             self._num_pre += name == "pre"
@@ -153,7 +165,7 @@ def _tokens(text: str) -> Iterator[tuple[str, re.Match | None]]:
         yield text[end:position], tag
         if not tag or tag[2].lower() not in _RAW or tag[1]:
             continue
-        if not (is_xml and tag[3].rstrip().endswith("/")):
+        if not (is_xml and html_tags.ends_itself(tag)):
             closing = re.compile(rf"</{tag[2]}(?![a-zA-Z0-9])", re.IGNORECASE)
             last = closing.search(text, position)
             start, position = position, last.start() if last else len(text)

@@ -1,8 +1,8 @@
 """Markdown as a document: CommonMark with tables, and with what is usual besides.
 
 Metadata at the beginning, code, images, addresses, HTML, formulas, boxes of tasks, references of
-notes, and lines that begin containers are kept. The library `markdown-it-py` says what is markup;
-the places of its tokens in the text are noted as it reads.
+notes, lines that begin containers, and the markup of some dialects are kept. The library
+`markdown-it-py` says what is markup; the places of its tokens in the text are noted as it reads.
 """
 
 import bisect
@@ -22,22 +22,37 @@ from transformer_jax.text.document import Document, Reading
 from transformer_jax.text.sentences import NO_LINES
 from transformer_jax.text.tagged_text import Item, Kept, Tag, Words
 
+# Lines of metadata have names, or are indented; without them `---` is a rule.
+_NAMED = r"(?:#.*|[^\s:#-][^:\n]*+:(?:[ \t].*)?)\r?\n"
 _METADATA = re.compile(
-    r"---[ \t]*\r?\n(?:.*\r?\n)*?(?:---|\.\.\.)[ \t]*(?:\r?\n|$)"
+    rf"---[ \t]*\r?\n{_NAMED}(?:{_NAMED}|[-\]}}#].*\r?\n|[ \t].*\r?\n|\r?\n)*?"
+    r"(?:---|\.\.\.)[ \t]*(?:\r?\n|$)"
     r"|\+\+\+[ \t]*\r?\n(?:.*\r?\n)*?\+\+\+[ \t]*(?:\r?\n|$)"
 )
 _LINE_END = re.compile(r"\r\n?|\n")
 # What Markdown would read as markup: anywhere, and where a line begins.
 _SPECIAL = re.compile(r"\A[#+-](?=\s|#)|[\\`*_\[\]<>|~]|&(?=#?\w+;)")
 _ORDINAL = re.compile(r"\A(\d{1,9})([.)])(?=\s)")
-# What is kept within a text, besides CommonMark's: formulas, notes, and at the beginning of a line
-# the box of a task and a table of contents.
+# What is kept within a text, besides CommonMark's: formulas, notes, links of wikis, names of emoji,
+# comments of MDX, and at the beginning of a line the box of a task, the kind of an alert, and a
+# table of contents.
 _KEPT = re.compile(
     r"\$\$[^$]+\$\$|\$(?![\s$])[^$\n]*(?<![\s$])\$(?!\d)|\[\^[^\]\s]+\]:?"
-    r"|(?:^|(?<=\n))(?:\[[ xX]\](?=\s)|\[TOC\]|\[\[_TOC_\]\])"
+    r"|\\\((?:[^\\\n]|\\[^()\n])*+\\\)|\\\[(?:[^\\]|\\[^\[\]])*+\\\]"
+    r"|!?\[\[[^\[\]\n]+\]\]|(?<!\w):[a-z+-][a-z0-9_+-]*:|\{/\*(?:[^*{]|\*(?!/))*+\*/\}"
+    r"|(?:^|(?<=\n))(?:\[[ xX]\](?=\s)|\[![a-zA-Z]+\][+-]?|\[TOC\])"
 )
-# Lines that begin or end a container, or a definition: they divide the text.
-_DIVIDING = re.compile(r"(?:^|(?<=\n))(?::::.*|(?:!!!|\?\?\?\+?)[ ].*|:[ \t]+(?=\S))")
+# Lines that begin or end a container, or a definition, or that are code of MDX: they divide the
+# text.
+_DIVIDING = re.compile(
+    r"(?:^|(?<=\n))(?::::.*|(?:!!!|\?\?\?\+?)[ ].*|:[ \t]+(?=\S)|\*\[[^\]\n]+\]:[ \t]*"
+    r"|import\s(?:[^\n\"']*\sfrom\s*)?[\"'][^\"'\n]+[\"'];?[ \t]*(?=\n|$)"
+    r"|export\s(?:const|let|var|default|function|class|async|\{|\*)[^\0]*)"
+)
+# A tag of JSX, whose attributes may be code.
+_JSX = re.compile(
+    r"<(/?)([A-Z][\w.]*+)(?:[^<>{}\"']|\"[^\"]*\"|'[^']*'|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})*+>"
+)
 _LITERAL = "literal"
 _PAIRED = {"em", "strong", "s", "link"}
 
@@ -128,6 +143,8 @@ def _stream(
             stream.append(Tag(raw, "break", True))  # which has no other, so it divides the text
         elif token.type == _LITERAL and token.markup:
             stream.append(Tag(raw, "line", True))  # the same
+        elif jsx := _JSX.fullmatch(raw):
+            stream.append(Kept(raw) if raw.endswith("/>") else Tag(raw, jsx[2], bool(jsx[1])))
         elif token.type == "html_inline":
             stream.append(html_tags.inline_part(raw))
         elif kind in _PAIRED and token.markup != "autolink":
@@ -135,7 +152,8 @@ def _stream(
         else:  # code, images, addresses
             stream.append(Kept(raw))
     parts = [part for part in _with_whole_marks(stream) if part.raw]
-    return list(html_tags.without_notes(list(html_tags.with_untranslated_kept(parts))))
+    parts = list(html_tags.without_notes(list(html_tags.with_untranslated_kept(parts))))
+    return html_tags.with_formulas(parts)
 
 
 def _end_of_link(tokens: Sequence[Token], first: int) -> int:
@@ -145,7 +163,7 @@ def _end_of_link(tokens: Sequence[Token], first: int) -> int:
 
 def _literal(state: StateInline, silent: bool) -> bool:
     """A rule of the parser: what is kept, beyond CommonMark, is a token."""
-    for pattern, mark in ((_DIVIDING, "line"), (_KEPT, "")):
+    for pattern, mark in ((_DIVIDING, "line"), (_KEPT, ""), (_JSX, "")):
         match = pattern.match(state.src, state.pos, state.posMax)
         if match:
             if not silent:

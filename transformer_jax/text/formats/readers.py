@@ -6,15 +6,15 @@ from pathlib import PurePath
 from transformer_jax.decoding.requests import check_text
 from transformer_jax.errors import UserError, did_you_mean
 from transformer_jax.text.document import Document, Reading
-from transformer_jax.text.formats import html, markdown, plain_text, po, subtitles, xml_units
+from transformer_jax.text.formats import html, markdown, plain_text, po, subtitles, tmx, xliff
 
 READERS: dict[str, Callable[..., Document]] = {
     "txt": plain_text.read,
     "md": markdown.read,
     "html": html.read,
     "po": po.read,
-    "xliff": xml_units.read_xliff,
-    "tmx": xml_units.read_tmx,
+    "xliff": xliff.read,
+    "tmx": tmx.read,
     "srt": subtitles.read_srt,
     "vtt": subtitles.read_vtt,
 }
@@ -30,6 +30,7 @@ ENDINGS = {
     ".pot": "po",
     ".xliff": "xliff",
     ".xlf": "xliff",
+    ".sdlxliff": "xliff",
     ".tmx": "tmx",
     ".srt": "srt",
     ".vtt": "vtt",

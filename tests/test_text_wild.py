@@ -1,0 +1,257 @@
+"""Documents as real projects have them: what their programs and dialects need stays as it is."""
+
+import pytest
+
+pytest.importorskip("sentencex")
+pytest.importorskip("markdown_it")
+
+from tests.test_text_documents import read, shown
+from transformer_jax.text import accelerators, copying, guards, placeholders, protection
+from transformer_jax.text.copying import Marked
+from transformer_jax.text.document import Document, SentenceTranslation
+from transformer_jax.text.guards import Guards
+from transformer_jax.text.placeholders import MessageFormat
+from transformer_jax.text.words import words_of
+
+HEADER = 'msgid ""\nmsgstr "Plural-Forms: nplurals={}; plural={};\\n"\n\n'
+# Format, source, and the document with all words that are translated in capitals.
+WILD = [
+    ("txt", "  -a, --all=x    one two\n\t-b\tthree", "  -a, --all=x    ONE TWO\n\t-b\tTHREE"),
+    ("txt", "one %s%s two", "ONE %s%s TWO"),
+    ("html", "<p>a <a href=x/ >b c</a> d</p>", "<p>A <a href=x/ >B C</a> D</p>"),
+    ("html", "<p>a<br/>b <x-y z=1 /> c</p>", "<p>A<br/>B <x-y z=1 /> C</p>"),
+    ("html", "<p>a <keycap>b</keycap> c</p>", "<p>A <keycap>B</keycap> C</p>"),
+    ("html", "<para>a</para><para>b</para>", "<para>A</para><para>B</para>"),
+    (
+        "html",
+        "<p>three<sup><a href=#n><i>[</i>a<i>]</i></a></sup> and x<sup>st</sup></p>",
+        "<p>THREE<sup><a href=#n><i>[</i>a<i>]</i></a></sup> AND <sup>XST</sup></p>",
+    ),
+    (
+        "html",
+        "<p>a C<sub>6</sub>H<sub>12</sub>O &amp; CO<sub>2</sub></p>",
+        "<p>A C<sub>6</sub>H<sub>12</sub>O &amp; CO<sub>2</sub></p>",
+    ),
+    ("html", "<p>H<sub>2</sub>&lt;a</p>", "<p>H<sub>2</sub> &lt; A</p>"),
+    ("html", "<p>x<sub>a</sub> b</p>", "<p><sub>XA</sub> B</p>"),
+    ("html", "<p><ruby>a<rt>b</rt></ruby> c</p>", "<p><ruby>A<rt>b</rt></ruby> C</p>"),
+    ("md", "> [!NOTE]\n> one two", "> [!NOTE]\n> ONE TWO"),
+    ("md", "See [[a b|c]] and ![[d.png]] here", "SEE [[a b|c]] AND ![[d.png]] HERE"),
+    ("md", "*[HTML]: one\n*[CSS]: two", "*[HTML]: ONE\n*[CSS]: TWO"),
+    ("md", r"a \(b_c\) d \[e \\ f\] :joy: at 9:30h:", r"A \(b_c\) D \[e \\ f\] :joy: AT 9 : 30h :"),
+    ("md", "import A from 'b';\nexport const c = {\n  d: 1,\n};", None),
+    ("md", "import duties rose", "IMPORT DUTIES ROSE"),
+    ("md", "<A b={() => c}>d <E/></A> {/* f */} g", "<A b={() => c}>D <E/></A> {/* f */} G"),
+    ("md", "---\n\none two\n\n---\n", "---\n\nONE TWO\n\n---\n"),
+    ("md", "---\na: b\n- c\n  d\n# e\n---\nf", "---\na: b\n- c\n  d\n# e\n---\nF"),
+    (
+        "srt",
+        "1\n-00:00:01,0 --> 00:00:02,0\na b\n\nc\n\n2\n00:00:03,0 --> 00:00:04,0\nd\n",
+        "1\n-00:00:01,0 --> 00:00:02,0\nA B\n\nC\n\n2\n00:00:03,0 --> 00:00:04,0\nD\n",
+    ),
+    ("srt", "1\r00:01,0 --> 00:02,0\ra b\rc d\r", "1\r00:01,0 --> 00:02,0\rA B\rC D\r"),
+    (
+        "vtt",
+        "WEBVTT\n\n00:01.0 --> 00:02.0\n<ruby>a<rt>b</rt></ruby> c\n\nNOTE d",
+        "WEBVTT\n\n00:01.0 --> 00:02.0\n<ruby>A<rt>b</rt></ruby> C\n\nNOTE d",
+    ),
+    ("txt", "{n, plural, =1 {one day} other {# days}}", "{n, plural, =1 {ONE DAY} other {# DAYS}}"),
+    (
+        "txt",
+        "You have {n, plural, one {a mail} other {# of {g, select, a {his} b {her}} mails}} left.",
+        "YOU HAVE {n, plural, one {A MAIL} other {# OF {g, select, a {HIS} b {HER}} MAILS}} LEFT .",
+    ),
+    (
+        "html",
+        "<p>a <b>{n, plural, one {<i>b</i> &amp; c} other {'{'}}</b></p>",
+        "<p>A <b>{n, plural, one {<i>B</i> &amp; C} other {'{'}}</b></p>",
+    ),
+    ("txt", "{n, plural, one {a", "{ N , PLURAL , ONE { A"),
+]
+# What an entry of a catalogue has before its translation, and the translation.
+MESSAGES = [
+    ('msgid "one" " two"\t"!"', "ONE TWO !"),
+    (r'msgid "caf\303\251 \x41\\n"', r"CAFÉ A \\ N"),
+    ('#, kde-format\nmsgid "one %1 of two %2"', "ONE %1 OF TWO %2"),
+    ('#, c-format\nmsgid "one %<PRIu64> % d %m"', "ONE %<PRIu64> % d %m"),
+    ('#, c-format\nmsgid "one %\'d <b>two</b>"', "ONE %'d <b>TWO</b>"),
+    ('#, fuzzy, sh-format\nmsgid "one $A_b"', "ONE $A_b"),
+    ('#, no-c-format\nmsgid "50% discount"', "50% DISCOUNT"),
+    ('#, object-pascal-format\nmsgid "one %0:d"', "ONE %0:d"),
+    ('msgid "_File"', "_FILE"),
+    ('msgid "E_xit %s…"', "E_XIT %s …"),
+    ('msgid "Save &As"', "SAVE &AS"),
+    ('msgid "R&D at AT&T"', "R & D AT AT & T"),
+    ('msgid "file_name"', "FILE_NAME"),
+    ('msgid "one <xref linkend=\\"x\\"/> two"', 'ONE <xref linkend=\\"x\\"/> TWO'),
+]
+XLIFF = """<xliff><file><trans-unit><source>a b.</source>{}</trans-unit></file></xliff>"""
+SEGMENTS = '<{0}>{1}<mrk mtype="seg" mid="1">{2}</mrk> <mrk mtype="seg" mid="2">{3}</mrk>{4}</{0}>'
+SEG_SOURCE = SEGMENTS.format("seg-source", "", "a", "b.", "")
+# What follows the source of a unit, and what it becomes.
+UNITS = [
+    (SEG_SOURCE, SEG_SOURCE + SEGMENTS.format("target", "", "A", "B .", "")),
+    (SEG_SOURCE + "<target/>", SEG_SOURCE + SEGMENTS.format("target", "", "A", "B .", "")),
+    (
+        SEG_SOURCE + '<target><g><mrk mtype="seg" mid="2"/></g></target>',
+        SEG_SOURCE + '<target><g><mrk mtype="seg" mid="2">B .</mrk></g></target>',
+    ),
+    (
+        SEG_SOURCE + SEGMENTS.format("target", "<g>", "x", "", "</g>"),
+        SEG_SOURCE + SEGMENTS.format("target", "<g>", "x", "B .", "</g>"),
+    ),
+    ('<target><x id="1"/><g> </g></target>', "<target>A B .</target>"),
+    ("<target>x</target>", "<target>x</target>"),
+]
+
+
+def translated(document: Document, order: int = 1, is_lost: bool = False) -> str:
+    """The document with its words in capitals, in order or reversed (-1), or without any."""
+    results = []
+    for sentence in document.sentences:
+        seen = copying.shown(sentence.text)
+        words = [] if is_lost else [word.upper() for word in words_of(seen.text)][::order]
+        links = ((n, n if order > 0 else len(words) - 1 - n, 1.0) for n in range(len(words)))
+        marked = copying.with_marks(seen, Marked(" ".join(words), tuple(links)))
+        results.append(SentenceTranslation(marked.text, marked.links))
+    return document.join(results)
+
+
+def protected(text: str, format: str) -> Document:
+    return read(text, format, target_language="de", protection=protection.of())
+
+
+@pytest.mark.parametrize(("format", "source", "wanted"), WILD)
+def test_real_markup_stays_and_all_else_is_translated(format, source, wanted):
+    assert translated(protected(source, format)) == (wanted or source)
+
+
+@pytest.mark.parametrize(("source", "wanted"), MESSAGES)
+def test_messages_keep_what_their_program_replaces(source, wanted):
+    assert translated(protected(f'{source}\nmsgstr ""\n', "po")) == f'{source}\nmsgstr "{wanted}"\n'
+
+
+@pytest.mark.parametrize(("rest", "wanted"), UNITS)
+def test_segments_of_xliff_are_filled_from_those_of_the_source(rest, wanted):
+    assert translated(protected(XLIFF.format(rest), "xliff")) == XLIFF.format(wanted)
+
+
+@pytest.mark.parametrize(
+    ("flags", "source", "in_order", "reversed_order"),
+    [
+        ("c", "%s of %*d", "%s OF %*d", "%3$*2$d OF %1$s"),
+        ("c", "%2$s of %1$s", "%2$s OF %1$s", "%1$s OF %2$s"),
+        ("python-brace", "{} of {:x} {a}", "{} OF {:x} {a}", "{a} {1:x} OF {0}"),
+        ("python", "%s of %s", "%s OF %s", ""),
+        ("lisp", "~a of ~d", "~a OF ~d", ""),
+        ("python", "%(a)s of %(b)s", "%(a)s OF %(b)s", "%(b)s OF %(a)s"),
+    ],
+)
+def test_arguments_are_numbered_where_their_order_changes(flags, source, in_order, reversed_order):
+    entry = f'#, {flags}-format\nmsgid "{source}"\nmsgstr "'
+    document = protected(f'{entry}"\n', "po")
+    for order, wanted in ((1, in_order), (-1, reversed_order)):
+        assert translated(document, order) == f'{entry}{wanted}"\n'
+
+
+@pytest.mark.parametrize(
+    ("header", "singular", "forms", "wanted"),
+    [
+        (HEADER.format(2, "n != 1"), "one file", 2, ["ONE FILE", "%d FILES"]),
+        # French: 0 and 1 have one form, in which the number may not be missing.
+        (HEADER.format(2, "n > 1"), "one file", 2, ["%d FILES", "%d FILES"]),
+        (HEADER.format(2, "n > 1"), "%d file", 2, ["%d FILE", "%d FILES"]),
+        # Slovene: 101 has the form of 1; and a form is not there yet.
+        (
+            HEADER.format(3, "n%100==1 ? 1 : n%100==2 ? 2 : 0"),
+            "%d file",
+            2,
+            ["%d FILES", "%d FILE", "%d FILES"],
+        ),
+        (HEADER.format("INTEGER", "EXPRESSION"), "one file", 2, ["ONE FILE", "%d FILES"]),
+        (HEADER.format(2, "n / 0 +"), "one file", 2, ["ONE FILE", "%d FILES"]),
+    ],
+)
+def test_each_form_of_a_plural_has_the_placeholders_that_gettext_wants(
+    header, singular, forms, wanted
+):
+    entry = f'{header}#, c-format\nmsgid "{singular}"\nmsgid_plural "%d files"\n'
+    empty = "\n".join(f'msgstr[{n}] ""' for n in range(forms))
+    filled = "\n".join(f'msgstr[{n}] "{text}"' for n, text in enumerate(wanted))
+    assert translated(protected(f"{entry}{empty}\n", "po")) == f"{entry}{filled}\n"
+
+
+def test_marks_of_keys_are_put_before_the_same_letter_or_another():
+    for source, translation, wanted in [
+        ("_File %s", "%s Datei f", "%s Datei _f"),
+        ("&Open", "Öffnen", "&Öffnen"),
+        ("E&xit:", "終了:", "終了(&X):"),
+        ("_File", "", "(_F)"),
+        ("_File _Two", "_Datei", "_Datei"),
+        ("_File " + "a" * 300, "Datei", "Datei"),
+    ]:
+        text, with_mark = accelerators.without(source, ["%s"])
+        assert text == (
+            source.replace("_", "").replace("&", "") if wanted != translation else source
+        )
+        assert with_mark(translation) == wanted
+
+
+def test_a_translation_without_a_placeholder_of_its_source_is_flagged():
+    check = Guards("en", "de").problems
+    assert check("one {name} of %d", "eins {name} von %d") == ()
+    for lost in ("eins {name} von", "eins {nom} von %d", "eins {name} {name} von"):
+        assert check("one {name} of %d", lost) == (guards.PLACEHOLDER,)
+    assert placeholders.missing("%s %s", "%s") == ["%s"]
+
+
+def test_every_flag_of_gettext_has_placeholders():
+    """Each with its example in gettext's manual, or in that of the language."""
+    examples = {
+        "c": "%5.2f",
+        "objc": "%@",
+        "c++": "{0}",
+        "gcc-internal": "%qD",
+        "python": "%(a)s",
+        "python-brace": "{a}",
+        "java": "{0,number,#}",
+        "java-printf": "%1$tY",
+        "csharp": "{0:x}",
+        "javascript": "%s",
+        "scheme": "~a",
+        "lisp": "~a",
+        "elisp": "%s",
+        "librep": "%s",
+        "rust": "{}",
+        "ruby": "%<a>d",
+        "sh": "${a}",
+        "awk": "%s",
+        "lua": "%s",
+        "object-pascal": "%s",
+        "smalltalk": "%1",
+        "qt": "%L1",
+        "qt-plural": "%n",
+        "kde": "%1",
+        "kde-kuit": "%1",
+        "boost": "%|1$+5|",
+        "tcl": "%s",
+        "perl": "%s",
+        "perl-brace": "{a}",
+        "php": "%s",
+        "gfc-internal": "%s",
+        "ycp": "%1",
+    }
+    assert {*examples} == {*placeholders.BY_FLAG}
+    for flag, example in examples.items():
+        assert MessageFormat((flag,)).of(f"a {example} b") == [example], flag
+
+
+def test_deep_messages_and_those_without_an_end_take_linear_time():
+    # Quadratic time would be minutes here.
+    for part in ("{n, plural, a {", "{n, plural, a {b}} ", "'{", "{n, plural, "):
+        protected(part * (100_000 // len(part)), "txt")
+    for part in ("<code>", "<sup>", "<sub>1</sub>", "H<sub>1</sub>", r"\(", "{/*", "[[", "<A b={"):
+        read(part * (100_000 // len(part)), "md")
+    cue = "00:01,0 --> 00:02,0\n" + "a b\n" * 20_000
+    assert shown(read(cue, "srt")) == [" ".join(["a b"] * 20_000)]
+    assert translated(read(cue, "srt")) == cue.upper()
