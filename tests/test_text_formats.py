@@ -22,7 +22,7 @@ PO = r"""# Head
 msgid ""
 msgstr ""
 "Content-Type: text/plain; charset=UTF-8\n"
-"Plural-Forms: nplurals=2; plural=(n != 1);\n"
+"Plural-Forms: nplurals=3; plural=(n != 1);\n"
 
 #: a.c:3
 #, c-format

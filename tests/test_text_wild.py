@@ -9,11 +9,11 @@ from tests.test_text_documents import read, shown
 from transformer_jax.text import accelerators, copying, guards, placeholders, protection
 from transformer_jax.text.copying import Marked
 from transformer_jax.text.document import Document, SentenceTranslation
+from transformer_jax.text.formats import po_plurals
 from transformer_jax.text.guards import Guards
 from transformer_jax.text.placeholders import MessageFormat
 from transformer_jax.text.words import words_of
 
-HEADER = 'msgid ""\nmsgstr "Plural-Forms: nplurals={}; plural={};\\n"\n\n'
 # Format, source, and the document with all words that are translated in capitals.
 WILD = [
     ("txt", "  -a, --all=x    one two\n\t-b\tthree", "  -a, --all=x    ONE TWO\n\t-b\tTHREE"),
@@ -154,31 +154,67 @@ def test_arguments_are_numbered_where_their_order_changes(flags, source, in_orde
         assert translated(document, order) == f'{entry}{wanted}"\n'
 
 
+TWO_FORMS = "nplurals=2; plural=n != 1;"
+
+
 @pytest.mark.parametrize(
-    ("header", "singular", "forms", "wanted"),
+    ("before", "after", "singular", "wanted"),
     [
-        (HEADER.format(2, "n != 1"), "one file", 2, ["ONE FILE", "%d FILES"]),
+        (TWO_FORMS, TWO_FORMS, "one file", ["ONE FILE", "%d FILES"]),
         # French: 0 and 1 have one form, in which the number may not be missing.
-        (HEADER.format(2, "n > 1"), "one file", 2, ["%d FILES", "%d FILES"]),
-        (HEADER.format(2, "n > 1"), "%d file", 2, ["%d FILE", "%d FILES"]),
-        # Slovene: 101 has the form of 1; and a form is not there yet.
+        ("nplurals=2; plural=n > 1;", "", "one file", ["%d FILES", "%d FILES"]),
+        ("nplurals=2; plural=n > 1;", "", "%d file", ["%d FILE", "%d FILES"]),
+        # 101 has the form of 1; and a form is not there yet.
         (
-            HEADER.format(3, "n%100==1 ? 1 : n%100==2 ? 2 : 0"),
+            "nplurals=3; plural=n%100==1 ? 1 : n%100==2 ? 2 : 0;",
+            "",
             "%d file",
-            2,
             ["%d FILES", "%d FILE", "%d FILES"],
         ),
-        (HEADER.format("INTEGER", "EXPRESSION"), "one file", 2, ["ONE FILE", "%d FILES"]),
-        (HEADER.format(2, "n / 0 +"), "one file", 2, ["ONE FILE", "%d FILES"]),
+        # A form that the header does not count.
+        ("nplurals=1; plural=0;", "", "%d file", ["%d FILES"]),
+        # What templates have: the forms of German.
+        ("nplurals=INTEGER; plural=EXPRESSION;", TWO_FORMS, "one file", ["ONE FILE", "%d FILES"]),
+        ("nplurals=2; plural=n / 0 +;", TWO_FORMS, "one file", ["ONE FILE", "%d FILES"]),
     ],
 )
 def test_each_form_of_a_plural_has_the_placeholders_that_gettext_wants(
-    header, singular, forms, wanted
+    before, after, singular, wanted
 ):
-    entry = f'{header}#, c-format\nmsgid "{singular}"\nmsgid_plural "%d files"\n'
-    empty = "\n".join(f'msgstr[{n}] ""' for n in range(forms))
-    filled = "\n".join(f'msgstr[{n}] "{text}"' for n, text in enumerate(wanted))
-    assert translated(protected(f"{entry}{empty}\n", "po")) == f"{entry}{filled}\n"
+    head = 'msgid ""\nmsgstr "charset={}\\nPlural-Forms: {}\\n"\n\n'
+    entry = f'#, c-format\nmsgid "{singular}"\nmsgid_plural "%d files"\n'
+    empty = head.format("CHARSET", before) + entry + 'msgstr[0] ""\nmsgstr[1] ""\n'
+    filled = [f'msgstr[{n}] "{text}"' for n, text in enumerate(wanted)]
+    result = head.format("UTF-8", after or before) + entry + "\n".join(filled) + "\n"
+    assert translated(protected(empty, "po")) == result
+    assert translated(protected(result, "po")) == result
+
+
+def test_a_header_without_plurals_gets_those_of_the_language():
+    """The forms of 0, 1, 2, 5, 21 and 101 things, by the tables of CLDR."""
+    for code, wanted in {
+        "de": "101111",
+        "fr": "001111",
+        "pt_BR": "001111",
+        "pt": "101111",
+        "ja": "000000",
+        "rus_Cyrl": "201200",
+        "pl": "201222",
+        "cs": "201222",
+        "sl": "301330",
+        "ar": "012345",
+        "lt": "201100",
+        "lv": "201100",
+        "ro": "101122",
+    }.items():
+        forms = po_plurals.of_language(code).numbers
+        form_of = {number: form for form, numbers in forms.items() for number in numbers}
+        assert "".join(str(form_of[n]) for n in (0, 1, 2, 5, 21, 101)) == wanted, code
+    entry = 'msgid "a"\nmsgid_plural "b"\nmsgstr[0] "{}"\nmsgstr[1] "{}"\n'
+    header = 'msgid ""\nmsgstr ""\n"X: y\\n"{}\n\n'
+    result = translated(protected(header.format("") + entry.format("", ""), "po"))
+    added = f'\n"Plural-Forms: {TWO_FORMS}\\n"'
+    assert result == header.format(added) + entry.format("A", "B")
 
 
 def test_marks_of_keys_are_put_before_the_same_letter_or_another():

@@ -4,14 +4,14 @@ The format: https://www.gnu.org/software/gettext/manual/html_node/PO-Files.html
 """
 
 import dataclasses
-import gettext
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from transformer_jax.errors import UserError
 from transformer_jax.text import accelerators, html_tags
 from transformer_jax.text.document import Document, Embedded, Reading
-from transformer_jax.text.formats import html, plain_text
+from transformer_jax.text.formats import html, plain_text, po_plurals
+from transformer_jax.text.formats.po_plurals import Plurals
 from transformer_jax.text.placeholders import BY_FLAG, MessageFormat, missing
 
 _STRING = r'"(?:[^"\\\n]|\\.)*+"'
@@ -19,8 +19,7 @@ _STRINGS = rf"{_STRING}(?:[ \t]*+(?:\r?\n[ \t]*+)?{_STRING})*+"
 _FIELD = re.compile(rf"[ \t]*(msgctxt|msgid_plural|msgid|msgstr(?:\[\d+\])?)[ \t]*+({_STRINGS})")
 _REST = re.compile(r"[ \t]*(#.*)?\r?(?:\n|$)")  # comments, obsolete entries, empty lines
 _FLAG = re.compile(r"[\w+-]+")
-_PLURAL = re.compile(r"nplurals\s*=\s*(\d+)\s*;\s*plural\s*=([^;\n]+)")
-_NUMBERS = range(1000)  # of things, for which the forms of a plural are known
+_PLURAL_FORMS = re.compile(r"Plural-Forms:[^\"\\]*")
 _ESCAPE = re.compile(r"((?:\\(?:[0-7]{1,3}|x[0-9a-fA-F]{2}))++)|\\(.)", re.DOTALL)
 _BYTE = re.compile(r"x([0-9a-fA-F]{2})|([0-7]{1,3})")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a"}
@@ -33,7 +32,9 @@ def read(text: str, reading: Reading) -> Document:
     Of messages with a plural, the form of 1 is translated from the singular, and the others from
     the plural, as the only form of a language without plural is. A form of 1 and other numbers is
     translated from the plural too if the singular lacks a placeholder. Where an entry has two forms
-    or more, those that it lacks according to the header are added.
+    or more, those that it lacks according to the header are added, and empty ones that the header
+    does not count are removed. A header that does not say the forms of a plural, such as that of a
+    template, gets what is usual in the target language.
 
     Lines and columns of a message end sentences. The placeholders of an entry's flags, such as
     `c-format`, are protected; a translation that cannot be written with them stays empty.
@@ -54,11 +55,11 @@ class _Entry:
 
     Attributes:
       flags: from its comments.
-      strings: name of each field -> what it says, as it is in the file.
+      fields: by name, each with its match of `_FIELD`.
     """
 
     flags: list[str] = dataclasses.field(default_factory=list)
-    strings: dict[str, str] = dataclasses.field(default_factory=dict)
+    fields: dict[str, re.Match[str]] = dataclasses.field(default_factory=dict)
 
     @property
     def format(self) -> MessageFormat:
@@ -66,43 +67,86 @@ class _Entry:
         names = (flag.removesuffix("-format") for flag in self.flags if flag.endswith("-format"))
         return MessageFormat(tuple(name for name in names if name in BY_FLAG))
 
+    @property
+    def translations(self) -> list[re.Match[str]]:
+        """Its translation, or the forms of it, in the order of the file."""
+        return [field for name, field in self.fields.items() if name.startswith("msgstr")]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is a message, and a translation of it is missing."""
+        return self.text("msgid") != "" and not all(_unquoted(one[2]) for one in self.translations)
+
+    def text(self, name: str) -> str:
+        """What a field says; "": it is not there."""
+        return _unquoted(self.fields[name][2]) if name in self.fields else ""
+
+    def source(self, form: int, plurals: Plurals) -> str:
+        """Name of the field from which a form of the translation comes."""
+        is_only = len(self.translations) == 1 or plurals.count == 1
+        if "msgid_plural" not in self.fields:
+            return "msgid"
+        if is_only or not plurals.is_for_one(form):
+            return "msgid_plural"
+        texts = [self.text(name) for name in ("msgid_plural", "msgid")]
+        in_plural, in_singular = (sorted(self.format.of(text)) for text in texts)
+        lacks = in_plural != in_singular or bool(missing(*texts))
+        return "msgid_plural" if lacks and plurals.is_for_others(form) else "msgid"
+
 
 def _parts(text: str, reading: Reading) -> Iterator[str | Embedded]:
     """Everything up to each empty translation, and the message that is translated there."""
-    done = 0
-    plurals = _Plurals()
     entries = list(_entries(text))
-    for number, (entry, name, match) in enumerate(entries):
-        if not name.startswith("msgstr"):
-            continue
-        following = entries[number + 1][1] if number + 1 < len(entries) else ""
-        is_last = not following.startswith("msgstr")
-        if _unquoted(match[2]):
-            if name == "msgstr" and not _unquoted(entry.strings.get("msgid", '""')):
-                plurals = _Plurals.of(_unquoted(match[2]))
-        elif message := _message(entry, plurals.source(entry, name, is_last), reading):
-            yield text[done : match.start(2)]
-            yield message
-            done = match.end(2)
-        last_form = int(name[7:-1] or 0) if is_last else 0
-        for form in range(last_form + 1, plurals.count if last_form else 0):
-            message = _message(entry, entry.strings.get("msgid_plural", '""'), reading)
-            if message:
-                yield f"{text[done : match.end(2)]}\nmsgstr[{form}] "
+    done = 0
+    header = next((one for one in entries if "msgid" in one.fields and not one.text("msgid")), None)
+    plurals = po_plurals.of_header(header.text("msgstr") if header else "")
+    if header and header.text("msgstr") and any(entry.is_empty for entry in entries):
+        if not plurals.count and any("msgid_plural" in entry.fields for entry in entries):
+            plurals = po_plurals.of_language(reading.target_language)
+        field = header.fields["msgstr"]
+        yield text[: field.start(2)] + _header(field[2], plurals)
+        done = field.end(2)
+    for entry in entries:
+        fields = entry.translations
+        end, form = done, -1
+        for form, field in enumerate(fields):
+            is_surplus = 0 < plurals.count <= form
+            if _unquoted(field[2]) or not entry.text("msgid"):
+                end = field.end(2)
+            elif is_surplus:
+                yield text[done:end]
+                done = end = field.end(2)
+            elif message := _message(entry, entry.source(form, plurals), reading):
+                yield text[done : field.start(2)]
                 yield message
-                done = match.end(2)
+                done = end = field.end(2)
+        for missing_form in range(len(fields), plurals.count if len(fields) > 1 else 0):
+            message = _message(entry, "msgid_plural", reading)
+            if message:
+                yield f"{text[done:end]}\nmsgstr[{missing_form}] "
+                yield message
+                done = end
     yield text[done:]
 
 
-def _message(entry: _Entry, raw: str, reading: Reading) -> Embedded | None:
+def _header(strings: str, plurals: Plurals) -> str:
+    """The strings of a header, with what a template leaves open."""
+    strings = strings.replace("charset=CHARSET", "charset=UTF-8")
+    if not plurals.count or po_plurals.of_header(_unquoted(strings)).count:
+        return strings
+    strings, count = _PLURAL_FORMS.subn(f"Plural-Forms: {plurals.field};", strings)
+    return strings if count else f'{strings}\n"Plural-Forms: {plurals.field};\\n"'
+
+
+def _message(entry: _Entry, name: str, reading: Reading) -> Embedded | None:
     """A message to translate; None where there is no text.
 
     Args:
       entry: that it is of.
-      raw: the strings.
+      name: of the field that has its text.
       reading: of the file.
     """
-    message = _unquoted(raw)
+    message = entry.text(name)
     if not message:
         return None
     format = entry.format
@@ -126,72 +170,21 @@ def _message(entry: _Entry, raw: str, reading: Reading) -> Embedded | None:
         written = format.written(message, with_mark(translation))
         return '""' if written is None else _quoted(written)
 
-    return Embedded(raw, shown, document, write)
+    return Embedded(entry.fields[name][2], shown, document, write)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Plurals:
-    """The forms that a language has for numbers of things.
-
-    Attributes:
-      count: of them; 0: the header does not say it.
-      numbers: form -> what it is for.
-    """
-
-    count: int = 0
-    numbers: Mapping[int, Sequence[int]] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def of(cls, header: str) -> "_Plurals":
-        """What a header says, the translation of the empty message."""
-        said = _PLURAL.search(header)
-        if said is None:
-            return cls()
-        try:
-            form_of = gettext.c2py(said[2])
-            forms = [form_of(number) for number in _NUMBERS]
-        except (ValueError, ZeroDivisionError):
-            return cls()
-        numbers = {form: [n for n in _NUMBERS if forms[n] == form] for form in {*forms}}
-        return cls(int(said[1]), numbers)
-
-    def source(self, entry: _Entry, name: str, is_last: bool) -> str:
-        """The strings from which a field is translated.
-
-        Args:
-          entry: that it is of.
-          name: `msgstr`, or `msgstr[0]` and so on.
-          is_last: whether no other form follows in its entry.
-        """
-        singular = entry.strings.get("msgid", '""')
-        plural = entry.strings.get("msgid_plural")
-        if plural is None or name == "msgstr":
-            return singular
-        form = int(name[7:-1])
-        numbers = self.numbers.get(form, [1] if form == 0 else [])
-        is_only = is_last and form == 0
-        if is_only or 1 not in numbers:
-            return plural
-        texts = _unquoted(plural), _unquoted(singular)
-        in_plural, in_singular = (sorted(entry.format.of(one)) for one in texts)
-        is_complete = in_plural == in_singular and not missing(*texts)
-        return singular if is_complete or len(numbers) == 1 else plural
-
-
-def _entries(text: str) -> Iterator[tuple[_Entry, str, re.Match]]:
-    """(its entry, name, match of `_FIELD`) of each field of the file."""
+def _entries(text: str) -> Iterator[_Entry]:
+    """The entries of the file."""
     position, entry, flags = 0, _Entry(), list[str]()
     while position < len(text):
         field = _FIELD.match(text, position)
         if field:
-            name = field[1]
-            is_ended = any(key.startswith("msgstr") for key in entry.strings)
-            if is_ended and name in ("msgctxt", "msgid"):
+            if field[1] in ("msgctxt", "msgid") and entry.translations:
+                yield entry
                 entry = _Entry()
             entry.flags += flags
-            entry.strings[name] = field[2]
+            entry.fields[field[1]] = field
             flags = []
-            yield entry, name, field
             position = field.end()
         rest = _REST.match(text, position)
         if rest is None:
@@ -202,6 +195,7 @@ def _entries(text: str) -> Iterator[tuple[_Entry, str, re.Match]]:
         if rest[1] and rest[1].startswith("#,"):
             flags += _FLAG.findall(rest[1])
         position = rest.end()
+    yield entry
 
 
 def _unquoted(strings: str) -> str:
