@@ -60,8 +60,13 @@ def test_official_deepl_client_translates_lists_and_gets_errors(address, keys, m
     assert client.get_usage().character.count >= 13
     with pytest.raises(deepl.DeepLException, match="No model translates from 'EN' to 'FR'"):
         client.translate_text("one", source_lang="EN", target_lang="FR")
-    with pytest.raises(deepl.DeepLException, match="does not support tag_handling=xml"):
-        client.translate_text("one", target_lang="DE", tag_handling="xml")
+    xml = client.translate_text(
+        "<a>one <x>two</x></a>", target_lang="DE", tag_handling="xml", ignore_tags=["x"]
+    )
+    assert xml.text.startswith("<a>")
+    assert xml.text.count("<x>two</x>") == 1
+    with pytest.raises(deepl.DeepLException, match="tag_handling: Input should be"):
+        client.translate_text("one", target_lang="DE", tag_handling="yaml")
     with pytest.raises(deepl.DeepLException, match="does not support formality=more"):
         client.translate_text("one", target_lang="DE", formality="more")
     with pytest.raises(deepl.AuthorizationException, match="not known"):
@@ -92,36 +97,78 @@ def test_official_libretranslate_client_translates_lists_and_gets_errors(address
 
 LIBRE = {"q": "one two", "source": "en", "target": "de"}
 DEEPL = {"text": ["one two"], "target_lang": "DE"}
+# What stays of a text that Weblate and its like send with an element for each placeholder.
+MARKED = '<x id="4"></x>'
 
 
 @pytest.mark.parametrize(
-    ("path", "sent"),
+    ("client", "path", "sent"),
     [
-        # Mastodon
-        ("/translate", {"json": LIBRE | {"format": "html", "api_key": None}}),
-        # a client that leaves fields empty
-        ("/translate", {"json": LIBRE | {"format": "", "alternatives": None}}),
-        # deep-translator
-        ("/translate", {"params": LIBRE | {"format": "text"}}),
-        # a client whose address ends in a slash
-        ("//translate", {"data": LIBRE | {"api_key": ""}}),
-        ("/v2/translate", {"data": DEEPL | {"tag_handling": "html", "source_lang": "EN"}}),
-        # numbers, and null for what is not used
-        ("/v2/translate", {"json": DEEPL | {"split_sentences": 1, "glossary_id": None}}),
-        # OmegaT
-        ("/v2/translate", {"data": DEEPL | {"split_sentences": "0"}, "has_key_in_body": True}),
+        ("Mastodon", "/translate", {"json": LIBRE | {"format": "html", "api_key": None}}),
+        ("Discourse", "/translate", {"data": LIBRE | {"format": "html", "api_key": ""}}),
+        ("Weblate", "/translate", {"data": LIBRE | {"api_key": ""}}),
+        ("Zotero", "/translate", {"json": LIBRE | {"format": "text"}}),
+        ("one that leaves fields empty", "/translate", {"json": LIBRE | {"format": ""}}),
+        ("one with null", "/translate", {"json": LIBRE | {"alternatives": None}}),
+        ("deep-translator", "/translate", {"params": LIBRE | {"format": "text"}}),
+        ("one whose address ends in a slash", "//translate", {"data": LIBRE}),
+        (
+            "Mastodon",
+            "/v2/translate",
+            {"data": DEEPL | {"source_lang": "", "target_lang": "de", "tag_handling": "html"}},
+        ),
+        (
+            "Weblate",
+            "/v2/translate",
+            {
+                "json": {
+                    "text": [f"one two{MARKED}"],
+                    "source_lang": "EN",
+                    "target_lang": "DE",
+                    "formality": "default",
+                    "tag_handling": "xml",
+                    "ignore_tags": ["x"],
+                    "model_type": "prefer_quality_optimized",
+                }
+            },
+        ),
+        (
+            "deep-translator",
+            "/v2/translate",
+            {"method": "get", "params": DEEPL | {"source_lang": "en"}, "has_key": True},
+        ),
+        ("OmegaT", "/v2/translate", {"data": DEEPL | {"split_sentences": "0"}, "has_key": True}),
+        (
+            "one with numbers and null",
+            "/v2/translate",
+            {"json": DEEPL | {"split_sentences": 1, "glossary_id": None}},
+        ),
     ],
 )
-def test_requests_of_clients_are_answered_as_they_write_them(address, keys, model, path, sent):
+def test_requests_of_clients_are_answered_as_they_write_them(
+    address, keys, model, client, path, sent
+):
     secret, sent = keys[1][0], dict(sent)
     headers = {"Authorization": f"Bearer {secret}"}
-    if sent.pop("has_key_in_body", False):
-        headers, sent["data"] = {}, sent["data"] | {"auth_key": secret}
-    answer = requests.post(address + path, headers=headers, timeout=30, **sent)
-    assert answer.status_code == 200, answer.text
+    if sent.pop("has_key", False):  # in the fields
+        name = "params" if "params" in sent else "data"
+        headers, sent[name] = {}, sent[name] | {"auth_key": secret}
+    method = sent.pop("method", "post")
+    answer = requests.request(method, address + path, headers=headers, timeout=30, **sent)
+    assert answer.status_code == 200, (client, answer.text)
     got = answer.json()
     text = got["translations"][0]["text"] if path.startswith("/v2") else got["translatedText"]
-    assert text == model.translator.translate("one two").text
+    if MARKED in str(sent):
+        assert text.count(MARKED) == 1
+    else:
+        assert text == model.translator.translate("one two").text
+
+
+def test_weblate_may_ask_for_glossaries_before_it_translates(address, keys):
+    headers = {"Authorization": f"DeepL-Auth-Key {keys[1][0]}"}
+    for path, name in (("glossary-language-pairs", "supported_languages"), ("glossaries",) * 2):
+        answer = requests.get(f"{address}/v2/{path}", headers=headers, timeout=30)
+        assert (answer.status_code, answer.json()) == (200, {name: []})
 
 
 def test_probes_may_ask_for_headers_alone(address):

@@ -3,6 +3,7 @@
 Its description: https://developers.deepl.com/docs. Languages are upper case there.
 """
 
+import dataclasses
 from typing import Annotated, Any, Literal
 
 import fastapi
@@ -30,7 +31,6 @@ _NOT_HERE = (
     "style_id",
     "custom_instructions",
     "context",
-    "ignore_tags",
     "splitting_tags",
     "non_splitting_tags",
 )
@@ -54,7 +54,11 @@ class TranslateBody(ForeignBody):
     )
     preserve_formatting: bool = pydantic.Field(False, description="White space is always kept.")
     formality: Literal["default", "prefer_more", "prefer_less", "more", "less"] = "default"
-    tag_handling: str | None = pydantic.Field(None, description="html, or none.")
+    tag_handling: Literal["", "html", "xml"] = pydantic.Field("", description="Tags are kept.")
+    ignore_tags: Annotated[
+        list[str],
+        pydantic.BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+    ] = pydantic.Field([], description="Elements that are not translated, with tag_handling.")
     show_billed_characters: bool = False
     auth_key: str = pydantic.Field("", description="Or in the header Authorization.")
 
@@ -101,6 +105,7 @@ class _LanguagesBody(pydantic.BaseModel):
 _ERRORS: Any = errors_as(ErrorAnswer)
 
 
+@router.get("/translate", include_in_schema=False)  # deep-translator
 @router.post(
     "/translate",
     response_model=TranslateAnswer,
@@ -113,14 +118,15 @@ async def translate(request: fastapi.Request) -> dict[str, Any]:
 
     Languages without formality ignore `prefer_more` and `prefer_less`, as DeepL's do.
     """
-    body = await read_body(request, TranslateBody, forms=True, lists=("text",))
+    body = await read_body(request, TranslateBody, forms=True, lists=("text", "ignore_tags"))
     client = client_of(request, body.auth_key)
     _check_options(body)
+    ignored = {name.strip().lower() for names in body.ignore_tags for name in names.split(",")}
     wanted = Wanted(
         client,
-        "html" if body.tag_handling == "html" else "txt",
+        "html" if body.tag_handling else "txt",
         body.split_sentences or "",
-        documents.options(),
+        dataclasses.replace(documents.options(), ignored_tags=frozenset(ignored - {""})),
     )
     translated = await texts.translate(
         request, body.text, body.source_lang or "", body.target_lang, wanted
@@ -141,8 +147,6 @@ def _check_options(body: TranslateBody) -> None:
     """Refuses what would be another translation."""
     given = body.model_extra or {}
     names = [name for name in _NOT_HERE if given.get(name)]
-    if body.tag_handling not in (None, "", "html"):
-        names.append(f"tag_handling={body.tag_handling}")
     if body.formality in ("more", "less"):
         names.append(f"formality={body.formality}")
     if given.get("model_type") == "quality_optimized":
@@ -171,6 +175,20 @@ async def list_languages(
         | ({"supports_formality": False} if type == "target" else {})
         for code in codes
     ]
+
+
+@router.get("/glossary-language-pairs", responses=_ERRORS)
+async def glossary_pairs(request: fastapi.Request) -> dict[str, list[Any]]:
+    """The languages that have glossaries: none, as clients ask before they use one."""
+    client_of(request)
+    return {"supported_languages": []}
+
+
+@router.get("/glossaries", responses=_ERRORS)
+async def glossaries(request: fastapi.Request) -> dict[str, list[Any]]:
+    """The glossaries that are stored: none. Terms are of single requests, in `/v1/translate`."""
+    client_of(request)
+    return {"glossaries": []}
 
 
 @router.get("/usage", response_model=UsageAnswer, responses=_ERRORS)

@@ -31,6 +31,7 @@ class Reading:
       target_language: code of that of the translation, which is written in some formats.
       protection: what no translation may change.
       context_sentences: sentences before each that the model reads too.
+      ignored_tags: names of elements in HTML that stay, like what is protected.
     """
 
     language: str
@@ -38,6 +39,7 @@ class Reading:
     target_language: str = ""
     protection: Protection = NO_PROTECTION
     context_sentences: int = 0
+    ignored_tags: frozenset[str] = frozenset()
 
     def with_protected(self, *patterns: str) -> "Reading":
         """The same, where what matches these patterns does not change either."""

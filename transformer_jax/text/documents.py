@@ -36,12 +36,14 @@ class DocumentOptions:
       guards: whether translations are checked, and caught ones searched again.
       context_sentences: sentences before each that the model reads too; None: as many as it was
         trained with.
+      ignored_tags: as of `Reading`.
     """
 
     glossary: Glossary | None = None
     protection: Protection = NO_PROTECTION
     guards: bool = True
     context_sentences: int | None = None
+    ignored_tags: frozenset[str] = frozenset()
 
 
 def options(
@@ -139,6 +141,7 @@ def read(
             target_lang or data.target_lang,
             options.protection,
             context.num_sentences(data, model.tokenizers, options.context_sentences),
+            options.ignored_tags,
         ),
     )
 

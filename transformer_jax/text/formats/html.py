@@ -57,7 +57,7 @@ def read(text: str, reading: Reading, has_escapes: bool = True) -> Document:
       has_escapes: whether `&` and `<` of a translation are written as `&amp;` and `&lt;`.
     """
     escape = _escape if has_escapes else str
-    return Document(_Reader(text, reading.splitting).parts(), text, reading, escape)
+    return Document(_Reader(text, reading).parts(), text, reading, escape)
 
 
 def _escape(text: str) -> str:
@@ -72,8 +72,9 @@ def _divides(tag: re.Match) -> bool:
 class _Reader:
     """Reads a page from its beginning to its end."""
 
-    def __init__(self, text: str, splitting: str):
-        self._text, self._splitting = text, splitting
+    def __init__(self, text: str, reading: Reading):
+        self._text, self._splitting = text, reading.splitting
+        self._ignored = reading.ignored_tags
         # Names, and whether what they enclose is translated.
         self._open: list[tuple[str, bool]] = []
         self._stream: list[Words | Kept | Tag] = []  # of a paragraph
@@ -94,7 +95,7 @@ class _Reader:
                 raw, tag = "", None
             if kept:
                 if is_inline:
-                    self._stream.append(Kept(kept))
+                    self._stream.append(self._ignored_part(kept) or Kept(kept))
                 else:
                     yield from self._paragraph(in_pre)
                     yield kept
@@ -114,7 +115,7 @@ class _Reader:
         if tag:
             if _divides(tag):
                 return False
-            self._stream.append(inline_part(raw))
+            self._stream.append(self._ignored_part(raw) or inline_part(raw))
         elif _BEGINNING.match(raw):
             if not raw.startswith("<!--"):
                 return False
@@ -122,6 +123,12 @@ class _Reader:
         else:
             self._stream += html_tags.texts(raw)
         return True
+
+    def _ignored_part(self, raw: str) -> Words | None:
+        """An element that a reading ignores, which is a word of its sentence."""
+        tag = TAG.match(raw)
+        is_ignored = tag is not None and tag[2].lower() in self._ignored
+        return Words(raw, raw, True) if is_ignored else None
 
     def _paragraph(self, in_pre: bool) -> Iterator[str | tuple[list[Item], str]]:
         splitting = self._splitting or (SENTENCES if in_pre else NO_LINES)
@@ -139,7 +146,8 @@ class _Reader:
                 self._open.pop()
             if name in VOID or html_tags.ends_itself(tag):
                 return
-            self._open.append((name, html_tags.is_translated(tag, self._is_translated)))
+            is_translated = html_tags.is_translated(tag, self._is_translated)
+            self._open.append((name, is_translated and name not in self._ignored))
             self._num_pre += name == "pre"
             return
         for index in range(len(self._open) - 1, max(-1, len(self._open) - _SEARCHED), -1):
