@@ -59,7 +59,14 @@ def small_shards(monkeypatch):
 def test_prepared_folder_has_the_ids_of_the_tokenizer_in_order(tmp_path, small_shards):
     pairs = [*digit_pairs(200), ("", "x")]
     config = config_of(tmp_path, pairs)
-    lines = prepare(config, tmp_path / "out")
+    leak = next(pair for pair in pairs if filters.is_long(pair[0]))
+    data = dataclasses.replace(config.data, validation=write_pairs(tmp_path, "held_out", [leak]))
+    lines = prepare(dataclasses.replace(config, data=data), tmp_path / "out")
+    assert any(
+        f"training pairs have a sentence of the validation or test set, such as "
+        f"{leak[0][:60]!r}" in line
+        for line in lines
+    )
     assert any("201 pairs in 4 shards" in line for line in lines)
     prepared = prepared_folder.PreparedFolder.open(str(tmp_path / "out"))
     tokenizers = prepared.tokenizers()

@@ -12,6 +12,7 @@ from etils import epath
 from tests.conftest import begin_run, tiny_config, write_pairs
 from transformer_jax import distributed
 from transformer_jax.config import Config, DataConfig
+from transformer_jax.data import sources
 from transformer_jax.errors import UserError
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.checkpoint import Checkpointer
@@ -331,6 +332,44 @@ def test_blank_pairs_of_an_evaluation_are_counted_and_refused_where_there_are_no
     assert list(data_description.describe_blank_pairs(pairs[:1], "x")) == []
     with pytest.raises(UserError, match="x: all 2 pairs have a blank side; name other"):
         list(data_description.describe_blank_pairs(pairs[1:], "x"))
+
+
+def test_sentences_of_the_test_set_in_the_training_text_are_reported(tmp_path, monkeypatch):
+    long_one, long_two = "one two three four five", "eins zwei drei vier fünf"
+    pairs = [
+        ("one", "eins"),
+        (f" {long_one} ", "x"),
+        ("y", long_two),
+        (long_one, long_two),
+        ("z", "z"),
+    ]
+    write_pairs(tmp_path, "train", pairs)
+    config = DataConfig(
+        source="files",
+        train=str(tmp_path / "train"),
+        test=str(tmp_path / "test"),
+        source_lang="en",
+        target_lang="de",
+    )
+    write_pairs(tmp_path, "test", [(long_one, "x")])
+    corpora = sources.open_corpora(config, "train")
+
+    def lines(*validation, **fields):
+        fields = dataclasses.replace(config, **fields)
+        return list(data_description.describe_leaks(fields, corpora, validation))
+
+    (line,) = lines(("one", "eins"), ("a", long_two))
+    assert line.startswith(
+        "WARNING: 3 of 5 training pairs have a sentence of the validation or test set, such as "
+        f"{long_one!r}, so scores will be too good"
+    )
+    (line,) = lines(("a", long_two), test="")
+    assert "2 of 5 training pairs" in line
+    assert lines(("one", "eins"), test="") == []
+    assert lines(("one", "eins"), test="not there") == []
+    assert lines(("a", long_two), filters=("test_leaks",)) == []
+    monkeypatch.setattr(data_description, "LEAK_PAIRS", 3)
+    assert "2 of 3 training pairs" in lines(("a", long_two))[0]
 
 
 def test_processes_do_not_draw_tokens_that_differ(tmp_path, monkeypatch):

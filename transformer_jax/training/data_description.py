@@ -1,17 +1,21 @@
 """What a run says about its data: corpora, batches, and references that it cannot write."""
 
+import contextlib
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from transformer_jax.config import Config
+from transformer_jax.config import Config, DataConfig
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.plans.batch_shapes import BatchPlan
 from transformer_jax.data.plans.pair_selection import SelectionCounts
+from transformer_jax.data.shards.filters import is_long
+from transformer_jax.data.sources import open_corpora
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
 
+LEAK_PAIRS = 1_000_000  # in which sentences of the validation and test sets are looked for
 REPORTED_LOSS = 0.001  # share of references changed by the tokenizer from which it is reported
 
 
@@ -73,6 +77,38 @@ def describe_blank_pairs(pairs: Sequence[tuple[str, str]], name: str) -> Iterato
         yield (
             f"{name}: {len(blank):,} of {len(pairs):,} pairs have a blank side, the first is "
             f"number {blank[0]:,}; they count in scores"
+        )
+
+
+def describe_leaks(
+    config: DataConfig, corpora: Sequence[Corpus], validation: Iterable[tuple[str, str]]
+) -> Iterator[str]:
+    """How many training pairs have a long sentence of the validation or test set.
+
+    Args:
+      config: of the data.
+      corpora: of the training text; of large ones the beginning is read.
+      validation: pairs of the validation set.
+    """
+    if config.source == "prepared" or "test_leaks" in config.filters:
+        return
+    held_out = [validation]
+    if config.source == "files" and config.test:
+        # It may come after the training; `eval` says what is wrong with it.
+        with contextlib.suppress(UserError):
+            held_out += (corpus.read() for corpus in open_corpora(config, "test"))
+    sentences = itertools.chain.from_iterable(itertools.chain.from_iterable(held_out))
+    known = {sentence.strip() for sentence in sentences if is_long(sentence)}
+    num_pairs, leaks = 0, list[str]()
+    pairs = itertools.chain.from_iterable(corpus.read() for corpus in corpora)
+    for pair in itertools.islice(pairs, LEAK_PAIRS if known else 0):
+        num_pairs += 1
+        leaks += [text for text in pair if text.strip() in known][:1]
+    if leaks:
+        yield (
+            f"WARNING: {len(leaks):,} of {num_pairs:,} training pairs have a sentence of the "
+            f"validation or test set, such as {leaks[0].strip()[:60]!r}, so scores will be "
+            "too good; --config.data.filters='(\"test_leaks\",)' removes such pairs"
         )
 
 

@@ -1,6 +1,7 @@
 """The work of the command `prepare`: tokenizer, shards and batch plan of a config, in a folder."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from transformer_jax.data.tokenizer_training import make_tokenizers
 from transformer_jax.data.workers import Workers
 from transformer_jax.errors import UserError
 from transformer_jax.interop import pretrained
+from transformer_jax.training.data_description import describe_leaks
 
 Say = Callable[[str], None]
 
@@ -73,6 +75,11 @@ def prepare(config: Config, folder: Path, workers: Workers, say: Say) -> Prepare
         )
         for line in report.lines():
             say(f"  {line}")
+    has_validation = config.data.source == "files" and config.data.validation
+    held_out = sources.open_corpora(config.data, "validation") if has_validation else []
+    validation = itertools.chain.from_iterable(one.read() for one in held_out)
+    for line in describe_leaks(config.data, corpora, validation):
+        say(line)
     for line in _describe(epochs.first, facts, time.monotonic() - started):
         say(line)
     return prepared

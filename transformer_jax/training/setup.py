@@ -132,6 +132,8 @@ def prepare(
         say(line)
     for line in data_description.describe_blank_pairs(validation, "config.data.validation"):
         say(line)
+    for line in data_description.describe_leaks(config.data, corpora, validation):
+        say(line)
     for line in data_description.describe_lost_references(validation, tokenizers.target):
         say(line)
     return config, TrainingData(tokenizers, epochs, facts.padding, validation, initial_params)

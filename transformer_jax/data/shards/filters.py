@@ -83,7 +83,7 @@ class TestTexts:
         keys, long_sides = set[int](), set[int]()
         for pair in pairs:
             keys.add(digest_of(*map(near_key, pair)))
-            long_sides.update(digest_of(near_key(text)) for text in pair if _is_long(text))
+            long_sides.update(digest_of(near_key(text)) for text in pair if is_long(text))
         return cls(frozenset(keys), frozenset(long_sides))
 
     def has(self, source: str, target: str) -> bool:
@@ -91,8 +91,8 @@ class TestTexts:
         near = near_key(source), near_key(target)
         return (
             not self.pairs.isdisjoint((digest_of(*near), digest_of(*near[::-1])))
-            or (_is_long(source) and digest_of(near[0]) in self.long_sides)
-            or (_is_long(target) and digest_of(near[1]) in self.long_sides)
+            or (is_long(source) and digest_of(near[0]) in self.long_sides)
+            or (is_long(target) and digest_of(near[1]) in self.long_sides)
         )
 
     @property
@@ -101,7 +101,8 @@ class TestTexts:
         return hashlib.blake2b(repr(numbers).encode(), digest_size=16).hexdigest()
 
 
-def _is_long(text: str) -> bool:
+def is_long(text: str) -> bool:
+    """Whether a text is in two corpora hardly by chance."""
     return len(text.split()) >= LEAK_WORDS or len(near_key(text)) >= 5 * LEAK_WORDS
 
 
