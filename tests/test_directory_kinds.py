@@ -18,6 +18,7 @@ FOLDERS = {
     ("decode_step.jax", "manifest.json", "params.npz"): "is a StableHLO export",
     ("adapter_config.json", "adapter_model.safetensors"): "is an adapter for another model",
     ("encoder_model.onnx", "decoder_model.onnx"): "is an ONNX export",
+    ("model.deen.intgemm.alphas.bin", "vocab.deen.spm"): "is a model of Bergamot, as in Firefox",
     ("source.spm", "target.spm"): "is the tokenizer of a Marian model without its config.json",
     ("text.en", "text.de"): "is no work directory: it has no config.json",
 }

@@ -11,7 +11,7 @@ from tests import marian_models
 from tests.marian_models import SETTINGS
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.interop.marian import reading
+from transformer_jax.interop.marian import reading, vocabularies
 from transformer_jax.runs import directory_kinds
 
 TEXTS = ["one two three four", "five six seven", "eight nine ten eleven", "twelve thirteen"] * 5
@@ -166,3 +166,12 @@ def test_marian_model_is_named_by_its_file_and_read_from_anywhere(marian, tmp_pa
     # The row of zeros, with which decoding starts, is never written.
     assert not np.any(params["target_embedding"][-1])
     assert params["output_bias"][-1] == -100
+
+
+def test_tokens_of_a_vocabulary_may_have_line_ends_of_yaml(tmp_path):
+    """Marian's texts are lines that end with a line feed only."""
+    path = tmp_path / "vocab.yml"
+    tokens = ["</s>", "<unk>", "\x85", "a\u2028b", "no", "\ue000"]
+    lines = [f'"{token}": {number}\n' for number, token in enumerate(tokens)]
+    path.write_text("".join(lines), encoding="utf-8", newline="\n")
+    assert vocabularies._yaml_ids(path) == {token: n for n, token in enumerate(tokens)}

@@ -397,6 +397,20 @@ def test_ctranslate2_engine_reads_converted_marian_models(spm_models, tmp_path):
     np.testing.assert_allclose(best.attention, expected.attention, atol=1e-5)
     with pytest.raises(UserError, match="first 1 heads of decoder layer 1 only"):
         theirs.translate("one", attention=AttentionChoice())
+    # As converters before config.json wrote it; ctranslate2 gives what is right.
+    model_file = converted / "model.bin"
+    model_file.write_bytes((5).to_bytes(4, "little") + model_file.read_bytes()[4:])
+    (converted / "config.json").unlink()
+    peer = ctranslate2.Translator(str(converted))
+    tokenizer = ours.tokenizers.source
+    tokens = [[*tokenizer.tokens(tokenizer.encode(text)), "</s>"] for text in texts]
+    limits = {"beam_size": 4, "max_decoding_length": 30}
+    want = [one.hypotheses[0] for one in peer.translate_batch(tokens, **limits)]
+    old = Translator.load(converted).translate(texts, **settings)
+    assert [list(one.tokens) for one in old] == want
+    model_file.write_bytes((3).to_bytes(4, "little") + model_file.read_bytes()[4:])
+    with pytest.raises(UserError, match="version 3 of CTranslate2's format, and 4 to 6 can be"):
+        Translator.load(converted)
 
 
 def test_decode_command_translates_with_a_ctranslate2_directory(theirs, folder, tmp_path):

@@ -393,6 +393,15 @@ def test_import_of_t5_reads_madlads_tags_and_a_task_as_words_of_the_text(kind, t
         assert [*ids, 1] == tokenizer(f"<2{language}> ten two").input_ids
     with pytest.raises(UserError, match="does not know 'fr'"):
         translator.engine.encoder(target_lang="fr")
+    # As MADLAD's card has it: the tag in the text.
+    (ids,) = translator.engine.encoder().source_ids(["<2de> ten two"])
+    assert [*ids, 1] == tokenizer("<2de> ten two").input_ids
+    for text in ("ten two", " ten two"):
+        (named,) = translator.translate([text], target_lang="de")
+        (tagged,) = translator.translate([f"<2de> {text.strip()}"])
+        assert tagged.ids == named.ids
+    with pytest.raises(UserError, match="'ten two' has no target language: set `target_lang`, or"):
+        translator.translate(["ten two"])
 
     _, tokenizer = t5_directory(tmp_path / "task", kind)
     plain = Translator.load(tmp_path / "task").config

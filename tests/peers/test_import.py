@@ -303,12 +303,36 @@ def damaged(folder, name, change):
     (folder / name).write_text(json.dumps(change(tree)))
 
 
+@pytest.mark.parametrize("make", [builders.make_marian, builders.make_m2m_100])
+def test_import_reads_tables_that_were_enlarged(make, spm_models, tmp_path):
+    """As `resize_token_embeddings(pad_to_multiple_of=...)` does before a fine-tuning."""
+    model = make(tmp_path / "m", spm_models)
+    model.resize_token_embeddings(model.config.vocab_size + 5)
+    builders.randomise(model)
+    model.save_pretrained(tmp_path / "m")
+    translator = Translator.load(tmp_path / "m")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
+    forced = translator.engine.language_tags()[1][:1]
+    inputs = tokenizer(TEXTS[:1], return_tensors="pt")
+    settings = {"forced_bos_token_id": forced[0]} if forced else {}
+    outputs = model.generate(**inputs, num_beams=1, **settings)[0].tolist()
+    (got,) = translator.translate(TEXTS[:1], beam_size=1)
+    eos = translator.engine.ids.target_eos
+    want = outputs[1 + len(forced) :]
+    assert list(got.ids) == (want[: want.index(eos)] if eos in want else want)
+
+
 def test_import_refuses_vocabularies_of_another_size(spm_models, tmp_path):
     builders.make_m2m_100(tmp_path / "m", spm_models)
     builders.make_nllb(tmp_path / "n", spm_models)
-    damaged(tmp_path / "m", "vocab.json", lambda t: dict(list(t.items())[:-1]))
-    with pytest.raises(UserError, match=r"made-up words are \d+ tokens"):
+    damaged(tmp_path / "m", "config.json", lambda t: {**t, "vocab_size": 100})
+    with pytest.raises(UserError, match=r"and 100 language tags are \d+ tokens"):
         Translator.load(tmp_path / "m")
+    (tmp_path / "n" / "tokenizer.json").rename(tmp_path / "fast.json")
+    (tmp_path / "n" / "sentencepiece.bpe.model").touch()
+    with pytest.raises(UserError, match=r"only sentencepiece\.bpe\.model\. Let transformers write"):
+        Translator.load(tmp_path / "n")
+    (tmp_path / "fast.json").rename(tmp_path / "n" / "tokenizer.json")
     with pytest.raises(UserError, match="does not know 'en'"):
         Translator.load(tmp_path / "n").engine.language_tags(target_lang="en")
     damaged(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from etils import epath
 
 from transformer_jax import paths
-from transformer_jax.config import ModelConfig
+from transformer_jax.config import DataConfig, ModelConfig
 from transformer_jax.data.foreign_tokenizers import (
     ByteTokenizer,
     JsonTokenizer,
@@ -138,12 +138,26 @@ class TokenizerPair:
             )
         return tokenizer.encode_marker(tag) if self.tags.is_word else [tag_id]
 
-    def begins_with_tag(self, ids: Sequence[int]) -> bool:
-        """Whether source ids begin with a language tag that the text contained (`>>de<<`)."""
-        if self.tags.both_sides or not ids:
-            return False
-        (token,) = self.source.tokens(ids[:1])
-        return bool(self.tags.language(token))
+    def needs_tag(self, config: DataConfig, target_lang: str) -> bool:
+        """Whether texts name their target language, as neither a caller nor the config does."""
+        has_language = bool(target_lang) or self.tags.both_sides or not config.target_language_tags
+        return not has_language and config.target_lang not in self.languages
+
+    def split_tag(self, text: str) -> tuple[list[int], str]:
+        """Ids of the language tag that a text begins with (`<2de> A dog.`), and the rest of it."""
+        before, _, after = map(re.escape, self.tags.template.partition("{}"))
+        match = re.match(rf"\s*{before}({self.tags.pattern}?){after}\s*", text)
+        if match is None or match[1] not in self.languages:
+            return [], text
+        return self.language_tags("", match[1])[0], text[match.end() :]
+
+    def num_tags(self, ids: Sequence[int]) -> int:
+        """Tokens of a language tag that a text begins with (`>>de<<`), with the space before it."""
+        if self.tags.both_sides:
+            return 0
+        tokens = self.source.tokens(ids[:2])
+        is_tag = [bool(self.tags.language(token)) for token in tokens]
+        return 1 if is_tag[:1] == [True] else 2 if is_tag[1:] == [True] and tokens[0] == "▁" else 0
 
     @property
     def state(self) -> TokenizerState:

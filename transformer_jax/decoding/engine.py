@@ -102,9 +102,10 @@ class Engine:
         return self.tokenizers.with_prefix(tags, data.source_prefix)
 
     def encoder(self, target_lang: str = "", source_lang: str = "") -> RequestEncoder:
-        """Encodes text for these languages."""
-        tags = self.language_tags(target_lang, source_lang)
-        return RequestEncoder(self.tokenizers, tags, self.max_len, self.ids.source_eos)
+        """Encodes text for these languages; without any, texts may begin with their tags."""
+        needs_tag = self.tokenizers.needs_tag(self.config.data, target_lang)
+        tags = ([], []) if needs_tag else self.language_tags(target_lang, source_lang)
+        return RequestEncoder(self.tokenizers, tags, self.max_len, self.ids.source_eos, needs_tag)
 
     # --- Translation ---------------------------------------------------------------------------
 

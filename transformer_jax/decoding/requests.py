@@ -192,6 +192,7 @@ class RequestEncoder:
       language_tags: ids before source and target.
       max_len: tokens that the model reads and writes, the end symbol included.
       source_eos: end symbol of a source.
+      needs_tag: whether each text has to begin with the tag of its target language.
     """
 
     def __init__(
@@ -200,15 +201,20 @@ class RequestEncoder:
         language_tags: tuple[list[int], list[int]],
         max_len: int,
         source_eos: int,
+        needs_tag: bool = False,
     ):
-        self.tokenizers, self.max_len = tokenizers, max_len
+        self.tokenizers, self.max_len, self._needs_tag = tokenizers, max_len, needs_tag
         self._source_tags, self.target_tags = language_tags
         self._source_eos = source_eos
 
     def source_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text with its tags, without the end symbol; [] where it is empty."""
+        tags = [self._source_tags] * len(texts)
+        if self._needs_tag:
+            split = [self.tokenizers.split_tag(text) for text in texts]
+            tags, texts = [ids for ids, _ in split], [rest for _, rest in split]
         encoded = self.tokenizers.source.encode_batch(texts)
-        return [[*self._source_tags, *ids] if ids else [] for ids in encoded]
+        return [[*tag, *ids] if ids else [] for tag, ids in zip(tags, encoded, strict=True)]
 
     def with_context(self, ids: list[int], before: Sequence[str]) -> tuple[list[int], int]:
         """Ids with those of sentences before them, as far as there is room; and their number.
@@ -252,12 +258,18 @@ class RequestEncoder:
         self, request: Request, ids: list[int], settings: TranslationSettings
     ) -> list[EncodedText]:
         limit = self.max_len - 1  # the end symbol needs a position
+        if self._needs_tag and ids and not self.tokenizers.num_tags(ids):
+            known = map(self.tokenizers.tags.token, self.tokenizers.languages[:3])
+            raise UserError(
+                f"{request.text[:40]!r} has no target language: set `target_lang`, or let the text "
+                f"begin with one of {', '.join(known)} …"
+            )
         num_tags, num_context = len(self._source_tags), 0
         if len(ids) <= limit:
             ids, num_context = self.with_context(ids, request.context)
         parts = [ids] if ids else []
         if len(ids) > limit:
-            num_tags += self.tokenizers.begins_with_tag(ids[num_tags:])
+            num_tags += self.tokenizers.num_tags(ids[num_tags:])
             if request.phrases:
                 raise UserError(
                     f"{request.text[:40]!r}… has {len(ids)} tokens and the model reads "

@@ -130,6 +130,11 @@ def describe_other_tools(path: epath.PathLike) -> str | None:
         return "is a model of Marian itself, and no work directory"
     if is_joeynmt(path):
         return "is a model of JoeyNMT, and no work directory"
+    if paths.matching(path, "*.intgemm*.bin*"):
+        return (
+            "is a model of Bergamot, as in Firefox, whose weights are rounded for that engine; "
+            "name the Marian model that it was made from"
+        )
     for names, what in KINDS:
         if all((epath.Path(path) / name).exists() for name in names):
             return f"is {what}"

@@ -9,7 +9,8 @@ from etils import epath
 
 from transformer_jax.errors import UserError
 
-VERSION = 6  # of the binary format, since CTranslate2 1.16
+# Of the binary format, which ctranslate2 still reads; config.json came with the last one.
+VERSIONS = (4, 5, 6)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +44,18 @@ def read_variables(path: epath.Path) -> dict[str, Variable]:
         raise UserError(f"{path} is damaged ({error}); copy it again.") from error
 
 
+def has_config(path: epath.Path) -> bool:
+    """Whether settings are in `config.json`, and not in a file that `read_variables` can read."""
+    with path.open("rb") as file:
+        return _number(file, "I") == VERSIONS[-1]
+
+
 def _read_variables(file: BinaryIO, path: epath.Path) -> dict[str, Variable]:
     version = _number(file, "I")
-    if version != VERSION:
+    if version not in VERSIONS:
         raise UserError(
-            f"{path} has version {version} of CTranslate2's format, and {VERSION} can be read; "
-            "convert the model again with a current ctranslate2."
+            f"{path} has version {version} of CTranslate2's format, and {VERSIONS[0]} to "
+            f"{VERSIONS[-1]} can be read; convert the model again with a current ctranslate2."
         )
     kind = _text(file)
     if kind != "TransformerSpec":

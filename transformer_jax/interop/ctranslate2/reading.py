@@ -60,7 +60,8 @@ def read_directory(path: epath.PathLike) -> Directory:
     """
     folder = epath.Path(path)
     variables = model_file.read_variables(folder / "model.bin")
-    options = _read_json(folder / "config.json")
+    has_config = model_file.has_config(folder / "model.bin")
+    options = _read_json(folder / "config.json") if has_config else _old_options(variables)
     source_tokens, target_tokens = _vocabularies(folder)
     attention_shift = False
     if (folder / SETTINGS_FILE).exists():
@@ -91,6 +92,13 @@ def read_directory(path: epath.PathLike) -> Directory:
         variables["decoder/alignment_heads"].number or decoder.num_heads,
         attention_shift,
     )
+
+
+def _old_options(variables: dict[str, Variable]) -> dict[str, Any]:
+    """What `config.json` says, of a model that is older than this file."""
+    names = {"add_source_bos": "with_source_bos", "add_source_eos": "with_source_eos"}
+    given = {name: variables[old].number for name, old in names.items() if old in variables}
+    return {"bos_token": "<s>", **given}
 
 
 def _with_possible_search(config: Config, variables: dict[str, Variable]) -> Config:

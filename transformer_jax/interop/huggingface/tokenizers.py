@@ -18,7 +18,6 @@ from transformer_jax.interop.huggingface.settings import Settings, read_json
 from transformer_jax.interop.huggingface.vocabularies import LANGUAGE_CODES, Vocabulary
 
 MARIAN_TAGS = LanguageTags(">>{}<<")
-MADE_UP_WORDS = 8  # rows without a token that follow M2M-100's language tags
 MBART_50_LANGUAGE = r"[a-z]{2}_[A-Z]{2}"  # such as de_DE
 NLLB_LANGUAGE = r"[a-z]{3}_[A-Z][a-z]{3}"  # such as deu_Latn; other tokens are not languages
 SPECIAL = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}
@@ -123,7 +122,8 @@ def _marian(settings: Settings, options: dict[str, Any]) -> Tokenization:
     ):
         path = folder / ("target_vocab.json" if separate and side == "target" else "vocab.json")
         vocabulary = vocabularies.read_ids(path)
-        if len(vocabulary) != vocab_size or max(vocabulary.values()) >= vocab_size:
+        # Rows may follow that have no token, of a table that was enlarged.
+        if not len(vocabulary) == max(vocabulary.values()) + 1 <= vocab_size:
             raise UserError(
                 f"{path} has {len(vocabulary)} tokens up to id {max(vocabulary.values())}, "
                 f"but config.json says {vocab_size}."
@@ -149,11 +149,10 @@ def _m2m_100(settings: Settings, options: dict[str, Any]) -> Tokenization:
     # Language tags follow the vocabulary.
     names = [tags.token(language) for language in LANGUAGE_CODES[codes].split()]
     vocabulary |= {name: len(vocabulary) + i for i, name in enumerate(names)}
-    extra = options.get("num_madeup_words", MADE_UP_WORDS)
-    if max(vocabulary.values()) >= len(vocabulary) or len(vocabulary) + extra != vocab_size:
+    if max(vocabulary.values()) >= len(vocabulary) or len(vocabulary) > vocab_size:
         raise UserError(
-            f"{folder}/vocab.json, {len(names)} language tags and {extra} made-up words are "
-            f"{len(vocabulary) + extra} tokens, but config.json says {vocab_size}."
+            f"{folder}/vocab.json and {len(names)} language tags are {len(vocabulary)} tokens up "
+            f"to id {max(vocabulary.values())}, but config.json says {vocab_size}."
         )
     tokenizer = VocabularyTokenizer(
         vocabularies.read_bytes(folder / "sentencepiece.bpe.model"),
@@ -177,7 +176,13 @@ def _nllb(settings: Settings, options: dict[str, Any]) -> Tokenization:
             f"{settings.folder}: legacy_behaviour=true (language tags after the text) is not "
             "supported."
         )
-    model = vocabularies.read_bytes(settings.folder / "tokenizer.json")
+    folder = settings.folder
+    if not (folder / "tokenizer.json").exists() and (folder / "sentencepiece.bpe.model").exists():
+        raise UserError(
+            f"{folder} has no tokenizer.json, only sentencepiece.bpe.model. Let transformers write "
+            f'it: AutoTokenizer.from_pretrained("{folder}").save_pretrained("{folder}").'
+        )
+    model = vocabularies.read_bytes(folder / "tokenizer.json")
     tokenizer = JsonTokenizer(model, _special(options), settings.need("vocab_size"))
     return Tokenization(
         TokenizerPair(tokenizer, tokenizer, LanguageTags("{}", True, NLLB_LANGUAGE)),

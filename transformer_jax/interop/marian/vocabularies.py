@@ -68,10 +68,15 @@ def _yaml_ids(path: epath.Path) -> dict[str, int]:
     text = path.read_text(encoding="utf-8")
     if path.suffix not in (".yml", ".yaml"):
         raise UserError(f"{path} is no vocabulary that can be read: .spm, .yml and .yaml are.")
+    # YAML has line ends that Marian's texts may have as tokens.
+    unused = (char for char in map(chr, range(0xE000, 0xF8FF)) if char not in text)
+    stand_ins = {char: next(unused) for char in "\x85\u2028\u2029"}
+    text = text.translate(str.maketrans(stand_ins))
+    tokens = str.maketrans({new: old for old, new in stand_ins.items()})
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # every token is text: no, 1, null
     try:
         tree = yaml.load(text, Loader=loader)  # text, lists and mappings only
-        return {str(token): int(number) for token, number in tree.items()}
+        return {str(token).translate(tokens): int(number) for token, number in tree.items()}
     except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} must be YAML with TOKEN: ID in each line ({reason}).") from error
