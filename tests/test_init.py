@@ -111,6 +111,15 @@ def test_survey_warns_of_lines_that_are_no_translations(tmp_path):
     assert "WARNING" not in "".join(survey_lib.describe_survey(good))
 
 
+def test_survey_warns_of_text_that_is_cut_into_pieces(tmp_path):
+    pairs = digit_pairs(600, longest=12)
+    cut = [(f"▁{source}", target) for source, target in pairs[:30]]
+    some = survey_lib.survey_corpus(open_pairs(tmp_path, [*cut, *pairs[30:]]))
+    few = survey_lib.survey_corpus(open_pairs(tmp_path, [*cut[:3], *pairs[3:]], "few"))
+    assert "WARNING: 30 (5.0%) have ▁ (U+2581)" in "".join(survey_lib.describe_survey(some))
+    assert "WARNING" not in "".join(survey_lib.describe_survey(few))
+
+
 @pytest.mark.parametrize(
     ("text", "shares"),
     [

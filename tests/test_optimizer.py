@@ -9,13 +9,15 @@ import numpy as np
 import optax
 import pytest
 
-from transformer_jax.config import OptimizerConfig
+from transformer_jax.config import Config, OptimizerConfig
+from transformer_jax.ops.losses import LossSums
 from transformer_jax.training.optimizer import (
     gradient_point,
     make_optimizer,
     make_schedule,
     num_updates,
 )
+from transformer_jax.training.step import Sums, TrainStep
 
 NAMES = [*typing.get_args(typing.get_type_hints(OptimizerConfig)["name"])]
 
@@ -235,3 +237,38 @@ def test_schedule_free_adamw_has_the_points_and_averages_of_optax():
         np.testing.assert_allclose(params["kernel"], want["kernel"], atol=1e-5)
     assert np.abs(params["kernel"] - points["kernel"]).max() > 0.01
     assert int(num_updates(state)) == 20
+
+
+@pytest.mark.parametrize(
+    ("tx", "rate"),
+    [
+        (optax.sgd(optax.linear_schedule(0.1, 0.2, 3), momentum=0.9), np.nan),
+        (optax.chain(optax.clip_by_global_norm(0.1), optax.lion(0.01, weight_decay=0.1)), np.nan),
+        (optax.inject_hyperparams(optax.adam)(learning_rate=0.25), 0.25),
+        (
+            optax.multi_transform(
+                {"a": optax.sgd(0.1), "b": optax.adam(0.2)}, {"w": "a", "v": "b"}
+            ),
+            np.nan,
+        ),
+    ],
+)
+def test_a_step_takes_any_optimizer_of_optax(tx, rate):
+    step = TrainStep(Config(optimizer=OptimizerConfig(name="schedule_free_adamw")), optimizer=tx)
+    params = {"w": jnp.array([1.0, 2.0]), "v": jnp.array([3.0])}
+    state = step.init_state(jax.random.key(0), params)
+    assert step.gradient_point(state) is state.params
+    want, want_state = params, tx.init(params)
+    num_accepted = 0
+    for scale in (1.0, np.nan, -2.0, 0.5):
+        grads = jax.tree.map(lambda x, s=scale: s * x, params)
+        sums = Sums(jax.tree.map(lambda g: 4.0 * g, grads), LossSums(*jnp.float32([8, 8, 1, 4])))
+        state, metrics = step.apply_sums(state, sums)
+        assert metrics["skipped"] == np.isnan(scale)
+        np.testing.assert_equal(np.asarray(metrics["learning_rate"]), np.float32(rate))
+        if not np.isnan(scale):
+            updates, want_state = tx.update(grads, want_state, want)
+            want = optax.apply_updates(want, updates)
+            num_accepted += 1
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), state.params, want)
+        assert num_updates(state.opt_state) == num_accepted

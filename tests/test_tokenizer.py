@@ -304,3 +304,13 @@ def test_table_of_words_is_emptied_before_it_is_too_large(monkeypatch):
     texts = [f"a{i} b{i % 5}" for i in range(200)]
     assert tokenizer.encode_batch(texts) == [tokenizer._processor.encode(text) for text in texts]
     assert len(tokenizer._words) <= 8
+
+
+def test_a_vocabulary_without_room_for_all_characters_names_our_settings(tmp_path):
+    pairs = [("".join(map(chr, range(0x4E00 + 60 * n, 0x4E3C + 60 * n))), "a") for n in range(9)]
+    prefix = write_pairs(tmp_path, "train", pairs)
+    config = DataConfig(source="files", train=prefix, vocab_size=50, source_lang="en")
+    with pytest.raises(
+        UserError, match=r"vocab_size=50 .* or decrease .* config\.data\.character_"
+    ):
+        make(config)

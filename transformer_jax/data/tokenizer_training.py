@@ -3,6 +3,7 @@
 import io
 import itertools
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -177,6 +178,8 @@ def train_model(texts: Iterable[str], failure: str, **options: Any) -> bytes:
         if damage:
             raise damage[0] from error
         reason = " ".join(str(error).split()).rpartition("] ")[2]
+        # SentencePiece names its own flags; of those that we have, a setting has the same name.
+        reason = re.sub(r"--(\w+)(?: option)?", r"config.data.\1", reason)
         raise UserError(f"{failure}: {reason}") from error
     if damage:
         raise damage[0]

@@ -15,6 +15,7 @@ import numpy as np
 import tqdm
 
 from transformer_jax.data.corpus import Corpus
+from transformer_jax.data.word_ids import SPACE
 from transformer_jax.data.writing_systems import script_shares, separates_words
 
 SAMPLE_SIZE = 100_000  # pairs
@@ -23,6 +24,7 @@ SAMPLE_SIZE = 100_000  # pairs
 DOUBTFUL_RATIO, DOUBTFUL_CHARACTERS = 3.0, 30
 # Below this correlation of lengths, lines are hardly translations of each other.
 ALIGNED_CORRELATION = 0.4
+IN_PIECES = 0.01  # share of pairs with SentencePiece's mark from which the text is in pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,6 +220,13 @@ def describe_survey(survey: CorpusSurvey) -> Iterator[str]:
         yield (
             "WARNING: the lengths hardly correlate. Check that each line is the translation of the "
             "line with the same number."
+        )
+    in_pieces = sum(SPACE in source or SPACE in target for source, target in survey.sample)
+    if in_pieces > IN_PIECES * len(survey.sample):
+        yield (
+            f"WARNING: {_count(in_pieces, len(survey.sample))}{of_sample} have {SPACE} (U+2581), "
+            "with which SentencePiece marks a space: this text is cut into pieces already. Give it "
+            "as people write it, or no output can equal a reference."
         )
     if survey.num_duplicates > 0.1 * survey.num_pairs:
         yield (

@@ -63,11 +63,33 @@ def make_optimizer(
 
 def num_updates(opt_state: PyTree) -> jax.Array:
     """Updates done, which is the count of the schedule: batches seen, except skipped ones."""
+    if isinstance(opt_state, OwnOptimizerState):
+        return opt_state.count
 
     def is_of_schedule(path: Sequence[Any], _: Any) -> bool:
         return path[-1].tuple_name == optax.ScaleByScheduleState.__name__
 
     return optax.tree_utils.tree_get(opt_state, "count", filtering=is_of_schedule)
+
+
+class OwnOptimizerState(NamedTuple):
+    """State of a caller's optimizer, and how many updates it has made."""
+
+    count: jax.Array
+    base: optax.OptState
+
+
+def adapted(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """A caller's optimizer with the argument `accept` and the count of updates."""
+
+    def init(params):
+        return OwnOptimizerState(jnp.zeros((), jnp.int32), tx.init(params))
+
+    def update(grads, state, params):
+        updates, base = tx.update(grads, state.base, params)
+        return updates, OwnOptimizerState(optax.safe_increment(state.count), base)
+
+    return with_accept(optax.GradientTransformation(init, update))
 
 
 def decays(config: OptimizerConfig, params: PyTree) -> PyTree:

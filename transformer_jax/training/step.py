@@ -25,6 +25,7 @@ from transformer_jax.ops.masks import make_segment_mask
 from transformer_jax.training import frozen
 from transformer_jax.training.optimizer import (
     PyTree,
+    adapted,
     gradient_point,
     make_optimizer,
     make_schedule,
@@ -83,17 +84,23 @@ class TrainStep:
     """The step of one run, with its model, schedule and optimizer.
 
     With `train.lora_rank` the state's parameters are those of `lora.add_adapters`.
+
+    Args:
+      config: of the run.
+      optimizer: any of Optax; None: that of `config.optimizer`.
     """
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, optimizer: optax.GradientTransformation | None = None):
         self.config = config
+        self._is_own = optimizer is not None
         self.model = Transformer(
             config.model, remat=config.train.remat, scan_layers=config.train.scan_layers
         )
         self.schedule = make_schedule(
             config.optimizer, config.model.d_model, config.train.num_steps
         )
-        self.tx = make_optimizer(config.optimizer, self.schedule)
+        callers = adapted(optimizer) if optimizer else None
+        self.tx = callers or make_optimizer(config.optimizer, self.schedule)
         self._frozen = config.train.frozen
         if config.train.lora_rank:
             self._frozen = (lora.BASE, *[f"{lora.ADAPTERS}/{name}" for name in self._frozen])
@@ -124,6 +131,8 @@ class TrainStep:
 
     def gradient_point(self, state: TrainState) -> PyTree:
         """The parameters at which `grad_sums` computes gradients; see `optimizer`."""
+        if self._is_own:
+            return state.params
         trained = self.trained(state.params)
         point = gradient_point(self.config.optimizer, state.opt_state, trained)
         return frozen.with_frozen(point, state.params)
@@ -281,11 +290,18 @@ class TrainStep:
             "loss_sum": sums.losses.loss,
             "correct_sum": sums.losses.correct,
             "tokens": sums.losses.tokens,
-            "learning_rate": jnp.asarray(self.schedule(count), jnp.float32),
+            "learning_rate": self._learning_rate(state.opt_state, count),
             "grad_norm": grad_norm,
             "skipped": 1.0 - accept.astype(jnp.float32),
         }
         return new_state, metrics
+
+    def _learning_rate(self, opt_state: PyTree, count: jax.Array) -> jax.Array:
+        """That of an update; of a caller's optimizer, if `optax.inject_hyperparams` has it."""
+        rate: Any = self.schedule(count)
+        if self._is_own:
+            rate = optax.tree_utils.tree_get(opt_state, "learning_rate", jnp.nan)
+        return jnp.asarray(rate, jnp.float32)
 
 
 def _updated_ema(
