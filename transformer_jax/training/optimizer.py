@@ -64,7 +64,7 @@ def make_optimizer(
 def num_updates(opt_state: PyTree) -> jax.Array:
     """Updates done, which is the count of the schedule: batches seen, except skipped ones."""
     if isinstance(opt_state, OwnOptimizerState):
-        return opt_state.count
+        return opt_state.num_updates
 
     def is_of_schedule(path: Sequence[Any], _: Any) -> bool:
         return path[-1].tuple_name == optax.ScaleByScheduleState.__name__
@@ -75,7 +75,7 @@ def num_updates(opt_state: PyTree) -> jax.Array:
 class OwnOptimizerState(NamedTuple):
     """State of a caller's optimizer, and how many updates it has made."""
 
-    count: jax.Array
+    num_updates: jax.Array
     base: optax.OptState
 
 
@@ -87,7 +87,7 @@ def adapted(tx: optax.GradientTransformation) -> optax.GradientTransformationExt
 
     def update(grads, state, params):
         updates, base = tx.update(grads, state.base, params)
-        return updates, OwnOptimizerState(optax.safe_increment(state.count), base)
+        return updates, OwnOptimizerState(optax.safe_increment(state.num_updates), base)
 
     return with_accept(optax.GradientTransformation(init, update))
 
