@@ -13,9 +13,10 @@ ROOT = Path(__file__).parent.parent / "transformer_jax"
 # Each imports only from those before it, or from itself. A module that is named apart from its
 # package may be imported by packages that the rest of it imports.
 ORDER = [
-    "errors", "interrupts", "units", "config", "paths", "ops", "model", "data", "distributed",
-    "runs", "evaluation.bleu_tokenizers", "decoding", "evaluation", "text", "interop", "training",
-    "diagnostics", "own_corpus", "api", "serving", "plotting", "configs", "commands",
+    "errors", "interrupts", "units", "waiting", "config", "paths", "ops", "model", "data",
+    "distributed", "runs", "evaluation.bleu_tokenizers", "decoding", "evaluation", "text",
+    "interop", "training", "diagnostics", "own_corpus", "api", "serving", "plotting", "configs",
+    "commands",
 ]  # fmt: skip
 
 

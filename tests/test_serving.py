@@ -1,6 +1,5 @@
 """The HTTP server's APIs on a small model: answers, errors, nothing compiled after the start."""
 
-import functools
 import gc
 import json
 
@@ -13,6 +12,7 @@ from fastapi.testclient import TestClient
 from tests.serving_model import prepared, served_model
 from transformer_jax.serving import lifecycle
 from transformer_jax.serving.app import create_app
+from transformer_jax.serving.errors import ServiceError
 from transformer_jax.serving.service import Service
 
 TEXTS = ["one two", "three", "four five six"]
@@ -182,14 +182,25 @@ def test_server_says_what_a_model_can_do(client):
     assert said["limits"]["max_tokens"] == 16
 
 
-def test_preparing_a_model_says_how_far_it_is(translator, model):
-    seen, ran = [], []
+def test_preparing_a_model_says_how_far_it_is(translator):
+    seen = []
     other = served_model(translator)
-    calls = other._warmup_calls
-    other._warmup_calls = lambda: [functools.partial(ran.append, n) for n in range(len(calls()))]
-    other.prepare(lambda done, total: seen.append((done, total, len(ran))))
-    total = len(calls())
-    assert seen == [(n, total, n) for n in range(1, total + 1)]
+    total = len(other._warmup_calls())
+    service = Service([other])
+
+    def call():
+        with pytest.raises(ServiceError) as error:
+            service.check_ready()
+        seen.append((other.progress, error.value.message))
+
+    other._warmup_calls = lambda: [call] * total
+    other.prepare()
+    assert seen == [
+        ((n, total), f"The server is starting ({n} of {total} batch shapes); try again.")
+        for n in range(total)
+    ]
+    assert other.progress == (total, total)
+    service.check_ready()
 
 
 @pytest.mark.all_programs

@@ -16,9 +16,9 @@ import pytest
 from etils import epath
 
 from tests.conftest import digit_pairs, tiny_config, write_pairs
+from transformer_jax import waiting
 from transformer_jax.errors import UserError
 from transformer_jax.runs.retention import quality
-from transformer_jax.training import compiling
 from transformer_jax.training.loop import train
 from transformer_jax.training.progress import Progress
 
@@ -328,9 +328,9 @@ def test_time_left_is_estimated_from_the_first_ten_steps(tmp_path, capsys, monke
 def test_long_compilations_say_that_they_go_on(monkeypatch):
     seconds, said = itertools.count(100.0, 8.0), queue.SimpleQueue()
     clock = types.SimpleNamespace(monotonic=lambda: next(seconds))
-    monkeypatch.setattr(compiling, "time", clock)
-    monkeypatch.setattr(compiling, "SILENCE", 0.0)
-    with contextlib.suppress(KeyError), compiling.announced("a program", said.put):
+    monkeypatch.setattr(waiting, "time", clock)
+    monkeypatch.setattr(waiting, "SILENCE", 0.0)
+    with contextlib.suppress(KeyError), waiting.announced("a program", said.put):
         lines = [said.get(timeout=60) for _ in range(3)]
         raise KeyError
     assert lines == [
@@ -339,9 +339,9 @@ def test_long_compilations_say_that_they_go_on(monkeypatch):
         "still compiling after 16.0 s",
     ]
     assert not [thread for thread in threading.enumerate() if "remind" in thread.name]
-    monkeypatch.setattr(compiling, "SILENCE", 60.0)
+    monkeypatch.setattr(waiting, "SILENCE", 60.0)
     said = queue.SimpleQueue()
-    with compiling.announced("another", said.put):
+    with waiting.announced("another", said.put):
         pass
     assert said.get() == "compiling another"
     assert said.get().startswith("compiled in ")

@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import statistics
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ import jax
 from absl import flags
 from etils import epath
 
-from transformer_jax import distributed
+from transformer_jax import distributed, waiting
+from transformer_jax.api import Translator
 from transformer_jax.commands import (
     eval_calibration,
     eval_comparison,
@@ -28,9 +30,10 @@ from transformer_jax.commands.text_output import (
     check_writable,
     writing,
 )
-from transformer_jax.config import Config, DataConfig
+from transformer_jax.config import Config, DataConfig, DecodeConfig
 from transformer_jax.data import sources, text_corpora
 from transformer_jax.decoding import call_settings
+from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import (
     chosen_metrics,
@@ -90,15 +93,9 @@ def run() -> None:
     if FLAGS.compare:
         other = eval_comparison.other_system(eval_set.name, len(eval_set.pairs))
     distributed.run_on_primary(functools.partial(_check_outputs, eval_set), "outputs")
-    scores, outputs = model_metrics.evaluate(
-        translator.engine,
-        translator.params,
-        eval_set.pairs,
-        decode,
-        FLAGS.target_lang,
-        FLAGS.source_lang,
-        translator.alignment if FLAGS.calibrate else None,
-    )
+    what = f"{len(eval_set.pairs):,} sentences of {eval_set.name}"
+    with waiting.announced(what, _notify, ("translating", "translated and scored")):
+        scores, outputs = _evaluate(translator, eval_set.pairs, decode)
     hypotheses = [output.text for output in outputs]
     result: dict[str, Any] = {}
     if distributed.is_primary():
@@ -122,6 +119,27 @@ def run() -> None:
             _write(result, hypotheses)
             recorded |= _by_name(result.get("metrics", []))
             _record(recorded, dataclasses.replace(translator.config, decode=decode, data=data))
+
+
+def _evaluate(
+    translator: Translator, pairs: Sequence[tuple[str, str]], decode: DecodeConfig
+) -> tuple[model_metrics.Evaluation, list[Translation]]:
+    """Scores and translations of pairs."""
+    return model_metrics.evaluate(
+        translator.engine,
+        translator.params,
+        pairs,
+        decode,
+        FLAGS.target_lang,
+        FLAGS.source_lang,
+        translator.alignment if FLAGS.calibrate else None,
+    )
+
+
+def _notify(line: str) -> None:
+    """Writes a line for people who wait, apart from the scores."""
+    if distributed.is_primary():
+        print(line, file=sys.stderr, flush=True)
 
 
 def _check_flags() -> None:

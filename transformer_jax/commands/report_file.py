@@ -13,7 +13,7 @@ def write(workdir: "epath.PathLike") -> None:
 
     An error is printed only, because what the command did is saved.
     """
-    from transformer_jax import distributed
+    from transformer_jax import distributed, waiting
 
     command = f"transformer-jax plot report --workdir={workdir}"
     if not importlib.util.find_spec("matplotlib"):
@@ -26,7 +26,9 @@ def write(workdir: "epath.PathLike") -> None:
     from transformer_jax.plotting.report import write_report
 
     try:
-        print(f"wrote {write_report(workdir)}", flush=True)
+        with waiting.reminded(lambda seconds: f"still drawing after {seconds:.0f} s", print):
+            path = write_report(workdir)
+        print(f"wrote {path}", flush=True)
     except Exception as error:  # no memory, a full disk, or anything else
         print(
             f"report.html could not be written: {type(error).__name__}: {error}; {command} tries "

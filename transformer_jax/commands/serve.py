@@ -148,6 +148,8 @@ def run() -> None:
     _say(f"serving {', '.join(service.models)} at {address}, compiling")
     life.start(open_page, stop)
     running.run(sockets=[bound])
+    if running.stopped_by:
+        _say(f"stopped by {running.stopped_by}; what was accepted is answered")
     if life.failure is not None:
         raise life.failure
     if life.is_working:  # what compiles cannot be interrupted

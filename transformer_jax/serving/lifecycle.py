@@ -2,11 +2,11 @@
 
 import gc
 import threading
-import time
 from collections.abc import Callable, Mapping
 
 import fastapi
 
+from transformer_jax import waiting
 from transformer_jax.errors import UserError
 from transformer_jax.serving import priority
 from transformer_jax.serving.keys import Keys
@@ -14,7 +14,6 @@ from transformer_jax.serving.served_model import ServedModel
 from transformer_jax.serving.service import Service
 from transformer_jax.text import languages
 
-_NUM_REPORTS = 10  # of each model that is compiled
 _RARELY = 100_000  # collections of young objects, before one of all; Python has 10
 
 
@@ -73,14 +72,13 @@ class Lifecycle:
 
     def _prepare(self, model: ServedModel) -> int:
         """Compiles a model, and says how far it is; returns the number of programs."""
-        started = time.monotonic()
 
-        def report(done: int, total: int) -> None:
-            if _NUM_REPORTS * done // total > _NUM_REPORTS * (done - 1) // total:
-                seconds = time.monotonic() - started
-                self._say(f"{model.name}: {done} of {total} batch shapes, {seconds:.0f} s")
+        def line(seconds: float) -> str:
+            done, total = model.progress
+            return f"{model.name}: {done} of {total} batch shapes, {seconds:.0f} s"
 
-        return model.prepare(report)
+        with waiting.reminded(line, self._say):
+            return model.prepare()
 
     def reload(self) -> None:
         """Takes over new keys and models. What cannot be loaded stays as it is.

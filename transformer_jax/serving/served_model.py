@@ -55,6 +55,7 @@ class ServedModel:
         self.name, self.translator = name, translator
         self.limits = limits = limits or Limits()
         self.is_ready = False
+        self.progress = (0, 0)  # batch shapes that are compiled, of how many
         self.num_tokens = 0  # that were written
         self._counting = threading.Lock()
         engine = translator.engine
@@ -66,17 +67,14 @@ class ServedModel:
         self._searches = CompiledSearches(translator, searches, self.can_align, has_retries)
         self.searches, self.retries = self._searches.searches, self._searches.retries
 
-    def prepare(self, report: Callable[[int, int], None] = lambda done, total: None) -> int:
-        """Compiles all that requests need; returns the number of programs.
-
-        Args:
-          report: called with how many batch shapes are compiled, and how many there are.
-        """
+    def prepare(self) -> int:
+        """Compiles all that requests need, as `progress` shows; returns the number of programs."""
         calls = self._warmup_calls()
         # One after the other: XLA compiles a program on several cores itself.
-        for done, call in enumerate(calls, start=1):
+        for done, call in enumerate(calls):
+            self.progress = (done, len(calls))
             call()
-            report(done, len(calls))
+        self.progress = (len(calls), len(calls))
         self.translator.engine.freeze()
         self.is_ready = True
         return self.num_compiled

@@ -53,6 +53,7 @@ class Server(uvicorn.Server):
             )
         )
         self._service, self._on_reload = app.state.service, on_reload
+        self.stopped_by = ""  # name of the signal
 
     def handle_exit(self, sig: int, frame: types.FrameType | None) -> None:
         """Ends when all is answered; on a second signal at once."""
@@ -60,7 +61,7 @@ class Server(uvicorn.Server):
             signal.signal(sig, signal.SIG_DFL)
             os.kill(os.getpid(), sig)
         self._service.is_draining = True
-        self.should_exit = True
+        self.should_exit, self.stopped_by = True, signal.Signals(sig).name
 
     def _reload(self) -> None:
         priority.lower()  # compiling is not to delay requests

@@ -75,7 +75,8 @@ class Service:
         if self.is_draining:
             raise ServiceError(503, "The server is ending.", retry_after=5, reason="draining")
         if not self.is_ready:
-            text = "The server is starting; try again."
+            done, total = map(sum, zip(*(m.progress for m in self.models.values()), strict=True))
+            text = f"The server is starting ({done} of {total} batch shapes); try again."
             raise ServiceError(503, text, retry_after=5, reason="starting")
 
     def model(self, name: str = "", source_lang: str = "", target_lang: str = "") -> ServedModel:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import jax
 from etils import epath
 
-from transformer_jax import distributed, paths
+from transformer_jax import distributed, paths, waiting
 from transformer_jax.config import Config, validate
 from transformer_jax.data.loader import BatchSource, load_batches
 from transformer_jax.decoding.engine import Engine
@@ -28,7 +28,7 @@ from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.checkpoint import find_resume_step
 from transformer_jax.runs.new_files import NewFiles
 from transformer_jax.runs.retention import quality
-from transformer_jax.training import compiling, faults, setup
+from transformer_jax.training import faults, setup
 from transformer_jax.training.evaluate import evaluate
 from transformer_jax.training.partition import choose_devices
 from transformer_jax.training.progress import Progress
@@ -229,7 +229,7 @@ class Trainer:
         """Compiles the step for every batch shape, the largest first."""
         shapes = self.data.padded_shapes(self.row_multiple)
         what = f"the training step for {len(shapes)} shape(s) of batches"
-        with compiling.announced(what, self._reporter.say):
+        with waiting.announced(what, self._reporter.say):
             for shape in shapes:
                 self.runner.compile(shape, self.state)
 
@@ -243,7 +243,7 @@ class Trainer:
         In this order: a resumed run that cannot start keeps its settings.
         """
         if resume_step is None:
-            with compiling.announced("the initialization", self._reporter.say):
+            with waiting.announced("the initialization", self._reporter.say):
                 self.state = self.runner.init(self.config.seed, params)
         else:
             self.restore(resume_step)

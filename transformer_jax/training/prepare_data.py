@@ -8,7 +8,7 @@ from pathlib import Path
 
 from etils import epath
 
-from transformer_jax import paths, units
+from transformer_jax import paths, units, waiting
 from transformer_jax.config import Config
 from transformer_jax.data import prepared_folder, sources
 from transformer_jax.data.corpus import Corpus
@@ -45,9 +45,10 @@ def prepare(config: Config, folder: Path, workers: Workers, say: Say) -> Prepare
     config, tokenizers = _tokenizers(config, corpora, folder, say)
     shard_store.remove_damaged(sorted((folder / "tokens").glob("*")), workers)
     data = dataclasses.replace(config.data, cache_dir=str(folder))
-    epochs, facts = prepare_epochs(
-        corpora, tokenizers, dataclasses.replace(config, data=data), workers=workers
-    )
+    with waiting.reminded(lambda seconds: f"still tokenising after {seconds:.0f} s", say):
+        epochs, facts = prepare_epochs(
+            corpora, tokenizers, dataclasses.replace(config, data=data), workers=workers
+        )
     parts = epochs.first.corpus.shards
     prepared = PreparedFolder(
         folder,
@@ -136,7 +137,8 @@ def _tokenizers(
                 "config.train.init_from ask for; prepare another folder."
             )
         return config, tokenizers
-    tokenizers = start.tokenizers if start else make_tokenizers(config.data, corpora)
+    with waiting.reminded(lambda s: f"still training the tokenizer after {s:.0f} s", say):
+        tokenizers = start.tokenizers if start else make_tokenizers(config.data, corpora)
     with paths.new_path(folder / prepared_folder.TOKENIZER) as temporary:
         tokenizers.save(epath.Path(temporary))
     return config, tokenizers

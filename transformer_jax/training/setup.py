@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from transformer_jax import distributed
+from transformer_jax import distributed, waiting
 from transformer_jax.config import Config, keep_former_defaults, validate
 from transformer_jax.data import sources
 from transformer_jax.data.corpus import Corpus
@@ -111,7 +112,8 @@ def prepare(
         jax.eval_shape(TrainStep(config).init_state, jax.random.key(0))
 
     row_multiple = partition.num_batch_shards(config) * config.train.accumulate_steps
-    epochs, facts = prepare_epochs(corpora, tokenizers, config, row_multiple)
+    with waiting.reminded(lambda seconds: f"still tokenising after {seconds:.0f} s", say):
+        epochs, facts = prepare_epochs(corpora, tokenizers, config, row_multiple)
 
     fingerprints = {"corpus": corpora_fingerprint(corpora), "tokenizer": tokenizers.fingerprint}
     workdir_lib.check_same_data(workdir, fingerprints)
@@ -126,15 +128,12 @@ def prepare(
         for shards in epochs.first.corpus.shards:
             for line in shard_store.read_report(shards).lines():
                 say(line)
-    for line in data_description.describe_batches(
-        config, epochs.first.plan, facts.padding, row_multiple
+    for line in itertools.chain(
+        data_description.describe_batches(config, epochs.first.plan, facts.padding, row_multiple),
+        data_description.describe_blank_pairs(validation, "config.data.validation"),
+        data_description.describe_leaks(config.data, corpora, validation),
+        data_description.describe_lost_references(validation, tokenizers.target),
     ):
-        say(line)
-    for line in data_description.describe_blank_pairs(validation, "config.data.validation"):
-        say(line)
-    for line in data_description.describe_leaks(config.data, corpora, validation):
-        say(line)
-    for line in data_description.describe_lost_references(validation, tokenizers.target):
         say(line)
     return config, TrainingData(tokenizers, epochs, facts.padding, validation, initial_params)
 
@@ -189,9 +188,9 @@ def _starting_point(
     refuse_without_model(config)
     if prepared:
         return config, prepared, None
-    tokenizers = _earlier_tokenizers(workdir, config, corpora) or make_tokenizers(
-        config.data, corpora
-    )
+    earlier = _earlier_tokenizers(workdir, config, corpora)
+    with waiting.reminded(lambda s: f"still training the tokenizer after {s:.0f} s", say):
+        tokenizers = earlier or make_tokenizers(config.data, corpora)
     return config, tokenizers, None
 
 
