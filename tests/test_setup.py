@@ -13,6 +13,7 @@ from tests.conftest import begin_run, tiny_config, write_pairs
 from transformer_jax import distributed
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.data import sources
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.errors import UserError
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.checkpoint import Checkpointer
@@ -332,6 +333,23 @@ def test_blank_pairs_of_an_evaluation_are_counted_and_refused_where_there_are_no
     assert list(data_description.describe_blank_pairs(pairs[:1], "x")) == []
     with pytest.raises(UserError, match="x: all 2 pairs have a blank side; name other"):
         list(data_description.describe_blank_pairs(pairs[1:], "x"))
+
+
+def test_a_mixture_says_how_often_the_pairs_of_each_corpus_are_read():
+    corpora = [Corpus(name, "en", "de", list, name) for name in ("news", "web")]
+
+    def lines(**fields):
+        config = DataConfig(source="files", train="news,web", **fields)
+        return list(data_description.describe_mixture(config, corpora, (1000, 4000)))
+
+    assert lines() == []
+    assert lines(train_weights=(1.0, 1.0)) == [
+        "mixed: each pair of news 4.0 times, each pair of web 1.0 times"
+    ]
+    assert lines(stages=("0:0,1", "500:1,1")) == [
+        "at first: no news, each pair of web 1.0 times",
+        "from step 500 on: each pair of news 4.0 times, each pair of web 1.0 times",
+    ]
 
 
 def test_sentences_of_the_test_set_in_the_training_text_are_reported(tmp_path, monkeypatch):

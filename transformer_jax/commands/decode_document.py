@@ -217,7 +217,10 @@ def _write_sentences(document: "Document", translations: list["SentenceTranslati
 def _summarize(translator: Translator, translations: list["SentenceTranslation"]) -> None:
     """Says on standard error what was done, and what is to be looked at."""
     num_programs = translator.engine.num_compiled
-    print(f"{len(translations):,} sentences; compiled programs: {num_programs}", file=sys.stderr)
+    print(
+        f"{len(translations):,} sentences; compiled programs: {num_programs} (one a batch shape)",
+        file=sys.stderr,
+    )
     kinds = (
         ("flagged", [one.flags for one in translations]),
         ("without a term of the glossary", [one.unmet for one in translations]),

@@ -128,7 +128,10 @@ def run() -> None:
         output.finish()
     if is_primary:
         num_programs = translator.engine.num_compiled
-        print(f"{output.done:,} lines; compiled programs: {num_programs}", file=sys.stderr)
+        print(
+            f"{output.done:,} lines; compiled programs: {num_programs} (one a batch shape)",
+            file=sys.stderr,
+        )
 
 
 def _translation_lines(

@@ -143,8 +143,8 @@ class CompiledSearches:
         elif self._program_key(settings) not in self._compiled:
             raise ServiceError(
                 400,
-                "No search like this was compiled at the start. There are "
-                f"{self.describe()}; the server's flag --search adds one.",
+                f"No search like this was compiled at the start, only: {self.describe()}. The "
+                "server's flag --search adds one.",
                 reason="search_not_compiled",
             )
         return settings

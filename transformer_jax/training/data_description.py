@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.data.corpus import Corpus
+from transformer_jax.data.corpus_shares import make_stages
 from transformer_jax.data.plans.batch_shapes import BatchPlan
 from transformer_jax.data.plans.pair_selection import SelectionCounts
 from transformer_jax.data.shards.filters import is_long
@@ -40,15 +41,35 @@ def describe_corpora(
     )
 
 
+def describe_mixture(
+    config: DataConfig, corpora: Sequence[Corpus], sizes: Sequence[int]
+) -> Iterator[str]:
+    """How often the pairs of each corpus are read, compared with those that are read least.
+
+    Args:
+      config: of the data.
+      corpora: of the run.
+      sizes: pairs of each.
+    """
+    for first, shares in make_stages(config, corpora, sizes) or ():
+        often = [share / size for share, size in zip(shares, sizes, strict=True)]
+        least = min(filter(None, often))
+        begin = f"from step {first} on" if first else "at first" if config.stages else "mixed"
+        yield f"{begin}: " + ", ".join(
+            f"each pair of {corpus.name} {rate / least:.1f} times" if rate else f"no {corpus.name}"
+            for corpus, rate in zip(corpora, often, strict=True)
+        )
+
+
 def describe_batches(
     config: Config, plan: BatchPlan, padding: float, row_multiple: int
 ) -> Iterator[str]:
     """Shapes and padding of the batches."""
     largest = plan.shapes[0]
     yield (
-        f"batches ({config.data.batching}): {plan.batches_per_epoch:.1f} an epoch, "
-        f"{len(plan.shapes)} shape(s), the largest {largest.rows} x {largest.source_len} + "
-        f"{largest.target_len} positions; padding {100 * padding:.1f}%"
+        f"{plan.batches_per_epoch:,.1f} batches an epoch ({config.data.batching}), of "
+        f"{len(plan.shapes)} shape(s), the largest {largest.rows} rows of {largest.source_len} "
+        f"source and {largest.target_len} target tokens; padding {100 * padding:.1f}%"
     )
     rows = largest.padded(row_multiple).rows
     if rows > largest.rows:

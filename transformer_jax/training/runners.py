@@ -97,7 +97,7 @@ class Runner(abc.ABC):
             f"model: {self.num_params():,} parameters on {self.num_devices} "
             f"{self.platform} device(s)"
             + (f" of {count} processes" if count > 1 else "")
-            + f", runner {self.train_step.config.parallel.runner}"
+            + f", compiled by {self.train_step.config.parallel.runner}"
             + (f", {mesh}" if mesh else "")
         )
         trained = _size(self.train_step.trained(self._shapes.params))

@@ -128,7 +128,9 @@ def prepare(
         for shards in epochs.first.corpus.shards:
             for line in shard_store.read_report(shards).lines():
                 say(line)
+    sizes = epochs.first.corpus.corpus_sizes
     for line in itertools.chain(
+        data_description.describe_mixture(config.data, corpora, sizes),
         data_description.describe_batches(config, epochs.first.plan, facts.padding, row_multiple),
         data_description.describe_blank_pairs(validation, "config.data.validation"),
         data_description.describe_leaks(config.data, corpora, validation),
