@@ -99,6 +99,15 @@ try:
 except SystemExit as end:
     assert end.code == 0
 """
+WRONG_SETTING = """
+import sys; sys.argv = ["transformer-jax", "train", "--config=tiny", "--workdir=w",
+                        "--config.model.num_heads=7"]
+from transformer_jax.commands import main
+try:
+    main.main()
+except SystemExit as end:
+    assert end.code == 2
+"""
 # Packages that take longer to load than a command's help should.
 HEAVY = {"jax", "jaxlib", "flax", "optax", "orbax", "grain", "numpy", "scipy", "ml_collections",
          "sentencepiece", "sacrebleu", "tensorboardX", "tensorflow_datasets", "etils", "tqdm",
@@ -153,3 +162,8 @@ def test_version_is_the_same_everywhere():
     assert f"\nversion: {version}\n" in (root / "CITATION.cff").read_text()
     newest = (root / "CHANGELOG.md").read_text().split("\n## ")[1]
     assert newest.startswith(f"[{version.split('.dev')[0]}] - ")
+
+
+def test_settings_that_are_impossible_are_refused_before_jax_is_loaded():
+    (loaded,) = loaded_by(WRONG_SETTING)
+    assert not loaded & {"jax", "flax", "orbax"}

@@ -7,8 +7,10 @@ import re
 import jax
 import numpy as np
 import pytest
+from absl import flags
 
 from transformer_jax import Translator, plotting
+from transformer_jax.commands import command_help, plot
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
 from transformer_jax.decoding.alignment import block_diagonal
 from transformer_jax.errors import UserError
@@ -84,7 +86,7 @@ def test_learning_curves_show_the_points_of_each_run():
     }
     colour_of = {label: line.get_color() for line, label in entries(figure.legends[0])}
     dashes_of = {label: line.get_linestyle() for line, label in entries(axes.get_legend())}
-    training, validation = "training, with label smoothing", "validation"
+    training, validation = "training, as minimized", "validation"
     assert drawn == {
         (colour_of["a"], dashes_of[training]): [[10, 3], [20, 2]],
         (colour_of["a"], dashes_of[validation]): [[20, 1.5]],
@@ -313,3 +315,19 @@ def test_corpus_lengths_report_padding(tiny_run, translator):
     (measured,) = {line["padding"] for line in map(json.loads, lines) if "padding" in line}
     assert padding["this run"] == pytest.approx(measured)
     assert "this run" not in collect.corpus_lengths(translator.config, tiny_run[1], "test")[2]
+
+
+@pytest.mark.parametrize(
+    ("more", "titles"),
+    [
+        ([], ["encoder layer 2, head 0", "encoder layer 2, head 3"]),
+        (["--mean"], ["encoder layer 2, mean of 2 heads"]),
+    ],
+)
+def test_attention_pictures_name_part_layer_and_head(more, titles, monkeypatch):
+    weights = np.ones((2, 1, 1)), ("a",), ("b",), 2, [0, 3]
+    monkeypatch.setattr(plot, "_weights", lambda part: weights)
+    monkeypatch.setattr(plotting, "attention_maps", lambda *arguments: arguments[3])
+    with command_help.defined_flags("plot"):
+        flags.FLAGS(["plot", "attention", "--workdir=w", "--part=encoder", *more])
+        assert plot._attention() == titles

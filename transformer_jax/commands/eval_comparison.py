@@ -9,8 +9,9 @@ from etils import epath
 
 from transformer_jax import distributed
 from transformer_jax.api import Translator
-from transformer_jax.commands import model_flags
+from transformer_jax.commands import model_flags, search_flags
 from transformer_jax.data import text_lines
+from transformer_jax.decoding import call_settings
 from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import corpus_metrics, model_metrics
@@ -78,14 +79,19 @@ def hypotheses_of(system: list[str] | Translator, pairs: list[tuple[str, str]]) 
     if distributed.is_primary():
         print(
             f"translating with {FLAGS.compare}, checkpoint of step {system.checkpoint_step}, "
-            "by the search settings of that run",
+            "by the search settings of that run and those of this command",
             flush=True,
         )
     return model_metrics.translate(
         system.engine,
         system.params,
         [source for source, _ in pairs],
-        TranslationSettings(system.config.decode, 1, FLAGS.target_lang, FLAGS.source_lang),
+        TranslationSettings(
+            call_settings.decode_config(system.config, search_flags.given()),
+            1,
+            FLAGS.target_lang,
+            FLAGS.source_lang,
+        ),
     )
 
 
@@ -94,7 +100,8 @@ def _print_comparison(metrics: Sequence[corpus_metrics.Comparison]) -> None:
     print(f"compared with {FLAGS.compare}, by paired bootstrap{note}")
     for metric in metrics:
         print(
-            f"  {metric.metric:<5} {metric.score:.2f} ± {metric.interval:.2f} here, "
+            f"  {metric.metric.replace('chrF2', 'chrF'):<5} {metric.score:.2f} "
+            f"± {metric.interval:.2f} here, "
             f"{metric.other_score:.2f} ± {metric.other_interval:.2f} there, "
             f"p = {metric.p_value:.4f}  {metric.signature}"
         )

@@ -22,7 +22,7 @@ from absl import logging as absl_logging
 from transformer_jax import __version__, interrupts, paths
 from transformer_jax.commands import command_help, command_line, completion, config_flags
 from transformer_jax.commands.command_line import COMMANDS
-from transformer_jax.config import Config
+from transformer_jax.config import Config, validate
 from transformer_jax.errors import UserError, did_you_mean
 from transformer_jax.runs import compilation_cache, host_memory
 
@@ -77,6 +77,8 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
             if no_recipe:
                 raise no_recipe
             _expand_paths()
+            if "config" in FLAGS:  # before JAX, which takes seconds
+                validate(FLAGS.config)
             with _jax_prepared() if text.uses_jax else contextlib.nullcontext():
                 module.run(*([words] if text.words else []))
             if _is_one_of_several():

@@ -145,11 +145,12 @@ def _check_flags(picture: str) -> None:
 def _attention() -> "Figure":
     from transformer_jax import plotting
 
-    weights, rows, columns, heads = _weights(FLAGS.part)
-    titles = [f"head {head}" for head in heads]
+    weights, rows, columns, layer, heads = _weights(FLAGS.part)
+    where = f"{FLAGS.part} layer {layer}"
+    titles = [f"{where}, head {head}" for head in heads]
     if FLAGS.mean:
         weights = weights.mean(axis=0, keepdims=True)
-        titles = [f"mean of {len(heads)} heads"] if len(heads) > 1 else titles
+        titles = [f"{where}, mean of {len(heads)} heads"] if len(heads) > 1 else titles
     return plotting.attention_maps(weights, rows, columns, titles)
 
 
@@ -157,7 +158,7 @@ def _alignment() -> "Figure":
     from transformer_jax import plotting
     from transformer_jax.decoding import alignment
 
-    weights, rows, columns, _ = _weights("cross")
+    weights, rows, columns, _, _ = _weights("cross")
     # Without the end symbols.
     mean = weights.mean(axis=0)[:-1, :-1]
     target, source = list(rows[:-1]), list(columns[:-1])
@@ -167,11 +168,14 @@ def _alignment() -> "Figure":
     return plotting.alignment(mean, target, source)
 
 
-def _weights(part: str) -> tuple["np.ndarray", tuple[str, ...], tuple[str, ...], list[int]]:
+def _weights(
+    part: str,
+) -> tuple["np.ndarray", tuple[str, ...], tuple[str, ...], int, list[int]]:
     """Attention of the layer and heads that the flags name.
 
     Returns:
-      Weights `[heads, T, S]`, T labels of the rows, S labels of the columns, numbers of the heads.
+      Weights `[heads, T, S]`, T labels of the rows, S labels of the columns, numbers of the layer
+      and of the heads.
     """
     from transformer_jax.api import Translator
     from transformer_jax.plotting import collect
@@ -190,7 +194,7 @@ def _weights(part: str) -> tuple["np.ndarray", tuple[str, ...], tuple[str, ...],
     if not all(str(head).isdigit() and int(head) < num_heads for head in wanted):
         raise UserError(f"--heads={','.join(FLAGS.heads)}: there are heads 0 to {num_heads - 1}.")
     heads = [int(head) for head in wanted]
-    return weights[layer][heads], rows, columns, heads
+    return weights[layer][heads], rows, columns, layer % depth, heads
 
 
 def _curves() -> "Figure":

@@ -29,7 +29,7 @@ Metrics = Mapping[str, Any]  # a line of metrics.jsonl
 # Title of a panel -> its metrics -> their labels. Exact match has its own: of a good model it may
 # be 8% or 99%.
 PANELS: dict[str, dict[str, str]] = {
-    "loss": {"train_loss": "training, with label smoothing", "eval_loss": "validation"},
+    "loss": {"train_loss": "training, as minimized", "eval_loss": "validation"},
     "BLEU and chrF": {"eval_bleu": "BLEU", "eval_chrf": "chrF"},
     "exact match (%)": {"eval_exact_match": "validation"},
     "token accuracy (%)": {"train_token_accuracy": "training", "eval_token_accuracy": "validation"},

@@ -109,7 +109,7 @@ def open_run(
             is_primary=distributed.is_primary() and not read_only,
         )
         stack.push(reporter.close)
-        for line in runner.describe():
+        for line in (*runner.describe(), *setup.describe_loss(config)):
             reporter.say(line)
 
         trainer = Trainer(config, workdir, data.without_params(), runner, reporter, read_only)

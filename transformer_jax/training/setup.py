@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -194,6 +194,15 @@ def _starting_point(
     with waiting.reminded(lambda s: f"still training the tokenizer after {s:.0f} s", say):
         tokenizers = earlier or make_tokenizers(config.data, corpora)
     return config, tokenizers, None
+
+
+def describe_loss(config: Config) -> Iterator[str]:
+    """How the training loss differs from that of validation, where it is far above it."""
+    if config.train.label_smoothing:
+        yield (
+            "the loss of training steps is what is minimized, with label smoothing of "
+            f"{config.train.label_smoothing:g} and dropout; that of evaluations has neither"
+        )
 
 
 def refuse_without_model(config: Config) -> None:
