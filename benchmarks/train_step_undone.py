@@ -3,7 +3,7 @@
     python benchmarks/train_step.py --peers= --undo=dense,optimizer,loss,all --sizes=small
 
 Shows the effect of each optimisation: `dense` (a custom backward pass), `optimizer` (Adam written
-out), `loss` (a gradient that is computed in chunks). `docs/training.md` has the table.
+out), `loss` (a gradient that is computed in chunks). `docs/training_speed.md` has the table.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,10 @@
 """Links, settings, flags and the index of the documents."""
 
 import dataclasses
+import json
 import re
+import statistics
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -118,3 +121,64 @@ def test_flags_of_commands_in_documents_exist():
                         wrong.append((path.name, command, flag))
     assert not wrong
     assert count > 300  # the pattern finds them
+
+
+def benchmark(name: str) -> dict:
+    return json.loads((DOCS / "benchmarks" / f"{name}.json").read_text())
+
+
+def ratios(name: str) -> list[str]:
+    """How many times as fast as CTranslate2 ours is, for each row of both."""
+    rows = benchmark(name)["rows"]
+    ours, theirs = (
+        [row for row in rows if row["engine"] == engine] for engine in ("ours", "ctranslate2")
+    )
+    values = []
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a["beam_size"], a.get("sentences")) == (b["beam_size"], b.get("sentences"))
+        in_batches = "tokens_per_second" in a
+        times = [row["tokens_per_second"] if in_batches else 1 / row["p50_ms"] for row in (a, b)]
+        values.append(f"{times[0] / times[1]:.2f}")
+    return values
+
+
+def test_figures_of_documents_are_those_of_the_files_that_they_name():
+    """One source for each figure; `docs/results.md` and README repeat some."""
+    seeds = benchmark("seeds_h200")
+    scores = [row["test_bleu"] for row in seeds["rows"]]
+    mean, deviation = f"{statistics.mean(scores):.2f}", f"{statistics.stdev(scores):.2f}"
+    together = f"{seeds['ensemble_of_the_three']['test']['bleu']:.2f}"
+    students = {(row["model"], row["beam_size"]): row for row in benchmark("students_cpu")["rows"]}
+    student, greedy = (students["runs/student", size] for size in (5, 1))
+    noise = next(row for row in benchmark("noise_h200")["rows"] if "noise" in row["variant"])
+    recipe = next(row for row in benchmark("noise_h200")["rows"] if row["variant"] == "rotary")
+    batch, beam, single, single_beam = ratios("decode_cpu")
+    figures = {
+        "README.md": [
+            f"**{mean}** ± {deviation} BLEU (tok:none), the three together {together}",
+            f"of theirs {student['bleu']:.2f}, or {greedy['bleu']:.2f} at "
+            f"{greedy['ratio_to_first_beam_size']:.1f} times their speed",
+            f"test_2016_flickr **{noise['test_bleu']:.2f}** BLEU (13a, cased), "
+            f"{noise['test_chrf']:.2f} chrF",
+            f"greedy {batch}, beam 4 {beam}; one sentence at a time {single}, {single_beam}",
+        ],
+        "docs/results.md": [
+            f"**{mean}**, {deviation} |",
+            f"**{together}** |",
+            f"**{recipe['test_bleu']:.2f}**, {recipe['test_chrf']:.2f}",
+            f"**{noise['test_bleu']:.2f}**, {noise['test_chrf']:.2f}",
+        ],
+        "docs/fast_decoding.md": [f" | {one} |" for one in ratios("decode_cpu_avx2")],
+        "docs/synthetic_data.md": [f"**{student['bleu']:.2f}**", f"**{greedy['bleu']:.2f}**"],
+        "docs/guide/8_translating.py": [f"`multi30k` has {recipe['test_bleu']:.2f}, cased"],
+    }
+    for name, wanted in figures.items():
+        text = (ROOT / name).read_text()
+        assert [one for one in wanted if one not in text] == [], name
+
+
+def test_install_lists_every_extra():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    table = re.findall(r"^\| (`.+?`) \|", (DOCS / "install.md").read_text(), re.MULTILINE)
+    listed = {name for row in table for name in re.findall(r"`(\w+)`", row)}
+    assert {*project["optional-dependencies"]} <= listed

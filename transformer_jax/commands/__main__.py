@@ -15,8 +15,9 @@ from transformer_jax.commands.main import COMMANDS
 HEAD = """# Commands and their flags
 
 `transformer-jax COMMAND` runs anywhere; `python -m transformer_jax COMMAND` is the same. In a clone
-`python train.py`, `eval.py`, `decode.py` and `export.py` are too. `transformer-jax COMMAND --help`
-prints what this page has of the command, with the defaults of the model that `--workdir=DIR` names.
+`python train.py`, `eval.py`, `decode.py`, `export.py` and `serve.py` are too. `transformer-jax
+COMMAND --help` prints what this page has of the command, with the defaults of the model that
+`--workdir=DIR` names.
 
 Every [setting](settings.md) is the flag `--config.SECTION.NAME=VALUE` of the commands that train or
 read a model.

@@ -53,7 +53,7 @@ class CommandHelp:
         which says so itself once it has saved.
       examples: (purpose, command line) of each; a line starts with `transformer-jax COMMAND`.
       fields: the settings that are changed most often, such as `train.num_steps`.
-      pages: (document, what it has) of where the rest is, such as `docs/training.md`.
+      pages: (document, what it has) of where the rest is, such as `docs/training_speed.md`.
     """
 
     usage: str
