@@ -217,6 +217,20 @@ def test_a_header_without_plurals_gets_those_of_the_language():
     assert result == header.format(added) + entry.format("A", "B")
 
 
+@pytest.mark.parametrize(
+    ("format", "source", "wanted"),
+    [
+        ("po", 'msgid "a"\nmsgstr ""\n', 'msgid "a"\nmsgstr "\\tbc"\n'),
+        ("html", "<p>a</p>", "<p>\tbc</p>"),
+        ("xliff", XLIFF.format("<target/>"), XLIFF.format("<target>\tbc</target>")),
+    ],
+)
+def test_control_characters_of_a_translation_are_not_written(format, source, wanted):
+    """XML has none, and gettext uses one between a context and its message."""
+    document = protected(source, format)
+    assert document.join([SentenceTranslation("\tb\x04\x00\x1f\x7f\uffffc")]) == wanted
+
+
 def test_marks_of_keys_are_put_before_the_same_letter_or_another():
     for source, translation, wanted in [
         ("_File %s", "%s Datei f", "%s Datei _f"),

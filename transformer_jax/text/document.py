@@ -19,6 +19,8 @@ from transformer_jax.text.word_links import Link
 from transformer_jax.text.words import word_spans
 
 _MAX_DEPTH = 4  # of messages in arguments of messages
+# What a model with tokens of bytes may write, and XML and gettext cannot have.
+_NO_CONTROLS = dict.fromkeys([*range(9), 11, 12, *range(14, 32), 127, 0xFFFE, 0xFFFF])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,7 +271,7 @@ class _Segment:
 
     def _write(self, text: str) -> str:
         """A text as it is written into the document, with what its marks are."""
-        return self._marks.raw(self._escape(text))
+        return self._marks.raw(self._escape(text.translate(_NO_CONTROLS)))
 
     def _write_gap(self, gap: Gap, start: int, end: int) -> str:
         """A part of what is between sentences; what has not changed is as it was."""
