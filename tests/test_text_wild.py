@@ -126,6 +126,21 @@ def test_real_markup_stays_and_all_else_is_translated(format, source, wanted):
     assert translated(protected(source, format)) == (wanted or source)
 
 
+def test_the_number_of_a_plural_is_never_lost():
+    for kind, kept in (("plural", "#"), ("selectordinal", "#"), ("select", "")):
+        document = protected(f"{{n, {kind}, other {{# days}}}}", "txt")
+        assert translated(document, is_lost=True) == f"{{n, {kind}, other {{{kept}}}}}"
+
+
+def test_messages_that_lack_a_placeholder_are_not_written():
+    """As `msgfmt -c` would refuse the file."""
+    for flag, source in (("c", "one %d"), ("qt", "one %1"), ("python-brace", "{a} one")):
+        assert MessageFormat((flag,)).written(source, "eins") is None
+        assert MessageFormat((flag,)).written(source, source * 2) is None
+        assert MessageFormat((flag,)).written(source, source) == source
+    assert MessageFormat().written("one %d", "eins") == "eins"
+
+
 @pytest.mark.parametrize(("source", "wanted"), MESSAGES)
 def test_messages_keep_what_their_program_replaces(source, wanted):
     assert translated(protected(f'{source}\nmsgstr ""\n', "po")) == f'{source}\nmsgstr "{wanted}"\n'
