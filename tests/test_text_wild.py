@@ -128,7 +128,7 @@ def test_real_markup_stays_and_all_else_is_translated(format, source, wanted):
 
 def test_the_number_of_a_plural_is_never_lost():
     for kind, kept in (("plural", "#"), ("selectordinal", "#"), ("select", "")):
-        document = protected(f"{{n, {kind}, other {{# days}}}}", "txt")
+        document = protected(f"{{n, {kind}, other {{days #}}}}", "txt")
         assert translated(document, is_lost=True) == f"{{n, {kind}, other {{{kept}}}}}"
 
 
