@@ -20,6 +20,8 @@ WILD = [
     ("txt", "one %s%s two", "ONE %s%s TWO"),
     ("html", "<p>a <a href=x/ >b c</a> d</p>", "<p>A <a href=x/ >B C</a> D</p>"),
     ("html", "<p>a<br/>b <x-y z=1 /> c</p>", "<p>A<br/>B <x-y z=1 /> C</p>"),
+    ("html", "<div translate=no d=/a/ >a b</div>", None),
+    ("html", "<p>a <code class=b/ >c</code> d</p>", "<p>A <code class=b/ >c</code> D</p>"),
     ("html", "<p>a <keycap>b</keycap> c</p>", "<p>A <keycap>B</keycap> C</p>"),
     ("html", "<para>a</para><para>b</para>", "<para>A</para><para>B</para>"),
     (
