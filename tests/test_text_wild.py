@@ -8,8 +8,8 @@ pytest.importorskip("markdown_it")
 from tests.test_text_documents import read, shown
 from transformer_jax.text import accelerators, copying, guards, placeholders, protection
 from transformer_jax.text.copying import Marked
-from transformer_jax.text.document import Document, SentenceTranslation
-from transformer_jax.text.formats import po_plurals
+from transformer_jax.text.document import Document, Reading, SentenceTranslation
+from transformer_jax.text.formats import po_plurals, readers
 from transformer_jax.text.guards import Guards
 from transformer_jax.text.placeholders import MessageFormat
 from transformer_jax.text.words import words_of
@@ -126,6 +126,15 @@ def protected(text: str, format: str) -> Document:
 @pytest.mark.parametrize(("format", "source", "wanted"), WILD)
 def test_real_markup_stays_and_all_else_is_translated(format, source, wanted):
     assert translated(protected(source, format)) == (wanted or source)
+
+
+def test_elements_that_a_client_ignores_are_words_of_their_sentence():
+    reading = Reading("en", ignored_tags=frozenset({"x"}))
+    for element in ('<x id="4"></x>', "<x>one</x>", "<x/>"):
+        document = readers.read(f"a {element} b", "html", reading)
+        (sentence,) = document.sentences
+        assert sentence.plain == f"a {element} b"
+        assert copying.shown(sentence.text).text == "a X1 b"
 
 
 def test_the_number_of_a_plural_is_never_lost():
