@@ -18,6 +18,7 @@ from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.data.tokenizer_training import make_tokenizers
+from transformer_jax.decoding.requests import RequestEncoder
 from transformer_jax.errors import UserError
 
 
@@ -314,3 +315,22 @@ def test_a_vocabulary_without_room_for_all_characters_names_our_settings(tmp_pat
         UserError, match=r"vocab_size=50 .* or decrease .* config\.data\.character_"
     ):
         make(config)
+
+
+def test_a_text_may_begin_with_the_tag_of_its_language(corpus_config):
+    pair = make(corpus_config, target_language_tags=True)
+    config = dataclasses.replace(corpus_config, target_language_tags=True)
+    assert pair.languages == [config.target_lang] == ["de"]
+    tags, _ = pair.language_tags("", "de")
+    assert pair.split_tag(" <2de>  1 2") == (tags, "1 2")
+    assert pair.split_tag("<2fr> 1") == ([], "<2fr> 1")
+    assert pair.split_tag("1 <2de>") == ([], "1 <2de>")
+    assert pair.num_tags([*tags, *pair.source.encode("1")]) == len(tags)
+    assert pair.num_tags(pair.source.encode("1 2")) == 0
+    assert not pair.needs_tag(config, "")
+    other = dataclasses.replace(config, target_lang="target")
+    assert pair.needs_tag(other, "")
+    assert not pair.needs_tag(other, "de")
+    encoder = RequestEncoder(pair, ([], []), 16, pair.source.eos_id, needs_tag=True)
+    named = RequestEncoder(pair, pair.language_tags("", "de"), 16, pair.source.eos_id)
+    assert encoder.source_ids(["<2de> 1 2", ""]) == named.source_ids(["1 2", ""])
