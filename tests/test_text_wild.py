@@ -216,6 +216,28 @@ def test_each_form_of_a_plural_has_the_placeholders_that_gettext_wants(
     assert translated(protected(result, "po")) == result
 
 
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        # A header that is not the first entry is none.
+        (
+            'msgid "a"\nmsgstr ""\n\nmsgid ""\nmsgstr "charset=CHARSET\\n"\n',
+            'msgid "a"\nmsgstr "A"\n\nmsgid ""\nmsgstr "charset=CHARSET\\n"\n',
+        ),
+        # A plural without text stays as it is.
+        (
+            'msgid ""\nmsgstr "nplurals=1; plural=0;"\n\nmsgid "a"\nmsgid_plural ""\n'
+            'msgstr[0] ""\nmsgstr[1] ""\n',
+            'msgid ""\nmsgstr "nplurals=1; plural=0;"\n\nmsgid "a"\nmsgid_plural ""\n'
+            'msgstr[0] ""\n',
+        ),
+        ("# only a comment\n", "# only a comment\n"),
+    ],
+)
+def test_odd_catalogues_lose_nothing(source, wanted):
+    assert translated(protected(source, "po")) == wanted
+
+
 def test_a_header_without_plurals_gets_those_of_the_language():
     """The forms of 0, 1, 2, 5, 21 and 101 things, by the tables of CLDR."""
     for code, wanted in {
@@ -282,7 +304,7 @@ def test_a_translation_without_a_placeholder_of_its_source_is_flagged():
 
 
 def test_every_flag_of_gettext_has_placeholders():
-    """Each with its example in gettext's manual, or in that of the language."""
+    """Each example is from gettext's manual or from the manual of the language."""
     examples = {
         "c": "%5.2f",
         "objc": "%@",

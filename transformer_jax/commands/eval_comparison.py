@@ -79,7 +79,7 @@ def hypotheses_of(system: list[str] | Translator, pairs: list[tuple[str, str]]) 
     if distributed.is_primary():
         print(
             f"translating with {FLAGS.compare}, checkpoint of step {system.checkpoint_step}, "
-            "by the search settings of that run and those of this command",
+            "with the search settings of that run and the search flags of this command",
             flush=True,
         )
     return model_metrics.translate(

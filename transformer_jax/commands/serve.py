@@ -149,7 +149,7 @@ def run() -> None:
     life.start(open_page, stop)
     running.run(sockets=[bound])
     if running.stopped_by:
-        _say(f"stopped by {running.stopped_by}; what was accepted is answered")
+        _say(f"stopped by {running.stopped_by}")
     if life.failure is not None:
         raise life.failure
     if life.is_working:  # what compiles cannot be interrupted

@@ -156,8 +156,9 @@ class TokenizerPair:
         if self.tags.both_sides:
             return 0
         tokens = self.source.tokens(ids[:2])
-        is_tag = [bool(self.tags.language(token)) for token in tokens]
-        return 1 if is_tag[:1] == [True] else 2 if is_tag[1:] == [True] and tokens[0] == "▁" else 0
+        num_spaces = int(tokens[:1] == ["▁"])
+        tag = tokens[num_spaces : num_spaces + 1]
+        return num_spaces + 1 if tag and self.tags.language(tag[0]) else 0
 
     @property
     def state(self) -> TokenizerState:

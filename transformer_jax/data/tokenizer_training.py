@@ -178,7 +178,7 @@ def train_model(texts: Iterable[str], failure: str, **options: Any) -> bytes:
         if damage:
             raise damage[0] from error
         reason = " ".join(str(error).split()).rpartition("] ")[2]
-        # SentencePiece names its own flags; of those that we have, a setting has the same name.
+        # SentencePiece's message names its own flags, and our settings have the same names.
         reason = re.sub(r"--(\w+)(?: option)?", r"config.data.\1", reason)
         raise UserError(f"{failure}: {reason}") from error
     if damage:

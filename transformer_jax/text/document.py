@@ -19,7 +19,7 @@ from transformer_jax.text.word_links import Link
 from transformer_jax.text.words import word_spans
 
 _MAX_DEPTH = 4  # of messages in arguments of messages
-# What a model with tokens of bytes may write, and XML and gettext cannot have.
+# Control characters: models with byte tokens may write them, and XML and gettext refuse them.
 _NO_CONTROLS = dict.fromkeys([*range(9), 11, 12, *range(14, 32), 127, 0xFFFE, 0xFFFF])
 
 
@@ -239,7 +239,7 @@ class _Segment:
 
     @functools.cached_property
     def shown(self) -> list[DocumentSentence]:
-        """Its sentences, as they are translated, and then those of arguments of its messages."""
+        """The sentences to translate: those of the paragraph, then those of ICU arguments in it."""
         sentences = [
             DocumentSentence(" ".join(sentence.text.split()), self._has_markup, self._marks)
             for sentence in self._sentences

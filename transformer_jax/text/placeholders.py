@@ -26,6 +26,7 @@ USUAL = {
     "format": rf"%[a-zA-Z_]\w++%|%\(\w++\)[-+0# ]*+\d*+(?:\.\d++)?[a-zA-Z]|{_PRINTF}|%L?\d++|%Ln",
     "variable": _SHELL,
 }
+_USUAL = re.compile("|".join(USUAL.values()))
 # Flag of gettext without `-format` -> regular expression.
 BY_FLAG = {
     **dict.fromkeys(("c", "objc", "php", "perl", "tcl", "awk", "librep", "elisp"), _C),
@@ -133,6 +134,3 @@ def missing(source: str, translation: str) -> list[str]:
         for text in (source, translation)
     ]
     return [*(counts[0] - counts[1]).elements()]
-
-
-_USUAL = re.compile("|".join(USUAL.values()))

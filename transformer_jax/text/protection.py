@@ -161,7 +161,7 @@ class Protection:
 
 
 def _as_mark(item: Item, marks: Marks) -> Item:
-    """An item; one that is protected by itself with its mark."""
+    """The item, with a mark as its text if it is protected."""
     if not (isinstance(item, Words) and item.is_protected):
         return item
     return Words(item.raw, marks.add(item.plain, item.raw) or item.plain)

@@ -52,7 +52,7 @@ def describe_mixture(
       sizes: pairs of each.
     """
     for first, shares in make_stages(config, corpora, sizes) or ():
-        often = [share / size for share, size in zip(shares, sizes, strict=True)]
+        often = [share / max(size, 1) for share, size in zip(shares, sizes, strict=True)]
         least = min(filter(None, often))
         begin = f"from step {first} on" if first else "at first" if config.stages else "mixed"
         yield f"{begin}: " + ", ".join(
@@ -113,11 +113,11 @@ def describe_leaks(
     """
     if config.source == "prepared" or "test_leaks" in config.filters:
         return
-    held_out = [validation]
+    held_out: list[Iterable[tuple[str, str]]] = [validation]
     if config.source == "files" and config.test:
         # It may come after the training; `eval` says what is wrong with it.
         with contextlib.suppress(UserError):
-            held_out += (corpus.read() for corpus in open_corpora(config, "test"))
+            held_out += [list(corpus.read()) for corpus in open_corpora(config, "test")]
     sentences = itertools.chain.from_iterable(itertools.chain.from_iterable(held_out))
     known = {sentence.strip() for sentence in sentences if is_long(sentence)}
     num_pairs, leaks = 0, list[str]()

@@ -15,8 +15,9 @@ _XML = re.compile(r"\A\ufeff?\s*+<\?xml|<html\s[^<>]*?\bxmlns=", re.IGNORECASE)
 _BEGINNING = re.compile(r"<(?=[a-zA-Z/!?])")
 _RAW = {"script", "style"}  # tags inside are text
 # fmt: off
-# Tags that divide texts; all others are within a paragraph, also those of other vocabularies, such
-# as web components. https://html.spec.whatwg.org/multipage/indices.html#elements-3
+# Tags that divide texts, with those of `_ENDS_PARAGRAPH`. All other tags are parts of a paragraph,
+# unknown ones too, such as web components.
+# https://html.spec.whatwg.org/multipage/indices.html#elements-3
 _DIVIDING = {
     "area", "audio", "base", "body", "br", "button", "canvas", "caption", "center", "col",
     "colgroup", "datalist", "dd", "dir", "dt", "embed", "figcaption", "frame", "frameset", "head",
@@ -36,6 +37,7 @@ _ENDS_PARAGRAPH = {
     "hgroup", "hr", "main", "menu", "nav", "ol", "p", "pre", "search", "section", "table", "ul",
 }
 # fmt: on
+_DIVIDING |= _ENDS_PARAGRAPH
 _ENDED_BY = {
     "p": _ENDS_PARAGRAPH,
     "li": {"li"},
@@ -66,7 +68,7 @@ def _escape(text: str) -> str:
 
 def _divides(tag: re.Match) -> bool:
     """Whether a tag is between texts, and not within one."""
-    return tag[2].lower() in _DIVIDING | _ENDS_PARAGRAPH
+    return tag[2].lower() in _DIVIDING
 
 
 class _Reader:

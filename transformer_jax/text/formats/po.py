@@ -31,10 +31,10 @@ def read(text: str, reading: Reading) -> Document:
 
     Of messages with a plural, the form of 1 is translated from the singular, and the others from
     the plural, as the only form of a language without plural is. A form of 1 and other numbers is
-    translated from the plural too if the singular lacks a placeholder. Where an entry has two forms
-    or more, those that it lacks according to the header are added, and empty ones that the header
-    does not count are removed. A header that does not say the forms of a plural, such as that of a
-    template, gets what is usual in the target language.
+    translated from the plural too if the singular lacks a placeholder. An entry with two forms or
+    more gets the further forms that the header counts, and loses empty forms that the header does
+    not count. A header without the forms of plurals, such as that of a template, gets those that
+    are usual in the target language.
 
     Lines and columns of a message end sentences. The placeholders of an entry's flags, such as
     `c-format`, are protected; a translation that cannot be written with them stays empty.
@@ -98,9 +98,10 @@ def _parts(text: str, reading: Reading) -> Iterator[str | Embedded]:
     """Everything up to each empty translation, and the message that is translated there."""
     entries = list(_entries(text))
     done = 0
-    header = next((one for one in entries if "msgid" in one.fields and not one.text("msgid")), None)
-    plurals = po_plurals.of_header(header.text("msgstr") if header else "")
-    if header and header.text("msgstr") and any(entry.is_empty for entry in entries):
+    header = entries[0]
+    has_header = next(iter(header.fields), "") == "msgid" and not header.text("msgid")
+    plurals = po_plurals.of_header(header.text("msgstr") if has_header else "")
+    if has_header and header.text("msgstr") and any(entry.is_empty for entry in entries):
         if not plurals.count and any("msgid_plural" in entry.fields for entry in entries):
             plurals = po_plurals.of_language(reading.target_language)
         field = header.fields["msgstr"]
@@ -108,18 +109,17 @@ def _parts(text: str, reading: Reading) -> Iterator[str | Embedded]:
         done = field.end(2)
     for entry in entries:
         fields = entry.translations
-        end, form = done, -1
+        end = done
         for form, field in enumerate(fields):
-            is_surplus = 0 < plurals.count <= form
-            if _unquoted(field[2]) or not entry.text("msgid"):
-                end = field.end(2)
-            elif is_surplus:
+            is_empty = entry.text("msgid") != "" and not _unquoted(field[2])
+            if is_empty and 0 < plurals.count <= form:
                 yield text[done:end]
-                done = end = field.end(2)
-            elif message := _message(entry, entry.source(form, plurals), reading):
+                done = field.end(2)
+            elif is_empty and (message := _message(entry, entry.source(form, plurals), reading)):
                 yield text[done : field.start(2)]
                 yield message
-                done = end = field.end(2)
+                done = field.end(2)
+            end = field.end(2)
         for missing_form in range(len(fields), plurals.count if len(fields) > 1 else 0):
             message = _message(entry, "msgid_plural", reading)
             if message:
