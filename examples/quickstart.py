@@ -39,7 +39,7 @@ translator = Translator.load(args.workdir, checkpoint="best")
 (corpus,) = open_corpora(config.data, "test")
 print(f"translating {corpus.count():,} numbers that the training did not contain", flush=True)
 scores, _ = model_metrics.evaluate(
-    translator.engine, translator.params, list(corpus.read()), config.decode
+    translator.engine, translator.device_params, list(corpus.read()), config.decode
 )
 print(f"{scores.exact_match:.1f}% are exactly right", flush=True)
 result = dataclasses.asdict(scores) | {"checkpoint_step": translator.checkpoint_step}

@@ -290,8 +290,8 @@ def test_import_puts_each_tensor_on_its_devices(marian):
     parallel = dataclasses.replace(config.parallel, data=1, fsdp=4, tensor=2)
     config = dataclasses.replace(config, parallel=parallel)
     runner = make_runner(config, jax.devices())
-    shardings = functools.partial(partition.param_shardings, config)
-    params = pretrained.load(marian, shardings=shardings).params
+    shapes = functools.partial(partition.sharded_shapes, config)
+    params = pretrained.load(marian, shapes=shapes).params
     jax.tree.map(np.testing.assert_array_equal, params, want)
     assert jax.tree.map(lambda x: x.sharding, params) == runner.shardings.params
     kernel = params["encoder_layers_0"]["feed_forward"]["up"]["kernel"]

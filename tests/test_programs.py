@@ -55,21 +55,23 @@ def in_threads(count, function):
 
 def test_put_on_devices_is_shared_by_threads(translator, monkeypatch):
     calls = []
-    prepare = programs._prepare
+    lay_out, params = decoder_weights.for_inference, translator.params
 
     def counted(*args):
         calls.append(1)
-        return prepare(*args)
+        return lay_out(*args)
 
-    monkeypatch.setattr(programs, "_prepare", counted)
+    monkeypatch.setattr(decoder_weights, "for_inference", counted)
     fresh = Engine(translator.config, translator.tokenizers).runner.programs
-    first, *others = in_threads(8, lambda: fresh.put_on_devices(translator.params))
+    first, *others = in_threads(8, lambda: fresh.put_on_devices(params))
     assert len(calls) == 1
     assert all(other is first for other in others)
     fresh.release()
-    assert fresh.put_on_devices(translator.params) is not first
-    assert fresh.put_on_devices(jax.tree.map(lambda x: x, translator.params)) is not first
+    assert fresh.put_on_devices(params) is not first
+    assert fresh.put_on_devices(jax.tree.map(lambda x: x, params)) is not first
     assert len(calls) == 3
+    assert jax.tree.leaves(params)  # `put_on_devices` does not empty it
+    assert fresh.put_on_devices(first) is first
 
 
 def test_put_on_devices_refuses_another_number_of_parameter_trees(translator):
@@ -210,9 +212,10 @@ def test_decode_loop_compiles_at_most_three_loops(method):
         max_len=1024,
     )
     decode = DecodeConfig(method=method, beam_size=2)
-    params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
-    weights = jax.eval_shape(lambda p: programs._prepare((p,), (model,)), params)
-    device_params = batch_functions.DeviceParams((params,), weights, None)
+    params = jax.eval_shape(
+        lambda: decoder_weights.for_inference(model, init_params(model, jax.random.key(0)))
+    )
+    device_params = batch_functions.DeviceParams((params,), None)
     constraints = SearchConstraints(
         np.full(2, 1024),
         np.zeros(2, np.int32),
@@ -394,3 +397,50 @@ for number in sys.argv[1:]:
     second = kept("-c", python, "2", "20")
     assert second > first
     assert kept(*decode, text="one " * 20 + "\n") == second
+
+
+FAMILIES = {
+    "plain": {},
+    "learned": {"positional": "learned", "embedding_norm": True, "output_bias": True},
+    "modern": {
+        "norm": "rms",
+        "feed_forward": "gated",
+        "num_kv_heads": 1,
+        "qk_norm": True,
+        "positional": "rotary",
+        "tie_embeddings": "none",
+    },
+    "relative": {"positional": "relative", "norm": "rms", "tie_embeddings": "decoder"},
+    "per_layer": {"positional": "relative", "relative_per_layer": True},
+}
+
+
+@pytest.mark.parametrize("changes", FAMILIES.values(), ids=FAMILIES)
+def test_parameters_for_inference_are_those_of_the_model_once_rounded(changes):
+    model = ModelConfig(
+        num_encoder_layers=1,
+        num_decoder_layers=2,
+        d_model=8,
+        d_ff=16,
+        num_heads=2,
+        source_vocab_size=20,
+        target_vocab_size=20,
+        max_len=16,
+        **changes,
+    )
+    params = init_params(model, jax.random.key(0))
+    given = dict(params)
+    laid_out = decoder_weights.for_inference(model, given)
+    assert not given  # a part is freed when it is laid out
+    restored = decoder_weights.restore(model, laid_out)
+    assert jax.tree.structure(restored) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, restored, params)
+
+    rounded = dataclasses.replace(model, dtype="bfloat16")
+    in_bfloat16 = decoder_weights.restore(rounded, decoder_weights.for_inference(rounded, params))
+    shapes = decoder_weights.inference_shapes(rounded)
+    assert jax.tree.map(lambda x: x.dtype, in_bfloat16) == jax.tree.map(lambda x: x.dtype, shapes)
+    want = jax.tree.map(lambda x, shape: x.astype(shape.dtype), restored, shapes)
+    jax.tree.map(np.testing.assert_array_equal, in_bfloat16, want)
+    kernels = [x for path, x in jax.tree.leaves_with_path(shapes) if "kernel" in str(path[-1])]
+    assert kernels and {x.dtype for x in kernels} == {jnp.dtype(jnp.bfloat16)}

@@ -54,8 +54,7 @@ class Translator(TextSubmitter, TextScorer):
         shortlist: Callable[[], Shortlist] | None = None,
         runner: BatchRunner | None = None,
     ):
-        self.tokenizers = tokenizers
-        self.shortlist = shortlist
+        self.tokenizers, self.shortlist = tokenizers, shortlist
         self.checkpoint_step = step
         # Of the model by `eval --calibrate`; None: it was not calibrated, or is an ensemble.
         self.calibration: Calibration | None = None
@@ -116,6 +115,7 @@ class Translator(TextSubmitter, TextScorer):
         translator = cls(
             one.config, one.tokenizers, one.params, one.step, others, processors, one.shortlist
         )
+        translator.device_params = translator.engine.runner.take(translator.device_params)
         translator.calibration = None if others else one.calibration
         return translator._read_from(f"step {one.step} of {path}", arguments)
 
@@ -233,7 +233,7 @@ class Translator(TextSubmitter, TextScorer):
         if confidence:
             attention = attention or self._attention_for_confidence()
         call = self.settings(n_best, target_lang, source_lang, attention, settings)
-        results = self.engine.translate(self.params, texts, call, window, on_error, ready)
+        results = self.engine.translate(self.device_params, texts, call, window, on_error, ready)
         if confidence:
             results = map(self._with_confidence, results)
         return results if n_best is not None else (best[0] for best in results)
@@ -347,4 +347,4 @@ class Translator(TextSubmitter, TextScorer):
         call_settings.check_list("lengths", lengths, "numbers")
         num_texts = call_settings.count("num_texts", num_texts)
         call = self.settings(n_best, target_lang, source_lang, attention, settings)
-        return self.engine.warmup(self.params, lengths, num_texts, call)
+        return self.engine.warmup(self.device_params, lengths, num_texts, call)

@@ -134,7 +134,7 @@ scores = {}
 for name, translator in translators.items():
     (corpus,) = sources.open_corpora(translator.config.data, "test")
     scores[name], _ = model_metrics.evaluate(
-        translator.engine, translator.params, list(corpus.read()), translator.config.decode
+        translator.engine, translator.device_params, list(corpus.read()), translator.config.decode
     )
     s = scores[name]
     print(f"en -> {name}: BLEU {s.bleu:.2f}, chrF {s.chrf:.2f}, exact {s.exact_match:.1f}%")

@@ -282,7 +282,7 @@ def description(translator: Translator) -> dict[str, Any]:
     config = translator.config
     decode = dataclasses.asdict(config.decode) | search_flags.given()
     return {
-        **translator.engine.runner.describe(translator.params, decode["shortlist"]),
+        **translator.engine.runner.describe(translator.device_params, decode["shortlist"]),
         "checkpoint_step": translator.checkpoint_step,
         "tokenizers": translator.tokenizers.fingerprint,
         "data": dataclasses.asdict(config.data),

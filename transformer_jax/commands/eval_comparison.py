@@ -84,7 +84,7 @@ def hypotheses_of(system: list[str] | Translator, pairs: list[tuple[str, str]]) 
         )
     return model_metrics.translate(
         system.engine,
-        system.params,
+        system.device_params,
         [source for source, _ in pairs],
         TranslationSettings(
             call_settings.decode_config(system.config, search_flags.given()),

@@ -117,7 +117,10 @@ def _robustness(run: EvaluatedRun) -> list[dict[str, Any]]:
     """What `--json` writes of the scores with noise in the sources; prints them, on process 0."""
     settings = TranslationSettings(run.decode, 1, FLAGS.target_lang, FLAGS.source_lang)
     translate = functools.partial(
-        model_metrics.translate, run.translator.engine, run.translator.params, settings=settings
+        model_metrics.translate,
+        run.translator.engine,
+        run.translator.device_params,
+        settings=settings,
     )
     rows = robustness.scores(
         translate, run.pairs, run.tokenizer, (run.scores.bleu, run.scores.chrf)

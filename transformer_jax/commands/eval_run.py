@@ -127,7 +127,7 @@ def _evaluate(
     """Scores and translations of pairs."""
     return model_metrics.evaluate(
         translator.engine,
-        translator.params,
+        translator.device_params,
         pairs,
         decode,
         FLAGS.target_lang,

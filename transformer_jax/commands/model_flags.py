@@ -131,19 +131,13 @@ def define_licence() -> None:
 
 def load_with_facts() -> "tuple[Pretrained, ModelFacts]":
     """The model that the flags name, and what its model card says of it."""
-    from transformer_jax.interop import model_card
-    from transformer_jax.interop.pretrained import Pretrained
+    from transformer_jax.interop import model_card, pretrained
+    from transformer_jax.runs import compilation_cache
 
-    translator = load_translator()
-    assert isinstance(translator.params, dict)  # one model, not an ensemble
-    model = Pretrained(
-        translator.config,
-        translator.tokenizers,
-        translator.params,
-        translator.checkpoint_step,
-        translator.calibration,
-        translator.shortlist,
-    )
+    config, path = _config_of_model(needs_parameters=True), paths.expand(FLAGS.workdir)
+    paths.require(path)
+    compilation_cache.keep_programs()
+    model = pretrained.load(path, FLAGS.checkpoint, config, FLAGS.allow_pickle)
     facts = model_card.collect_facts(FLAGS.workdir, model, FLAGS.checkpoint, FLAGS.licence)
     return model, facts
 
@@ -158,6 +152,13 @@ def load_translator(needs_parameters: bool = True) -> "Translator":
       UserError: a setting that only training could change.
     """
     from transformer_jax.api import Translator
+
+    config = _config_of_model(needs_parameters)
+    return Translator.load(FLAGS.workdir, FLAGS.checkpoint, config, FLAGS.allow_pickle, ensemble())
+
+
+def _config_of_model(needs_parameters: bool) -> Config:
+    """The config of the model that the flags name, with the settings that were overridden."""
     from transformer_jax.interop import pretrained
     from transformer_jax.runs import directory_kinds
 
@@ -176,7 +177,7 @@ def load_translator(needs_parameters: bool = True) -> "Translator":
     if "source_prefix" in FLAGS and FLAGS.source_prefix:
         data = dataclasses.replace(config.data, source_prefix=FLAGS.source_prefix)
         config = dataclasses.replace(config, data=data)
-    return Translator.load(FLAGS.workdir, FLAGS.checkpoint, config, FLAGS.allow_pickle, ensemble())
+    return config
 
 
 def ensemble() -> list[tuple[str, str]]:

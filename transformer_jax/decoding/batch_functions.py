@@ -29,9 +29,12 @@ LOGITS_AT_ONCE = 2**24  # of scoring, on a device: 64 MB in float32, whatever th
 class DeviceParams:
     """What is read besides the batch, on the devices."""
 
-    params: tuple[Params, ...]  # of each model of an ensemble
-    weights: tuple[decoder_weights.DecoderWeights, ...]  # of each decoder, laid out for its steps
+    models: tuple[decoder_weights.InferenceParams, ...]  # of each model of an ensemble
     starts_word: jax.Array | None  # [V] tokens that may follow a phrase; None: all
+
+
+# Of a model, or of each of an ensemble; or laid out already.
+ModelParams = Params | tuple[Params, ...] | DeviceParams
 
 
 @flax.struct.dataclass
@@ -83,7 +86,8 @@ class BatchFunctions:
           subset: `[1, C]` tokens to search among, on each device; None: all.
           structure, max_decode_len: static parts of the settings.
         """
-        ids, weights, starts_word = self.ids, params.weights, params.starts_word
+        ids, starts_word = self.ids, params.starts_word
+        weights = tuple(model.decoder for model in params.models)
         if subset is not None:
             ids = vocabulary_subset.renumbered_ids(ids)
             weights = tuple(vocabulary_subset.select_weights(one, subset[0]) for one in weights)
@@ -201,9 +205,9 @@ class BatchFunctions:
         segment_ids = sources.mask().astype(jnp.int32)
         encoded: list[Any] = [
             Transformer(model).apply(
-                {"params": tree}, sources.ids, segment_ids=segment_ids, method="encode"
+                {"params": weights.others}, sources.ids, segment_ids=segment_ids, method="encode"
             )
-            for model, tree in zip(self.models, params.params, strict=True)
+            for model, weights in zip(self.models, params.models, strict=True)
         ]
         return encoded
 
@@ -216,7 +220,8 @@ class BatchFunctions:
         source_segment_ids = sources.mask().astype(jnp.int32)
         segment_ids = targets.mask().astype(jnp.int32)
         encoded = self._encode(params, sources)
-        for model, tree, model_encoded in zip(self.models, params.params, encoded, strict=True):
+        for model, weights, model_encoded in zip(self.models, params.models, encoded, strict=True):
+            tree = decoder_weights.restore(model, weights)
             apply = functools.partial(Transformer(model).apply, {"params": tree})
             decoded = apply(
                 model_encoded,

@@ -20,12 +20,15 @@ class BatchRunner(Protocol):
     Attributes:
       kind: what computes, `jax` or `ctranslate2`.
       max_len: tokens that the model reads and writes at once, the end symbol included.
+      spans_processes: whether the devices of all processes compute each batch together. All of
+        them then have to run the same batches, one after the other.
       phrase_room: phrases of a text, forms of a phrase and tokens of a form that programs are
         compiled for; None: as many as texts have.
     """
 
     kind: str
     max_len: int
+    spans_processes: bool
     phrase_room: tuple[int, int, int] | None
 
     @property
@@ -53,6 +56,16 @@ class BatchRunner(Protocol):
 
     def release(self) -> None:
         """Frees the copy of the parameters on the devices."""
+
+    def take(self, params: Any) -> Any:
+        """Lays parameters out for `translate_batch`; their trees may be emptied.
+
+        Args:
+          params: of the model; a tuple for an ensemble.
+        """
+
+    def restore(self, params: Any) -> Any:
+        """The parameters as `Transformer` reads them, from what `take` returned."""
 
     def describe(self, params: Any, has_shortlist: bool = False) -> dict[str, Any]:
         """What outputs depend on besides texts, tokenizers and settings, for JSON.

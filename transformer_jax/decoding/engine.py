@@ -10,6 +10,7 @@ from typing import Any
 from transformer_jax.config import Config
 from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
 from transformer_jax.decoding import ON_ERROR, WINDOW, batching, call_settings, scheduler
+from transformer_jax.decoding.batch_functions import ModelParams
 from transformer_jax.decoding.batch_runner import BatchRunner
 from transformer_jax.decoding.batching import Batch
 from transformer_jax.decoding.futures import gather
@@ -32,7 +33,6 @@ from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.decoding.text_queue import Lane
 from transformer_jax.decoding.translation import Translation, join_hypotheses
 from transformer_jax.errors import UserError
-from transformer_jax.model.transformer import Params
 
 
 class Engine:
@@ -50,8 +50,7 @@ class Engine:
     def __init__(
         self, config: Config, tokenizers: TokenizerPair, runner: BatchRunner | None = None
     ):
-        self.config = config
-        self.tokenizers = tokenizers
+        self.config, self.tokenizers = config, tokenizers
         self.ids = special_ids(tokenizers, config.model)
         self.runner = runner or JaxBatchRunner(config, tokenizers)
 
@@ -111,7 +110,7 @@ class Engine:
 
     def translate(
         self,
-        params: Params | tuple[Params, ...],
+        params: ModelParams,
         texts: Iterable[str | Request],
         settings: TranslationSettings,
         window: int = WINDOW,
@@ -154,12 +153,13 @@ class Engine:
             self.runner.batch_limits(settings),
             self.runner.translate_batch(params, settings),
             on_error,
+            num_ahead=0 if self.runner.spans_processes else None,
         )
         return translate_windows(call, windows(requests, window, ready))
 
     def submit(
         self,
-        params: Params | tuple[Params, ...],
+        params: ModelParams,
         text: str | Request,
         settings: TranslationSettings,
         **waiting: Any,
@@ -207,7 +207,7 @@ class Engine:
         return gather(submitted, join_hypotheses)
 
     def _lane(
-        self, params: Params | tuple[Params, ...], settings: TranslationSettings
+        self, params: ModelParams, settings: TranslationSettings
     ) -> Lane[EncodedText, list[Translation]]:
         """Of texts that can share a batch with those of these settings."""
         return Lane(
@@ -219,7 +219,7 @@ class Engine:
 
     def warmup(
         self,
-        params: Params | tuple[Params, ...],
+        params: ModelParams,
         lengths: Iterable[int],
         num_texts: int,
         settings: TranslationSettings,
@@ -243,7 +243,7 @@ class Engine:
 
     def warmup_calls(
         self,
-        params: Params | tuple[Params, ...],
+        params: ModelParams,
         lengths: Iterable[int],
         num_texts: int,
         settings: TranslationSettings,
@@ -277,7 +277,7 @@ class Engine:
 
     def score(
         self,
-        params: Params | tuple[Params, ...],
+        params: ModelParams,
         sources: Sequence[str],
         targets: Sequence[str],
         target_lang: str = "",
@@ -301,7 +301,7 @@ class Engine:
 
     def submit_pair(
         self,
-        params: Params | tuple[Params, ...],
+        params: ModelParams,
         pair: tuple[str, str],
         languages: tuple[str, str],
         batch_tokens: int,
@@ -329,7 +329,7 @@ class Engine:
         return scorer.submit((id(self), id(params)), pair, batch_tokens, **waiting)
 
     def warmup_score_calls(
-        self, params: Params | tuple[Params, ...], lengths: Iterable[int], batch_tokens: int
+        self, params: ModelParams, lengths: Iterable[int], batch_tokens: int
     ) -> dict[tuple[int, int], Callable[[], Any]]:
         """For each batch shape of `submit_pair`, what compiles and runs it; as `warmup_calls`."""
         scorer, pair = self._pair_scorer(params), ([self.ids.source_eos], [self.ids.target_eos])
@@ -340,7 +340,7 @@ class Engine:
         }
 
     def _pair_scorer(
-        self, params: Params | tuple[Params, ...], target_lang: str = "", source_lang: str = ""
+        self, params: ModelParams, target_lang: str = "", source_lang: str = ""
     ) -> PairScorer:
         return PairScorer(
             self.encoder(target_lang, source_lang),

@@ -31,6 +31,7 @@ class Call:
       batch_limits: longest source, positions of a batch on a device, and number of devices.
       translate_batch: run by the scheduler.
       on_error: what an item that cannot be translated gives.
+      num_ahead: as of `Scheduler.run`.
     """
 
     encoder: RequestEncoder
@@ -38,6 +39,7 @@ class Call:
     batch_limits: tuple[int, int, int]
     translate_batch: Callable[[Batch, list[EncodedText]], list[list[Translation]]]
     on_error: str
+    num_ahead: int | None = None
 
 
 def translate_windows(call: Call, read_windows: Iterable[Items]) -> Iterator[list[Translation]]:
@@ -86,7 +88,9 @@ def _translate_window(
     translated: dict[int, list[Translation]] = {}  # of each of `texts`
     batches = batching.group_by_length([len(text.source) for text in texts], *call.batch_limits)
     results = scheduler.of_process().run(
-        call.translate_batch, ((batch, [texts[i] for i in batch.indices]) for batch in batches)
+        call.translate_batch,
+        ((batch, [texts[i] for i in batch.indices]) for batch in batches),
+        call.num_ahead,
     )
     finished = zip(batches, results, strict=True)
     for item, place in zip(items, places, strict=True):

@@ -12,7 +12,7 @@ from transformer_jax.data.shortlist import Shortlist
 from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
 from transformer_jax.decoding import alignment, batching, ranking, vocabulary_subset
 from transformer_jax.decoding.alignment import AttentionChoice
-from transformer_jax.decoding.batch_functions import DeviceParams
+from transformer_jax.decoding.batch_functions import DeviceParams, ModelParams
 from transformer_jax.decoding.batch_runner import ScoreBatch, TranslateBatch
 from transformer_jax.decoding.batch_translator import BatchTranslator
 from transformer_jax.decoding.batching import Batch
@@ -23,6 +23,7 @@ from transformer_jax.decoding.requests import PHRASES_NEED_BEAMS
 from transformer_jax.decoding.scoring import Pair, TokenScores
 from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.errors import UserError
+from transformer_jax.model import decoder_weights
 from transformer_jax.model.transformer import Params
 from transformer_jax.ops import platforms
 from transformer_jax.ops.platforms import compute_dtype
@@ -44,6 +45,7 @@ class JaxBatchRunner:
         Parameters are then a tuple, of the model and of the others.
       processors: decoding rules besides those of the settings.
       shortlist: gives that of the model, when a search first asks for it; None: it has none.
+      shardings: as of `Programs`; None: devices have the whole model.
     """
 
     kind = "jax"
@@ -56,7 +58,9 @@ class JaxBatchRunner:
         others: Sequence[ModelConfig] = (),
         processors: Sequence[Processor] = (),
         shortlist: Callable[[], Shortlist] | None = None,
+        shardings: Params | None = None,
     ):
+        self.spans_processes = shardings is not None
         self._config, self._tokenizers = config, tokenizers
         self._shortlist = shortlist
         devices, parallel = platforms.local_devices(), config.parallel
@@ -73,7 +77,7 @@ class JaxBatchRunner:
         self.device = devices[0]
         may_follow = starts_word(tokenizers.target, config.model.target_vocab_size)
         ids = special_ids(tokenizers, config.model)
-        self.programs = Programs(self.models, ids, devices, may_follow, processors)
+        self.programs = Programs(self.models, ids, devices, may_follow, processors, shardings)
         self.phrase_room: tuple[int, int, int] | None = None
 
     @property
@@ -104,9 +108,18 @@ class JaxBatchRunner:
         """Frees the parameters of the last batch."""
         self.programs.release()
 
-    def describe(
-        self, params: Params | tuple[Params, ...], has_shortlist: bool = False
-    ) -> dict[str, Any]:
+    def take(self, params: Params | tuple[Params, ...]) -> DeviceParams:
+        """Lays parameters out on the devices; the trees are emptied, to hold a model once."""
+        return self.programs.take(params if isinstance(params, tuple) else (params,))
+
+    def restore(self, params: ModelParams) -> Params | tuple[Params, ...]:
+        """The parameters as `Transformer` reads them; what is no result of `take` stays."""
+        if not isinstance(params, DeviceParams):
+            return params
+        trees = tuple(map(decoder_weights.restore, self.models, params.models))
+        return trees if len(trees) > 1 else trees[0]
+
+    def describe(self, params: ModelParams, has_shortlist: bool = False) -> dict[str, Any]:
         """Digests of parameters and shortlist, sizes of the models, and precision of products."""
         learned = dataclasses.asdict(self._shortlist()) if has_shortlist and self._shortlist else {}
         return {
@@ -155,9 +168,7 @@ class JaxBatchRunner:
         """Equal for settings that have one program for each shape, and one metric of `mbr`."""
         return self._bleu_tokenizer(settings), matmul_precision(), settings.shared
 
-    def translate_batch(
-        self, params: Params | tuple[Params, ...], settings: TranslationSettings
-    ) -> TranslateBatch:
+    def translate_batch(self, params: ModelParams, settings: TranslationSettings) -> TranslateBatch:
         """`BatchTranslator.translate_batch` with these parameters.
 
         Args:
@@ -225,7 +236,7 @@ class JaxBatchRunner:
         )
         return np.asarray(weights)[0, :, :, : len(target), : len(source)]
 
-    def score_batch(self, params: Params | tuple[Params, ...]) -> ScoreBatch:
+    def score_batch(self, params: ModelParams) -> ScoreBatch:
         """What scores batches of pairs with these parameters."""
         scorer = _BatchScorer(self.programs, self.programs.put_on_devices(params))
         return with_context(self.device, scorer.score_batch)

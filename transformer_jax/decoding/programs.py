@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.data.tokenizer_pair import SpecialIds
-from transformer_jax.decoding.batch_functions import BatchFunctions, DeviceParams
+from transformer_jax.decoding.batch_functions import BatchFunctions, DeviceParams, ModelParams
 from transformer_jax.decoding.batching import TokenRows
 from transformer_jax.decoding.processors import Processor
 from transformer_jax.decoding.search_settings import SearchConstraints
@@ -20,6 +20,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.model import decoder_weights
 from transformer_jax.model.transformer import Params
 from transformer_jax.ops import platforms
+from transformer_jax.runs import host_memory
 
 AXIS = "data"
 Result = TypeVar("Result")
@@ -68,6 +69,8 @@ class Programs:
     """Runs batches on the local devices; each shape is compiled once, on first use.
 
     Rows are sharded over the devices if their number divides; each device then searches by itself.
+    With `shardings`, the devices of all processes compute each batch together: every process then
+    has to run the same batches, one after the other.
 
     Args:
       models: one, or an ensemble of one vocabulary.
@@ -75,6 +78,8 @@ class Programs:
       devices: local ones.
       starts_word: `[V]` boolean, tokens that may follow a phrase; None: all.
       processors: of log-probabilities, besides those of the settings.
+      shardings: a `NamedSharding` for each parameter of the one model, which may be too large for a
+        device; instead of `devices`. Rows are sharded over the axis `data` of its mesh.
     """
 
     def __init__(
@@ -84,17 +89,22 @@ class Programs:
         devices: Sequence[jax.Device],
         starts_word: np.ndarray | None = None,
         processors: Sequence[Processor] = (),
+        shardings: Params | None = None,
     ):
         self.ids = ids
-        self.num_devices = len(devices)
         self.functions = BatchFunctions(tuple(models), ids, tuple(processors))
         self._starts_word = starts_word
-        self._mesh = jax.make_mesh(
-            (len(devices),), (AXIS,), (jax.sharding.AxisType.Auto,), devices=devices
-        )
+        self._shardings = shardings
+        if shardings is None:
+            kinds = (jax.sharding.AxisType.Auto,)
+            self._mesh = jax.make_mesh((len(devices),), (AXIS,), kinds, devices=devices)
+        else:
+            self._mesh = jax.tree.leaves(shardings)[0].mesh
+        self.num_devices = self._mesh.shape[AXIS]
+        self._replicated = NamedSharding(self._mesh, PartitionSpec())
         self._cache = ProgramCache(MAX_PROGRAMS)
         # Of the last call: what was given, and its copy.
-        self._device_params: tuple[Params | tuple[Params, ...], DeviceParams] | None = None
+        self._device_params: tuple[ModelParams, DeviceParams] | None = None
         self._device_params_lock = threading.Lock()
 
     @property
@@ -112,25 +122,44 @@ class Programs:
         return self._cache.num_added
 
     @platforms.settings_of_package()
-    def put_on_devices(self, params: Params | tuple[Params, ...]) -> DeviceParams:
-        """Copies parameters to the devices. The last call's are kept, and shared by all threads.
+    def put_on_devices(self, params: ModelParams) -> DeviceParams:
+        """Lays out parameters on the devices. The last call's are kept, and shared by all threads.
 
         Args:
-          params: of the model, or a tuple of them for an ensemble.
+          params: of the model, or a tuple of them for an ensemble; or what `take` returned.
         """
+        if isinstance(params, DeviceParams):
+            return params
         with self._device_params_lock:
             if self._device_params is None or self._device_params[0] is not params:
                 trees = params if isinstance(params, tuple) else (params,)
-                models = self.functions.models
-                if len(trees) != len(models):
-                    raise ValueError(f"{len(trees)} parameter trees for {len(models)} models")
-                trees, starts_word = jax.device_put(
-                    (trees, self._starts_word), NamedSharding(self._mesh, PartitionSpec())
-                )
-                weights = _prepare(trees, models)
-                self._device_params = params, DeviceParams(trees, weights, starts_word)
+                self._device_params = params, self._lay_out([dict(tree) for tree in trees])
             _, device_params = self._device_params
             return device_params
+
+    @platforms.settings_of_package()
+    def take(self, trees: Sequence[Params]) -> DeviceParams:
+        """As `put_on_devices`, but the trees are emptied, so that the memory holds a model once."""
+        return self._lay_out(trees, host_memory.return_freed_memory)
+
+    def _lay_out(
+        self, trees: Sequence[Params], after_part: Callable[[], None] = lambda: None
+    ) -> DeviceParams:
+        models = self.functions.models
+        if len(trees) != len(models):
+            raise ValueError(f"{len(trees)} parameter trees for {len(models)} models")
+
+        def place(name: str, part: Any) -> Any:
+            after_part()  # the one before
+            return jax.device_put(part, (self._shardings or {}).get(name, self._replicated))
+
+        return DeviceParams(
+            tuple(
+                decoder_weights.for_inference(model, tree, place)
+                for model, tree in zip(models, trees, strict=True)
+            ),
+            place("starts_word", self._starts_word),
+        )
 
     def freeze(self) -> None:
         """Lets nothing compile any more: what needs another program raises `NotCompiledError`.
@@ -168,9 +197,11 @@ class Programs:
           **static: its keyword arguments; each combination is compiled.
         """
         leaves, tree = jax.tree.flatten(batch)
-        several = self.num_devices > 1
-        sharded = several and self.num_sharing(len(leaves[0])) > 1
-        if several and not sharded:
+        sharded = self.num_sharing(len(leaves[0])) > 1
+        if self._shardings is not None:
+            leaves = [self._global_array(x, sharded) for x in leaves]
+            batch = jax.tree.unflatten(tree, leaves)
+        elif self.num_devices > 1 and not sharded:
             params = jax.tree.map(lambda x: x.addressable_data(0), params)
         shapes = tuple((x.shape, str(x.dtype)) for x in leaves)
         key = (function.__name__, *static.values(), shapes, tree, matmul_precision())
@@ -190,6 +221,11 @@ class Programs:
                     self._cache.add(key, program)
         return jax.device_get(program(params, *batch))
 
+    def _global_array(self, x: np.ndarray, by_row: bool) -> jax.Array:
+        """The array of all processes, which each of them has."""
+        sharding = NamedSharding(self._mesh, PartitionSpec(AXIS)) if by_row else self._replicated
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
     def _shared_key(self, key: Hashable, params: DeviceParams) -> Hashable:
         """Key of a program in `_of_process`; None where it is not shared.
 
@@ -198,7 +234,7 @@ class Programs:
         if self.functions.processors:
             return None
         leaves, tree = jax.tree.flatten(params)
-        shapes = tuple((x.shape, x.dtype) for x in leaves)
+        shapes = tuple((x.shape, x.dtype, x.sharding) for x in leaves)
         return key, self.functions, tuple(self._mesh.devices.flat), tree, shapes
 
     def _compile(
@@ -211,6 +247,10 @@ class Programs:
     ) -> Callable:
         bound: Any = functools.partial(function, **static)
         bound.__name__ = function.__name__  # of the program
+        if self._shardings is not None:
+            with jax.set_mesh(self._mesh):  # which attention looks for
+                jitted = jax.jit(bound, out_shardings=self._replicated)
+                return jitted.lower(params, *batch).compile()
         if sharded:
             by_row = PartitionSpec(AXIS)
             bound = jax.shard_map(
@@ -238,10 +278,3 @@ def with_context(device: jax.Device, function: Callable[..., Result]) -> Callabl
             return function(*arguments)
 
     return call
-
-
-@functools.partial(jax.jit, static_argnames="models")
-def _prepare(
-    trees: tuple[Params, ...], models: tuple[ModelConfig, ...]
-) -> tuple[decoder_weights.DecoderWeights, ...]:
-    return tuple(decoder_weights.prepare(m, tree) for m, tree in zip(models, trees, strict=True))

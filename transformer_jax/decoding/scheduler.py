@@ -131,22 +131,28 @@ class Scheduler:
         return entry.future
 
     def run(
-        self, function: Callable[..., Result], calls: Iterable[tuple[Any, ...]]
+        self,
+        function: Callable[..., Result],
+        calls: Iterable[tuple[Any, ...]],
+        num_ahead: int | None = None,
     ) -> Iterator[Result]:
         """Results of `function`, which computes whole batches, for each of `calls`, in order.
 
-        The threads are a few calls ahead. `function` may not call the scheduler itself.
+        `function` may not call the scheduler itself.
 
         Args:
           function: to run.
           calls: its arguments, of each call.
+          num_ahead: calls that the threads begin before the result of an earlier one is there;
+            None: as many as there are threads.
         """
+        num_ahead = self._num_workers if num_ahead is None else num_ahead
         client = object()
         running: collections.deque[concurrent.futures.Future[Result]] = collections.deque()
         try:
             for arguments in calls:
                 running.append(self._submit_call(client, function, arguments))
-                if len(running) > self._num_workers:
+                if len(running) > num_ahead:
                     yield running.popleft().result()
             while running:
                 yield running.popleft().result()

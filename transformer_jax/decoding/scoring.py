@@ -76,10 +76,13 @@ class PairScorer:
         limits = self.encoder.max_len, batch_tokens, self.num_devices
         results: dict[int, PairScores] = {}
         batches = batching.group_by_length(lengths, *limits)
-        for batch in batches:
-            call = (batch, [pairs[i] for i in batch.indices])
-            # Batches of all callers take turns; one at a time, to save memory.
-            (scores,) = scheduler.of_process().run(self.score_batch, [call])
+        # Batches of all callers take turns; one at a time, to save memory.
+        all_scores = scheduler.of_process().run(
+            self.score_batch,
+            ((batch, [pairs[i] for i in batch.indices]) for batch in batches),
+            num_ahead=0,
+        )
+        for batch, scores in zip(batches, all_scores, strict=True):
             for i, token_scores in zip(batch.indices, scores, strict=True):
                 results[i] = self._pair_scores(pairs[i][1], token_scores)
         return [results[i] for i in range(len(pairs))]

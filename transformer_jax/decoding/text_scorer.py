@@ -14,11 +14,11 @@ class TextScorer:
 
     Attributes:
       engine: of the model.
-      params: of the model; a tuple for an ensemble.
+      device_params: of the model; a tuple for an ensemble.
     """
 
     engine: Engine
-    params: Any
+    device_params: Any
 
     @overload
     def score(  # type: ignore[overload-overlap]  # a string is an iterable of strings
@@ -78,7 +78,7 @@ class TextScorer:
                 f"{len(contexts)} contexts are not one for each of {len(sources)} sources."
             )
         return self.engine.score(
-            self.params,
+            self.device_params,
             sources,
             targets,
             target_lang,

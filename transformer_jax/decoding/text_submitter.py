@@ -23,10 +23,13 @@ class TextSubmitter:
     Args:
       engine: of the model.
       params: of the model; a tuple for an ensemble.
+
+    Attributes:
+      device_params: the parameters, as functions of `engine` take them.
     """
 
     def __init__(self, engine: Engine, params: Any):
-        self.engine, self.params, self.config = engine, params, engine.config
+        self.engine, self.device_params, self.config = engine, params, engine.config
         self._origin = "made from parameters"
         self._load_arguments: tuple[Any, ...] | None = None
 
@@ -50,6 +53,15 @@ class TextSubmitter:
                 f"{self!r} has no file to be read from again; write a bundle, and load that."
             )
         return type(self).load, self._load_arguments  # type: ignore[attr-defined]
+
+    @property
+    def params(self) -> Any:
+        """The parameters as `Transformer` reads them; a tuple of trees for an ensemble.
+
+        Those of a model that was loaded are made anew from `device_params`, in the types in which
+        translation uses them; `interop.pretrained.load` reads them as they were trained.
+        """
+        return self.engine.runner.restore(self.device_params)
 
     @property
     def alignment(self) -> AttentionChoice | None:
@@ -122,7 +134,7 @@ class TextSubmitter:
         """
         call = self.settings(n_best, target_lang, source_lang, attention, settings)
         future = self.engine.submit(
-            self.params,
+            self.device_params,
             text,
             call,
             client=client,

@@ -66,12 +66,13 @@ def _repeat_step(
 ) -> dict[str, float]:
     """Runs the step and compares it with what `about` records of it."""
     state = trainer.runner.to_checkpoint_layout(trainer.state)
-    params = trainer.runner.gather(trainer.runner.train_step.gradient_point(state))
+    params = trainer.runner.train_step.gradient_point(state)
     say(f"parameters: {_describe_finite(params)}")
     rng = jax.random.fold_in(jax.random.key(trainer.config.seed), state.step)
     step = copy.copy(trainer.runner.train_step)
-    step.model = step.model.clone(gather=None)  # the parameters are entire
-    sums = jax.jit(step.grad_sums)(params, _padded(batch, trainer), rng)
+    step.model = step.model.clone(gather=None)  # the compiler communicates
+    with jax.set_mesh(trainer.runner.mesh):
+        sums = jax.jit(step.grad_sums)(params, _padded(batch, trainer), rng)
     say(f"gradients: {_describe_finite(sums.grads)}")
     _, metrics = trainer.runner.step(trainer.state, _padded(batch, trainer))
     metrics = jax.device_get(metrics)

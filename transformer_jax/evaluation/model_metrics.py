@@ -2,20 +2,20 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from transformer_jax import distributed
 from transformer_jax.config import DataConfig, DecodeConfig
 from transformer_jax.data import context
 from transformer_jax.decoding.alignment import AttentionChoice
+from transformer_jax.decoding.batch_functions import ModelParams
 from transformer_jax.decoding.engine import Engine
 from transformer_jax.decoding.requests import Request
 from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.decoding.translation import Translation
 from transformer_jax.evaluation import bleu_tokenizers
 from transformer_jax.evaluation.corpus_metrics import corpus_scores
-from transformer_jax.model.transformer import Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ def bleu_tokenizer(data: DataConfig) -> str:
 
 def evaluate(
     engine: Engine,
-    params: Params | tuple[Params, ...],
+    params: ModelParams,
     pairs: Sequence[tuple[str, str]],
     decode: DecodeConfig,
     target_lang: str = "",
@@ -70,11 +70,14 @@ def evaluate(
       The scores, and the best hypothesis of each pair, in order.
     """
     references = [reference for _, reference in pairs]
-    requests = distributed.local_share(_requests(engine, [source for source, _ in pairs]))
-    local_pairs = distributed.local_share(pairs)
+    alone = not engine.runner.spans_processes
+    share: Callable[[Sequence], list] = distributed.local_share if alone else list
+    gather: Callable[[Sequence], list] = distributed.gather_shares if alone else list
+    requests = share(_requests(engine, [source for source, _ in pairs]))
+    local_pairs = share(pairs)
     sources = [source for source, _ in local_pairs]
     targets = [reference for _, reference in local_pairs]
-    scored = distributed.gather_shares(
+    scored = gather(
         engine.score(
             params,
             sources,
@@ -87,9 +90,7 @@ def evaluate(
     settings = TranslationSettings(decode, 1, target_lang, source_lang, attention)
     tokens = sum(pair.num_tokens for pair in scored)
     loss = -sum(pair.log_prob for pair in scored) / tokens
-    outputs = distributed.gather_shares(
-        [best[0] for best in engine.translate(params, requests, settings)]
-    )
+    outputs = gather([best[0] for best in engine.translate(params, requests, settings)])
     data = engine.config.data
     data = dataclasses.replace(data, target_lang=target_lang or data.target_lang)
     scores = corpus_scores([output.text for output in outputs], references, bleu_tokenizer(data))
@@ -105,7 +106,7 @@ def evaluate(
 
 def translate(
     engine: Engine,
-    params: Params | tuple[Params, ...],
+    params: ModelParams,
     sources: Sequence[str],
     settings: TranslationSettings,
 ) -> list[str]:

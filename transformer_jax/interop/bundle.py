@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import safetensors
 from etils import epath
@@ -31,6 +30,7 @@ from transformer_jax.data import shortlist as shortlist_lib
 from transformer_jax.data.shortlist import Shortlist
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.errors import UserError
+from transformer_jax.interop import layout
 from transformer_jax.interop.huggingface import tensor_files
 from transformer_jax.interop.model_facts import ModelFacts
 from transformer_jax.model.transformer import Params, param_shapes
@@ -150,8 +150,12 @@ def read_facts(path: epath.PathLike) -> ModelFacts:
         return ModelFacts.from_json(_read_manifest(path)["facts"])
 
 
-def read(path: epath.PathLike) -> Bundle:
-    """The model in a bundle; its parameters are on JAX's default device.
+def read(path: epath.PathLike, shapes: layout.Shapes = param_shapes) -> Bundle:
+    """The model in a bundle.
+
+    Args:
+      path: of the file.
+      shapes: of the parameters, as they are read.
 
     Raises:
       UserError: the file is not as it was written, or of a later version.
@@ -165,7 +169,7 @@ def read(path: epath.PathLike) -> Bundle:
         tokenizers = _tokenizers(path, manifest["tokenizers"])
         file: Any = stack.enter_context(safetensors.safe_open(local, framework="numpy"))
         _check_sizes(path, config.model, file)
-        target = param_shapes(config.model)
+        target = shapes(config.model)
         leaves = jax.tree_util.tree_leaves_with_path(target)
         for name in set(_parameters(file)) - {_name(key) for key, _ in leaves}:
             raise _damage(path, f"{name} is not a parameter of its model")
@@ -234,11 +238,11 @@ def _check_sizes(path: epath.PathLike, model: ModelConfig, file: Any) -> None:
 def _read_array(
     path: epath.PathLike, file: Any, name: str, target: jax.ShapeDtypeStruct
 ) -> jax.Array:
-    """A parameter on the default device; its shape is checked before it is read."""
+    """A parameter on the devices; its shape is checked before it is read."""
     shape = tuple(file.get_slice(name).get_shape())
     if shape != target.shape:
         raise _damage(path, f"{name} has the shape {shape}, but its config implies {target.shape}")
-    return jnp.asarray(file.get_tensor(name), target.dtype)
+    return layout.put(file.get_tensor(name), target)
 
 
 def _read_manifest(path: epath.PathLike) -> dict[str, Any]:

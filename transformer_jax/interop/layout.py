@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -12,8 +13,9 @@ from transformer_jax.model.transformer import Params
 from transformer_jax.ops.positional import sinusoid_table
 
 Path = tuple[str, ...]
-# A tree of `jax.sharding.Sharding`, like the parameters of the model.
-Shardings = Callable[[ModelConfig], dict[str, Any]]
+# A `jax.ShapeDtypeStruct` for each parameter of a model: the type in which it is read, and its
+# sharding; None: it goes to JAX's default device.
+Shapes = Callable[[ModelConfig], Params]
 
 # (module, parameter) -> axis of the model dimension; other parameters have none.
 MODEL_AXIS: dict[Path, int] = {
@@ -47,6 +49,14 @@ def unflatten(leaves: Mapping[Path, ArrayLike]) -> Params:
             node = node.setdefault(name, {})
         node[path[-1]] = leaf
     return tree
+
+
+def put(value: np.ndarray, target: jax.ShapeDtypeStruct) -> jax.Array:
+    """A parameter on the devices. Each process puts its shards there, without communication."""
+    if target.sharding is None:
+        return jnp.asarray(value, target.dtype)
+    value = np.asarray(value, target.dtype)
+    return jax.make_array_from_callback(value.shape, target.sharding, value.__getitem__)
 
 
 def permute_model(params: Params, order: np.ndarray) -> Params:

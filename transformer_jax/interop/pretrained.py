@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import jax
 from etils import epath
 
 from transformer_jax import paths
@@ -18,6 +19,7 @@ from transformer_jax.interop.ctranslate2 import reading as reading_ct2
 from transformer_jax.interop.huggingface import hub, reading
 from transformer_jax.interop.joeynmt import reading as reading_joeynmt
 from transformer_jax.interop.marian import reading as reading_marian
+from transformer_jax.model.decoder_weights import inference_shapes
 from transformer_jax.model.transformer import Params, param_shapes
 from transformer_jax.runs import directory_kinds
 from transformer_jax.runs import workdir as workdir_lib
@@ -69,7 +71,7 @@ def load(
     checkpoint: str = "best",
     config: Config | None = None,
     allow_pickle: bool = False,
-    shardings: layout.Shardings | None = None,
+    shapes: layout.Shapes = param_shapes,
 ) -> Pretrained:
     """Reads a model.
 
@@ -80,9 +82,9 @@ def load(
       checkpoint: of a work directory: `best`, `latest`, a step, or `average:N`.
       config: replaces the model's config, for other data or search settings.
       allow_pickle: also read a pickle, `pytorch_model.bin` or `best.ckpt`, which needs torch.
-      shardings: of the parameters of a Hugging Face directory, which go there one by one. Those of
-        a work directory are then NumPy arrays. None: to JAX's default device, as those of any other
-        model.
+      shapes: types in which parameters are read, and shardings. Those of Marian, JoeyNMT and
+        Hugging Face go to the devices one by one. Parameters of a work directory with shardings are
+        NumPy arrays.
 
     Raises:
       UserError: something is missing or damaged.
@@ -92,7 +94,7 @@ def load(
         raise UserError(f"{path} {directory_kinds.NO_PARAMETERS}.")
     if directory_kinds.is_bundle(path):
         _refuse_checkpoint(path, checkpoint, "a bundle")
-        stored = bundle.read(path)
+        stored = bundle.read(path, shapes)
         adapted = _adapted(stored.config, config)
         return Pretrained(
             adapted,
@@ -104,23 +106,24 @@ def load(
         )
     if directory_kinds.is_hugging_face(path):
         _refuse_checkpoint(path, checkpoint, "a Hugging Face directory")
-        imported, tokenizers, params = reading.read_directory(path, allow_pickle, shardings)
+        imported, tokenizers, params = reading.read_directory(path, allow_pickle, shapes)
         adapted = _adapted(imported, config)
         return Pretrained(adapted, tokenizers, params, 0, *_learned(path, tokenizers))
     if directory_kinds.is_marian(path):
         _refuse_checkpoint(path, checkpoint, "a model of Marian")
-        imported, tokenizers, params = reading_marian.read_directory(path)
+        imported, tokenizers, params = reading_marian.read_directory(path, shapes)
         adapted = _adapted(imported, config)
         return Pretrained(adapted, tokenizers, params, 0, *_learned(path, tokenizers))
     if directory_kinds.is_joeynmt(path):
         _refuse_checkpoint(path, checkpoint, "a model of JoeyNMT")
-        imported, tokenizers, params = reading_joeynmt.read_directory(path, allow_pickle)
+        imported, tokenizers, params = reading_joeynmt.read_directory(path, allow_pickle, shapes)
         adapted = _adapted(imported, config)
         return Pretrained(adapted, tokenizers, params, 0, *_learned(path, tokenizers))
     config = validate(config or workdir_lib.read_config(path))
     tokenizers = workdir_lib.read_tokenizers(path)
-    target = param_shapes(config.model)
-    params, step = load_params(path, checkpoint, config, target, on_host=shardings is not None)
+    target = shapes(config.model)
+    on_host = any(x.sharding is not None for x in jax.tree.leaves(target))
+    params, step = load_params(path, checkpoint, config, target, on_host)
     return Pretrained(config, tokenizers, params, step, *_learned(path, tokenizers, step))
 
 
@@ -129,7 +132,7 @@ def load_ensemble(
     config: Config | None = None,
     allow_pickle: bool = False,
 ) -> list[Pretrained]:
-    """Reads models that have one vocabulary.
+    """Reads models that have one vocabulary, in the types in which translation uses parameters.
 
     Args:
       members: (path, checkpoint) of each, as of `load`; `~` is expanded in a path.
@@ -143,7 +146,7 @@ def load_ensemble(
     for member, checkpoint in members:
         path = paths.expand(member)
         paths.require(path)
-        model = load(path, checkpoint, None if models else config, allow_pickle)
+        model = load(path, checkpoint, None if models else config, allow_pickle, inference_shapes)
         models.append(model)
         if model.tokenizers.fingerprint != models[0].tokenizers.fingerprint or (
             model.config.model.decoder_start_id != models[0].config.model.decoder_start_id

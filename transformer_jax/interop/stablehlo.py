@@ -98,16 +98,13 @@ def export_functions(
 def split_params(model: ModelConfig, params: layout.Params) -> dict[str, jax.Array]:
     """Arguments of the functions, by flat names such as `encoder_norm/norm/scale`.
 
-    The decoder's weights are below `decoder/`, laid out by `decoder_weights.prepare`. Tables that
-    encoder and decoder share are present once.
+    The decoder's weights are below `decoder/`. Tables that encoder and decoder share are present
+    once.
     """
     model = dataclasses.replace(model, dtype="float32")
-    flat = {
-        "/".join(path): x
-        for path, x in layout.flatten(params).items()
-        if not path[0].startswith(("decoder_", "embed_target"))
-    }
-    leaves = jax.tree_util.tree_flatten_with_path(decoder_weights.prepare(model, params))[0]
+    weights = decoder_weights.for_inference(model, dict(params))
+    flat = {"/".join(path): x for path, x in layout.flatten(weights.others).items()}
+    leaves = jax.tree_util.tree_flatten_with_path(weights.decoder)[0]
     return flat | {_file_name(path): x for path, x in leaves}
 
 

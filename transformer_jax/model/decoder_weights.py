@@ -4,17 +4,22 @@ Activations are `[M, N]`, features first, so weights are the left operands of th
 `[out, in]`. N is the number of hypotheses; the other letters of shapes are those of `layers`.
 """
 
+import functools
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.transformer import Params
+from transformer_jax.model.transformer import Params, param_shapes
 from transformer_jax.ops.norms import NormParams
 from transformer_jax.ops.platforms import compute_dtype
 from transformer_jax.ops.positional import SINUSOIDS, sinusoid_table
+
+PyTree = Any
 
 
 @flax.struct.dataclass
@@ -75,45 +80,91 @@ class DecoderWeights:
         return self.table if self.output is None else self.output
 
 
-def prepare(config: ModelConfig, params: Params) -> DecoderWeights:
-    """The decoder's weights in the type of the computation, laid out for `decode_step`.
+@flax.struct.dataclass
+class InferenceParams:
+    """A model's parameters as search and scores read them; each number is there once."""
+
+    others: Params  # parameters of `Transformer` that are not the decoder's alone
+    decoder: DecoderWeights  # its tables are those of `others`
+
+
+# Field of `LayerWeights` -> the module of its dense layers, these, and their number of inner axes.
+_PRODUCTS = {
+    "self_query_key_value": ("self_attention", ("query", "key", "value"), 1),
+    "self_out": ("self_attention", ("out",), 2),
+    "cross_query": ("cross_attention", ("query",), 1),
+    "cross_key_value": ("cross_attention", ("key", "value"), 1),
+    "cross_out": ("cross_attention", ("out",), 2),
+    "gate": ("feed_forward", ("gate",), 1),
+    "up": ("feed_forward", ("up",), 1),
+    "down": ("feed_forward", ("down",), 1),
+}
+_NORMS = "self_attention_norm", "cross_attention_norm", "feed_forward_norm"
+
+
+def for_inference(
+    config: ModelConfig,
+    params: Params,
+    place: Callable[[str, PyTree], PyTree] = lambda name, part: part,
+) -> InferenceParams:
+    """Parameters in the type of the computation, the decoder's laid out for `decode_step`.
+
+    One layer is converted after the other. So where nobody else holds them, `params` and the result
+    need little more memory than one of the two.
 
     Args:
       config: of the model.
-      params: of `Transformer`.
+      params: of `Transformer`. It is emptied.
+      place: puts the part of this name of `params` on the devices, and a table of sinusoids.
     """
     dtype = compute_dtype(config)
+
+    def take(name: str) -> PyTree:
+        return place(name, params.pop(name)) if name in params else None
+
+    shared_bias = take("decoder_position_bias")
+    layers: list[LayerWeights] = []
+    for i in range(config.num_decoder_layers):
+        layer = _prepare_layer(take(f"decoder_layers_{i}"), shared_bias, dtype)
+        layers.append(jax.block_until_ready(layer))  # which frees what it was made of
+    embed, norm = take("embed_target"), take("decoder_norm")
+    others: Params = {}
+    for name in list(params):
+        part = take(name)
+        # Layers share a program: only of a table does the type depend on this name.
+        part = _rounded(part, "" if isinstance(part, dict) else name, dtype)
+        others[name] = jax.block_until_ready(part)
     positions = None
     if config.positional in SINUSOIDS:
-        positions = jnp.asarray(sinusoid_table(config)).astype(dtype)
+        positions = place("positions", jnp.asarray(sinusoid_table(config)).astype(dtype))
     elif config.positional == "learned":
-        positions = params["embed_target"]["positions"].astype(dtype)
-    return DecoderWeights(
-        layers=[
-            _prepare_layer(
-                params[f"decoder_layers_{i}"], params.get("decoder_position_bias"), dtype
-            )
-            for i in range(config.num_decoder_layers)
-        ],
-        table=params["target_embedding"].astype(dtype),
+        assert embed is not None
+        positions = embed["positions"].astype(dtype)
+    decoder = DecoderWeights(
+        layers=layers,
+        table=others["target_embedding"],
         positions=positions,
-        embedding_norm=(
-            _prepare_norm(params["embed_target"]["norm"]) if config.embedding_norm else None
-        ),
-        norm=_prepare_norm(params["decoder_norm"]) if config.norm_position == "pre" else None,
-        output=params["output_embedding"].astype(dtype) if "output_embedding" in params else None,
-        output_bias=(
-            params["output_bias"].astype(jnp.float32)[:, None] if config.output_bias else None
-        ),
+        embedding_norm=_prepare_norm(embed["norm"]) if embed and config.embedding_norm else None,
+        norm=None if norm is None else _prepare_norm(norm),
+        output=others.get("output_embedding"),
+        output_bias=others["output_bias"][:, None] if config.output_bias else None,
     )
+    return InferenceParams(others, decoder)
 
 
+def prepare(config: ModelConfig, params: Params) -> DecoderWeights:
+    """The decoder's weights of `for_inference`; `params` stays as it is."""
+    return for_inference(config, dict(params)).decoder
+
+
+@functools.partial(jax.jit, static_argnames="dtype")
 def _prepare_layer(params: Params, position_bias: Params | None, dtype: jnp.dtype) -> LayerWeights:
     """The weights of a layer; `position_bias` is that of the stack, if its layers share one."""
-    self_attention, cross_attention = params["self_attention"], params["cross_attention"]
-    position_bias = self_attention.get("position_bias", position_bias)
 
-    def dense(*layers: Params, num_inner: int = 1) -> DenseWeights:
+    def dense(module: str, names: tuple[str, ...], num_inner: int) -> DenseWeights | None:
+        layers = [params[module][name] for name in names if name in params[module]]
+        if not layers:
+            return None
         inner = math.prod(layers[0]["kernel"].shape[:num_inner])
         kernels = [p["kernel"].reshape(inner, -1).T for p in layers]  # --> [out, in] each
         biases = [p["bias"].reshape(-1, 1) for p in layers if "bias" in p]  # --> [out, 1] each
@@ -127,24 +178,99 @@ def _prepare_layer(params: Params, position_bias: Params | None, dtype: jnp.dtyp
             return None
         return HeadNorms(attention["query_norm"]["scale"], attention["key_norm"]["scale"])
 
-    feed_forward = params["feed_forward"]
+    self_attention = params["self_attention"]
+    position_bias = self_attention.get("position_bias", position_bias)
+    products: dict[str, Any] = {field: dense(*product) for field, product in _PRODUCTS.items()}
+    layer_norms: dict[str, Any] = {name: _prepare_norm(params[name]) for name in _NORMS}
     return LayerWeights(
-        self_query_key_value=dense(*(self_attention[name] for name in ("query", "key", "value"))),
-        self_out=dense(self_attention["out"], num_inner=2),
+        **products,
+        **layer_norms,
         self_head_norms=head_norms(self_attention),
+        cross_head_norms=head_norms(params["cross_attention"]),
         self_position_bias=None if position_bias is None else position_bias["table"],
-        cross_query=dense(cross_attention["query"]),
-        cross_key_value=dense(cross_attention["key"], cross_attention["value"]),
-        cross_out=dense(cross_attention["out"], num_inner=2),
-        cross_head_norms=head_norms(cross_attention),
-        gate=dense(feed_forward["gate"]) if "gate" in feed_forward else None,
-        up=dense(feed_forward["up"]),
-        down=dense(feed_forward["down"]),
-        self_attention_norm=_prepare_norm(params["self_attention_norm"]),
-        cross_attention_norm=_prepare_norm(params["cross_attention_norm"]),
-        feed_forward_norm=_prepare_norm(params["feed_forward_norm"]),
     )
 
 
 def _prepare_norm(params: Params) -> NormParams:
     return {name: x[:, None] for name, x in params["norm"].items()}  # --> [M, 1] each
+
+
+@functools.partial(jax.jit, static_argnames=("name", "dtype"))
+def _rounded(part: PyTree, name: str, dtype: jnp.dtype) -> PyTree:
+    """A part of the parameters of this name; what the model rounds before its use, rounded."""
+
+    def rounded(path: jax.tree_util.KeyPath, x: jax.Array) -> jax.Array:
+        return x.astype(dtype) if is_rounded((name, *(key.key for key in path))) else x
+
+    return jax.tree.map_with_path(rounded, part)
+
+
+def is_rounded(path: Sequence[str]) -> bool:
+    """Whether the model rounds a parameter to the type of the computation before its use.
+
+    Those of norms, and biases of attention and logits, are read as float32.
+
+    Args:
+      path: names of its modules, and its own.
+    """
+    *modules, name = path
+    is_bias = name == "bias" and modules[-1:] != ["norm"]
+    return name in ("kernel", "positions") or name.endswith("_embedding") or is_bias
+
+
+def inference_shapes(config: ModelConfig) -> Params:
+    """A `jax.ShapeDtypeStruct` for each parameter, in the type in which the model uses it."""
+    dtype = compute_dtype(config)
+
+    def shape(path: jax.tree_util.KeyPath, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        is_in_dtype = is_rounded([key.key for key in path])
+        return jax.ShapeDtypeStruct(x.shape, dtype if is_in_dtype else x.dtype)
+
+    return jax.tree.map_with_path(shape, param_shapes(config))
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def restore(config: ModelConfig, model: InferenceParams) -> Params:
+    """The parameters of `Transformer` that `for_inference` was given, as it has rounded them."""
+    shapes, decoder = param_shapes(config), model.decoder
+    params = dict(model.others)
+    for i, layer in enumerate(decoder.layers):
+        params[f"decoder_layers_{i}"] = _restore_layer(layer, shapes[f"decoder_layers_{i}"])
+    if "decoder_position_bias" in shapes:
+        params["decoder_position_bias"] = {"table": decoder.layers[0].self_position_bias}
+    if "embed_target" in shapes:
+        embed: Params = {"positions": decoder.positions, "norm": decoder.embedding_norm}
+        params["embed_target"] = {
+            name: _restore_norm(embed[name]) if name == "norm" else embed[name]
+            for name in shapes["embed_target"]
+        }
+    if decoder.norm is not None:
+        params["decoder_norm"] = _restore_norm(decoder.norm)
+    return params
+
+
+def _restore_layer(layer: LayerWeights, shapes: Params) -> Params:
+    """Inverse of `_prepare_layer`, whose parameters have these shapes."""
+    params: Params = {name: dict(part) for name, part in shapes.items()}
+    for field, (module, names, num_inner) in _PRODUCTS.items():
+        product, first = getattr(layer, field), 0
+        for name in names if product is not None else ():
+            shape = shapes[module][name]["kernel"].shape
+            outputs = slice(first, first := first + math.prod(shape[num_inner:]))
+            params[module][name] = {"kernel": product.kernel[outputs].T.reshape(shape)}
+            if product.bias is not None:
+                params[module][name]["bias"] = product.bias[outputs].reshape(shape[num_inner:])
+    for module, norms in (
+        ("self_attention", layer.self_head_norms),
+        ("cross_attention", layer.cross_head_norms),
+    ):
+        if norms is not None:
+            params[module] |= {"query_norm": {"scale": norms.query}}
+            params[module] |= {"key_norm": {"scale": norms.key}}
+    if "position_bias" in params["self_attention"]:
+        params["self_attention"]["position_bias"] = {"table": layer.self_position_bias}
+    return params | {name: _restore_norm(getattr(layer, name)) for name in _NORMS}
+
+
+def _restore_norm(weights: NormParams) -> Params:
+    return {"norm": {name: x[:, 0] for name, x in weights.items()}}

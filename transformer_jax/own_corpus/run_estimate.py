@@ -14,11 +14,10 @@ from etils import epath
 from transformer_jax import units
 from transformer_jax.config import Config
 from transformer_jax.data.loader import BatchSource
-from transformer_jax.decoding.engine import Engine
 from transformer_jax.diagnostics.dry_run import peak_bytes
 from transformer_jax.runs import host_memory, machine
 from transformer_jax.training import partition, setup
-from transformer_jax.training.evaluate import evaluate
+from transformer_jax.training.evaluate import Evaluator
 from transformer_jax.training.runners import Runner, make_runner
 from transformer_jax.training.setup import TrainingData
 from transformer_jax.training.step import TrainState
@@ -90,12 +89,10 @@ def estimate_run(
         multiple = _row_multiple(runner)
         batches = data.batches(runner.train_step.config, multiple, runner.local_rows)
         state, seconds = _time_steps(runner, runner.init(config.seed), batches)
-        params = runner.gather(runner.to_checkpoint_layout(state).params)
-        del state
-        engine, pairs = Engine(on_sample, data.tokenizers), data.validation
+        evaluate, pairs = Evaluator(on_sample, data.tokenizers, runner), data.validation
         for _ in range(2):  # the first one compiles
             started = time.monotonic()
-            evaluate(on_sample, engine, params, pairs)
+            evaluate(state, pairs)
             evaluation_seconds = time.monotonic() - started
     train = dataclasses.replace(
         config.train, accumulate_steps=runner.train_step.config.train.accumulate_steps

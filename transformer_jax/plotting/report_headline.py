@@ -7,6 +7,7 @@ import jax
 
 from transformer_jax import plotting, units
 from transformer_jax.api import Translator
+from transformer_jax.model.transformer import param_shapes
 from transformer_jax.plotting.report_page import details, pairs, text
 from transformer_jax.runs import history, machine, scores
 from transformer_jax.runs.scores import Scores
@@ -64,11 +65,11 @@ def facts(
     records: Sequence[history.Record],
 ) -> Iterator[str]:
     """When, how long and on what the run was trained."""
-    num_steps = translator.config.train.num_steps
+    num_steps, shapes = translator.config.train.num_steps, param_shapes(translator.config.model)
     shown = {
         **_times(run, records),
         "steps": f"{max(line['step'] for line in lines):,} of {num_steps:,} ({run.state})",
-        "parameters": f"{sum(x.size for x in jax.tree.leaves(translator.params)):,}",
+        "parameters": f"{sum(x.size for x in jax.tree.leaves(shapes)):,}",
         "checkpoint of this report": f"step {translator.checkpoint_step:,}",
     }
     trained = [line for line in lines if "train_loss" in line]

@@ -26,10 +26,10 @@ from transformer_jax.runs.retention import UNSCHEDULED, Retention
 
 PyTree = Any  # of arrays, or of what describes arrays
 SAVE_SECONDS = 600  # a save that takes longer has failed
+READ_AT_ONCE = 2**26  # bytes that are read of a model at once; more than the largest array
 
-# Orbax joins what the processes have written by `glob`, which takes the name of the folder itself
-# for a part of the pattern: in a folder `a[b]` it would find nothing, and save nothing that can be
-# read.
+# Orbax joins what the processes have written by `glob`, which takes the folder's name for a part of
+# the pattern: in a folder `a[b]` it would find nothing, and save nothing that can be read.
 _Path: Any = type(epath.Path())
 _glob = _Path.glob
 
@@ -53,8 +53,7 @@ class FailedSave(NamedTuple):
 class Checkpointer:
     """Saves and restores the checkpoints of one work directory.
 
-    Keeps those that `Retention` names. A save that fails costs no older checkpoint: those are
-    removed only after a newer one is complete.
+    Keeps those that `Retention` names; removes the others only after a newer one is complete.
     """
 
     def __init__(self, workdir: epath.PathLike, config: CheckpointConfig):
@@ -219,7 +218,8 @@ def read_item(folder: epath.Path, item: str, target: PyTree = None) -> Any:
 
     Other processes need not call it: `target` is on the host or on this process's devices.
     """
-    context = _context()
+    context, sizes = _context(), [x.size for x in jax.tree.leaves(target)]
+    context.memory.read_concurrent_bytes = max([READ_AT_ONCE, *(4 * n + 1 for n in sizes)])
     if distributed.process_count() > 1:  # else Orbax waits for all of them
         this = jax.process_index()
         context.multiprocessing.primary_host = this

@@ -45,6 +45,16 @@ def keep_freed_memory() -> bool:
     return True
 
 
+def return_freed_memory() -> None:
+    """Returns all freed memory to the system, once; also where `keep_freed_memory` was called.
+
+    For what needs much memory at its beginning alone. Without glibc, nothing happens.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
 def _use_huge_pages(libc: ctypes.CDLL) -> None:
     """Advises huge pages for the part of the heap that the process will grow into.
 

@@ -28,7 +28,8 @@ def load_params(
       workdir: of a run.
       which: `best`, `latest`, a step, or `average:N` (mean of the N newest scheduled ones).
       config: of the run; defines what `best` means, and how many of the newest were kept.
-      target: parameters of the model, a tree of `jax.ShapeDtypeStruct`.
+      target: parameters of the model, a tree of `jax.ShapeDtypeStruct`. They are rounded to these
+        types after averages and adapters were computed.
       on_host: give NumPy arrays, of a model that may be larger than a device's memory.
 
     Returns:
@@ -39,16 +40,20 @@ def load_params(
     """
     folder = checkpoint.checkpoint_folder(workdir)
     steps = choose_steps(workdir, which, config.checkpoint)
+    stored = target
+    if len(steps) > 1 or config.train.lora_rank:
+        stored = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), target)
     if len(steps) == 1:
-        params = _read_params(folder / str(steps[0]), target, config.train, on_host)
+        params = _read_params(folder / str(steps[0]), stored, config.train, on_host)
     else:
         params = None
         for step in steps:  # one at a time: all of them may not fit
             part = jax.tree.map(
                 lambda x: np.asarray(x, np.float64) / len(steps),
-                _read_params(folder / str(step), target, config.train, on_host),
+                _read_params(folder / str(step), stored, config.train, on_host),
             )
             params = part if params is None else jax.tree.map(np.add, params, part)
+        params = jax.tree.map(lambda x: x.astype(np.float32), params)
     as_array = np.asarray if on_host else jnp.asarray
     return jax.tree.map(lambda x, t: as_array(x, t.dtype), params, target), max(steps)
 

@@ -81,7 +81,7 @@ class ServedModel:
 
     def _warmup_calls(self) -> list[Callable[[], Any]]:
         """What compiles each batch shape: the largest, which needs most memory, then short ones."""
-        engine, params = self.translator.engine, self.translator.params
+        engine, params = self.translator.engine, self.translator.device_params
         if not engine.runner.compiles:
             return []
         lengths = batching.padded_lengths(engine.max_len)
@@ -136,7 +136,7 @@ class ServedModel:
         ) -> concurrent.futures.Future[list[Translation]]:
             has_phrases = isinstance(text, Request) and bool(text.phrases)
             settings = self._searches.settings(job, retry, has_phrases) if has_phrases else usual
-            future = translator.engine.submit(translator.params, text, settings, **waiting)
+            future = translator.engine.submit(translator.device_params, text, settings, **waiting)
             future.add_done_callback(self._count_tokens)
             return future
 
@@ -148,7 +148,7 @@ class ServedModel:
         Raises:
           ServiceError: the request cannot be answered; nothing of it waits then.
         """
-        engine, params = self.translator.engine, self.translator.params
+        engine, params = self.translator.engine, self.translator.device_params
 
         def submit_one(
             pair: tuple[str, str], **waiting: Any

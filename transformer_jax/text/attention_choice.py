@@ -79,7 +79,7 @@ def word_attention(
     if max(len(source_ids), first + len(target_ids)) >= engine.max_len or not target_ids:
         return
     weights = engine.runner.cross_attention(
-        model.params,
+        model.device_params,
         [*source_ids, engine.ids.source_eos],
         [*encoder.target_tags, *target_ids, engine.ids.target_eos],
     )  # [L, H, T, S]

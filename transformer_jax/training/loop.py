@@ -12,7 +12,6 @@ Words:
 """
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
@@ -22,14 +21,13 @@ from etils import epath
 from transformer_jax import distributed, paths, waiting
 from transformer_jax.config import Config, validate
 from transformer_jax.data.loader import BatchSource, load_batches
-from transformer_jax.decoding.engine import Engine
 from transformer_jax.runs import compilation_cache, history, host_memory
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.checkpoint import find_resume_step
 from transformer_jax.runs.new_files import NewFiles
 from transformer_jax.runs.retention import quality
 from transformer_jax.training import faults, setup
-from transformer_jax.training.evaluate import evaluate
+from transformer_jax.training.evaluate import Evaluator
 from transformer_jax.training.partition import choose_devices
 from transformer_jax.training.progress import Progress
 from transformer_jax.training.reporting import Reporter, Window
@@ -161,8 +159,7 @@ class Trainer:
         self._reporter = reporter
         self._read_only = read_only
         self._saver = StateSaver(workdir, config.checkpoint, runner, reporter)
-        self._engine = Engine(config, data.tokenizers)
-        self._model_params = jax.jit(runner.train_step.model_params)
+        self._evaluator = Evaluator(config, data.tokenizers, runner)
 
     def run(self, stop_after: int | None = None) -> bool:
         """Trains until the run ends or is asked to stop; returns whether it has ended.
@@ -331,13 +328,7 @@ class Trainer:
 
     def _evaluate(self) -> dict[str, float]:
         """Scores and translates the validation set, and reports; returns the scores."""
-        params = self.state.params if self.state.ema is None else self.state.ema
-        # Without the optimizer's state, which another layout would copy.
-        alone = dataclasses.replace(self.state, params=params, opt_state=(), ema=None)
-        params = self.runner.gather(self.runner.to_checkpoint_layout(alone).params)
-        if self.config.train.lora_rank:  # without adapters, `jit` would only copy
-            params = self._model_params(params)
-        metrics, samples = evaluate(self.config, self._engine, params, self.data.validation)
+        metrics, samples = self._evaluator(self.state, self.data.validation)
         self._reporter.evaluation(self.step, metrics, samples)
         scores = {name: value for name, value in metrics.items() if isinstance(value, float)}
         metric = self.config.checkpoint.best_metric

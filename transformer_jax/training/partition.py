@@ -109,10 +109,14 @@ def _model_specs(model: ModelConfig, mesh: Mesh, shapes: PyTree) -> PyTree:
     )
 
 
-def param_shardings(config: Config, model: ModelConfig) -> PyTree:
-    """A `NamedSharding` for each parameter of `model`, on the devices that `config` asks for."""
-    mesh = make_mesh(config, choose_devices(config))
-    return shardings(mesh, _model_specs(model, mesh, param_shapes(model)))
+def sharded_shapes(config: Config, model: ModelConfig) -> PyTree:
+    """Shapes of the parameters of `model`, with shardings on the devices of `config`."""
+    mesh, shapes = make_mesh(config, choose_devices(config)), param_shapes(model)
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        shardings(mesh, _model_specs(model, mesh, shapes)),
+    )
 
 
 def _spec(

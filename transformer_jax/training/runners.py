@@ -127,7 +127,7 @@ class Runner(abc.ABC):
     def init(self, seed: int, params: PyTree = None) -> TrainState:
         """State before the first step, with given parameters (on the host) or fresh ones."""
         if params is not None:
-            params = jax.device_put(params, self._of_model(self.shardings.params))
+            params = jax.device_put(params, self.model_shardings)
         return self.from_checkpoint_layout(self._init(jax.random.key(seed), params))
 
     def restore_target(self) -> TrainState:
@@ -144,15 +144,15 @@ class Runner(abc.ABC):
         rows = {i for shard in shards if shard for i in range(*shard[0].indices(num_rows))}
         return np.asarray(sorted(rows))
 
-    def gather(self, tree: PyTree) -> PyTree:
-        """A tree in checkpoint layout as entire arrays on this process's first device."""
+    @property
+    def model_shardings(self) -> PyTree:
+        """A `NamedSharding` for each parameter of the model."""
+        return self._of_model(self.shardings.params)
 
-        def gather_array(x: jax.Array) -> jax.Array:
-            if not x.is_fully_replicated:
-                x = jax.device_put(x, self._replicated)
-            return x.addressable_data(0)
-
-        return jax.tree.map(gather_array, tree)
+    @property
+    def shards_model(self) -> bool:
+        """Whether a device has a part of the model."""
+        return self.num_devices > self.mesh.shape["data"]
 
     @platforms.settings_of_package()
     def compile(self, shape: BatchShape, state: TrainState | None = None) -> jax.stages.Compiled:

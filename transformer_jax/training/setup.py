@@ -26,6 +26,7 @@ from transformer_jax.data.tokenizer_training import make_tokenizers
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import model_metrics
 from transformer_jax.interop import pretrained
+from transformer_jax.model.transformer import param_shapes
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.training import data_description, loggers, partition
 from transformer_jax.training.evaluate import require_best_metric
@@ -169,9 +170,9 @@ def _starting_point(
             config.train.init_from,
             allow_pickle=config.train.allow_pickle,
             # A process cannot lengthen a table of which others have shards.
-            shardings=None
+            shapes=param_shapes
             if config.data.new_tokens and distributed.process_count() > 1
-            else lambda model: partition.param_shardings(config, model),
+            else lambda model: partition.sharded_shapes(config, model),
         )
         if config.data.new_tokens:
             start = add_new_tokens(start, config, corpora)

@@ -16,6 +16,7 @@ from transformer_jax.interop.huggingface.model_settings import model_config
 from transformer_jax.interop.huggingface.settings import Settings
 from transformer_jax.interop.huggingface.tensor_files import open_tensors
 from transformer_jax.interop.huggingface.tokenizers import Tokenization, read_tokenizers
+from transformer_jax.model.transformer import param_shapes
 
 MAX_TRAINING_LEN = 256  # data.max_len of fine-tuning, if the model can read more
 
@@ -34,14 +35,14 @@ def read_config(path: epath.PathLike) -> Config:
 def read_directory(
     path: epath.PathLike,
     allow_pickle: bool = False,
-    shardings: layout.Shardings | None = None,
+    shapes: layout.Shapes = param_shapes,
 ) -> tuple[Config, TokenizerPair, layout.Params]:
     """Config, tokenizers and parameters of a directory.
 
     Args:
       path: as `save_pretrained` of model and tokenizer writes it.
       allow_pickle: also read `pytorch_model.bin`, which needs torch.
-      shardings: of the parameters; None: they go to JAX's default device.
+      shapes: of the parameters, as they are read.
 
     Raises:
       UserError: naming what is missing, damaged, inconsistent or not supported.
@@ -51,7 +52,7 @@ def read_directory(
         tokenization = read_tokenizers(settings)
         config = _config(settings, tokenization)
         with open_tensors(settings.folder, allow_pickle) as tensors:
-            model, params = weights.read_model(settings, tensors, shardings)
+            model, params = weights.read_model(settings, tensors, shapes)
         return validate(dataclasses.replace(config, model=model)), tokenization.pair, params
 
 

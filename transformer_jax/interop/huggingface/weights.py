@@ -5,8 +5,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.config import ModelConfig
@@ -17,6 +15,7 @@ from transformer_jax.interop.huggingface import names
 from transformer_jax.interop.huggingface.model_settings import model_config, tensor_names
 from transformer_jax.interop.huggingface.settings import OWN_KEY, Settings
 from transformer_jax.interop.huggingface.tensor_files import Tensors
+from transformer_jax.model.transformer import param_shapes
 from transformer_jax.ops.positional import sinusoids
 
 # Sides whose tables are one, by `tie_embeddings`.
@@ -30,7 +29,7 @@ ROUNDING = 1e-5  # largest difference between two float32 computations of the sa
 
 
 def read_model(
-    settings: Settings, tensors: Tensors, shardings: layout.Shardings | None = None
+    settings: Settings, tensors: Tensors, shapes: layout.Shapes = param_shapes
 ) -> tuple[ModelConfig, layout.Params]:
     """Shape and parameters of the model.
 
@@ -41,7 +40,7 @@ def read_model(
     Args:
       settings: of the directory.
       tensors: of the directory.
-      shardings: of the parameters; None: they go to JAX's default device.
+      shapes: of the parameters, as they are read.
 
     Raises:
       UserError: naming a tensor that is missing, of another shape, or not part of the model.
@@ -75,21 +74,14 @@ def read_model(
     if extra:
         raise UserError(f"{settings.folder}: the tensor {extra[0]} is not part of the model.")
     inverse = np.argsort(layout.interleaved_to_halves(config.d_model)) if permuted else None
-    by_path = layout.flatten(shardings(config)) if shardings else {}
+    by_path = layout.flatten(shapes(config))
     params = {}
     # In the order of a fresh model's tree, so that both have one structure.
     for path in names.shapes(config):
         leaf = leaves[path]()
         leaf = leaf if inverse is None else layout.permute(path, leaf, inverse)
-        params[path] = _put(leaf, by_path.get(path))
+        params[path] = layout.put(leaf, by_path[path])
     return config, layout.unflatten(params)
-
-
-def _put(value: np.ndarray, sharding: jax.sharding.Sharding | None) -> jax.Array:
-    """The array on the devices. Each process puts its shards there, without communication."""
-    if sharding is None:
-        return jnp.asarray(value)
-    return jax.make_array_from_callback(value.shape, sharding, value.__getitem__)
 
 
 def _check(

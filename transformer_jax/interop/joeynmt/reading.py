@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
@@ -23,6 +22,7 @@ from transformer_jax.interop.huggingface import names
 from transformer_jax.interop.huggingface.tensor_files import Tensors, open_files
 from transformer_jax.interop.joeynmt import files, vocabularies
 from transformer_jax.interop.yaml_settings import get
+from transformer_jax.model.transformer import param_shapes
 from transformer_jax.runs.directory_kinds import JOEYNMT_CONFIG
 
 MAX_LEN = 512  # positions are computed; JoeyNMT's limit is 5,000
@@ -101,13 +101,14 @@ def read_config(path: epath.PathLike) -> Config:
 
 
 def read_directory(
-    path: epath.PathLike, allow_pickle: bool = False
+    path: epath.PathLike, allow_pickle: bool = False, shapes: layout.Shapes = param_shapes
 ) -> tuple[Config, TokenizerPair, layout.Params]:
     """Config, tokenizers and parameters of a model.
 
     Args:
       path: its folder.
       allow_pickle: read a checkpoint that `transformer-jax convert` did not convert; needs torch.
+      shapes: of the parameters, as they are read.
 
     Raises:
       UserError: naming what is missing, damaged or not supported.
@@ -117,7 +118,7 @@ def read_directory(
     checkpoint = files.checkpoint(model.folder, settings)
     is_pickle = checkpoint.suffix == files.PICKLES
     with open_files(model.folder, [checkpoint.name], is_pickle, allow_pickle) as tensors:
-        return model.config, model.tokenizers, _read_params(model, checkpoint, tensors)
+        return model.config, model.tokenizers, _read_params(model, checkpoint, tensors, shapes)
 
 
 def _read_model(folder: epath.Path) -> _Model:
@@ -258,8 +259,11 @@ def _name(path: layout.Path) -> str | None:
 _NAMES = names.Names(shared=_TABLES["source"], tables=_TABLES, positions=(), of_layer=_name)
 
 
-def _read_params(model: _Model, checkpoint: epath.Path, tensors: Tensors) -> layout.Params:
+def _read_params(
+    model: _Model, checkpoint: epath.Path, tensors: Tensors, shapes: layout.Shapes
+) -> layout.Params:
     config, used = model.config.model, set(_POSITIONS)
+    targets = layout.flatten(shapes(config))
 
     def take(name: str, shape: tuple[int, ...]) -> np.ndarray:
         if name not in tensors:
@@ -280,10 +284,11 @@ def _read_params(model: _Model, checkpoint: epath.Path, tensors: Tensors) -> lay
         tables = [take(name, (size, config.d_model)) for name in stored or [_TABLES[side]]]
         if not all(np.array_equal(tables[0], other) for other in tables):
             raise UserError(f"{checkpoint}: the config ties {' and '.join(stored)}; they differ.")
-        leaves[(f"{side}_embedding",)] = jnp.asarray(tables[0])
+        table: layout.Path = (f"{side}_embedding",)
+        leaves[table] = layout.put(tables[0], targets[table])
     for path, name, shape in names.layer_tensors(_NAMES, config):
         value = take(name, names.torch_shape(path, shape))
-        leaves[path] = jnp.asarray(names.from_torch(path, value, shape))
+        leaves[path] = layout.put(names.from_torch(path, value, shape), targets[path])
     extra = sorted(set(tensors) - used)
     if extra:
         raise UserError(f"{checkpoint}: the tensor {extra[0]} is not part of the model.")

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import yaml
 from etils import epath
@@ -26,6 +25,7 @@ from transformer_jax.interop import layout, yaml_settings
 from transformer_jax.interop.huggingface import names
 from transformer_jax.interop.huggingface.tensor_files import local_file
 from transformer_jax.interop.marian import files, vocabularies
+from transformer_jax.model.transformer import param_shapes
 
 Settings = Mapping[str, Any]
 
@@ -90,17 +90,20 @@ def read_config(path: epath.PathLike) -> Config:
         return model.config
 
 
-def read_directory(path: epath.PathLike) -> tuple[Config, TokenizerPair, layout.Params]:
+def read_directory(
+    path: epath.PathLike, shapes: layout.Shapes = param_shapes
+) -> tuple[Config, TokenizerPair, layout.Params]:
     """Config, tokenizers and parameters of a model.
 
     Args:
       path: a folder with one `decoder.yml`, or that file.
+      shapes: of the parameters, as they are read.
 
     Raises:
       UserError: naming what is missing, damaged or not supported.
     """
     with _open(path) as model:
-        return model.config, model.tokenizers, _read_params(model)
+        return model.config, model.tokenizers, _read_params(model, shapes)
 
 
 @contextlib.contextmanager
@@ -271,12 +274,13 @@ def _name(path: layout.Path, is_pre_norm: bool) -> str:
     return f"{prefix}_{'W' if path[-1] == 'kernel' else 'b'}{_LETTERS[path[2]]}"
 
 
-def _read_params(model: _Model) -> layout.Params:
+def _read_params(model: _Model, shapes: layout.Shapes) -> layout.Params:
     """All parameters; their kernels are `[in, out]` in Marian too."""
     config, tensors = model.config.model, model.tensors
     tables = {f"{side}_embedding": side for side in names.TABLES[config.tie_embeddings]}
     used = {"special:model.yml", "Wemb", "encoder_Wemb", "decoder_Wemb"}
     used |= {"decoder_ff_logit_out_W", "decoder_ff_logit_out_b"}
+    targets = layout.flatten(shapes(config))
     leaves: dict[layout.Path, jax.Array] = {}
     for path, shape in names.shapes(config).items():
         if path == ("output_bias",):
@@ -294,7 +298,7 @@ def _read_params(model: _Model) -> layout.Params:
                     f"{model.path}: tensor {name} has shape {list(value.shape)}, but its settings "
                     f"imply {list(shape)}."
                 )
-        leaves[path] = jnp.asarray(value.reshape(shape))
+        leaves[path] = layout.put(value.reshape(shape), targets[path])
     extra = sorted(set(tensors) - used)
     if extra:
         raise UserError(f"{model.path}: the tensor {extra[0]} is not part of the model.")
