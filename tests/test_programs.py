@@ -443,4 +443,5 @@ def test_parameters_for_inference_are_those_of_the_model_once_rounded(changes):
     want = jax.tree.map(lambda x, shape: x.astype(shape.dtype), restored, shapes)
     jax.tree.map(np.testing.assert_array_equal, in_bfloat16, want)
     kernels = [x for path, x in jax.tree.leaves_with_path(shapes) if "kernel" in str(path[-1])]
-    assert kernels and {x.dtype for x in kernels} == {jnp.dtype(jnp.bfloat16)}
+    assert kernels
+    assert {x.dtype for x in kernels} == {jnp.dtype(jnp.bfloat16)}

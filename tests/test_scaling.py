@@ -13,7 +13,7 @@ import pytest
 import yaml
 from etils import epath
 
-from tests.conftest import tiny_config
+from tests.conftest import digit_pairs, tiny_config
 from transformer_jax.config import Config, DataConfig, ParallelConfig, all_settings, validate
 from transformer_jax.config.setting import section_rules
 from transformer_jax.data import loader, token_cache
@@ -24,9 +24,11 @@ from transformer_jax.data.plans.pair_selection import select_pairs
 from transformer_jax.data.tokenizer_pair import SpecialIds
 from transformer_jax.diagnostics import accelerators, dry_run, hlo, memory_traffic
 from transformer_jax.errors import UserError
+from transformer_jax.model import decoder_weights
 from transformer_jax.model.transformer import init_params
 from transformer_jax.runs import workdir
-from transformer_jax.training import partition, setup
+from transformer_jax.training import partition, runners, setup
+from transformer_jax.training.evaluate import Evaluator
 
 ROOT = Path(__file__).parent.parent
 
@@ -431,3 +433,36 @@ def test_scaling_document_has_the_table_of_its_file():
     for report in reports:
         assert scaling.row(report) in text
         assert report["fits"]
+
+
+def test_evaluation_of_a_sharded_model_stays_sharded(translator, monkeypatch):
+    """Scores are those of one device, and no device has more than its part of a large array."""
+    config = translator.config
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, eval_beam_size=2))
+    pairs, results, shares = digit_pairs(6, seed=5), [], []
+    lay_out = decoder_weights.for_inference
+
+    def spy(*args):
+        weights = lay_out(*args)
+        large = [x for x in jax.tree.leaves(weights) if x.size >= 1024]
+        shares.extend(x.addressable_data(0).size / x.size for x in large)
+        return weights
+
+    for data, fsdp, tensor in ((1, 1, 1), (2, 2, 2)):
+        parallel = ParallelConfig(data=data, fsdp=fsdp, tensor=tensor)
+        sharded = dataclasses.replace(config, parallel=parallel)
+        devices = jax.devices()[: data * fsdp * tensor]
+        runner = runners.make_runner(sharded, devices)
+        state = runner.init(0, translator.params)
+        shares.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(decoder_weights, "for_inference", spy)
+            results.append(Evaluator(sharded, translator.tokenizers, runner)(state, pairs))
+        assert shares
+        assert max(shares) == (1 if len(devices) == 1 else pytest.approx(1 / fsdp))
+    (scores, samples), (sharded_scores, sharded_samples) = results
+    assert samples == sharded_samples
+    assert scores.keys() == sharded_scores.keys()
+    for name, value in scores.items():
+        same = pytest.approx(value, rel=1e-4) if isinstance(value, float) else value
+        assert sharded_scores[name] == same
