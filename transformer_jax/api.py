@@ -115,7 +115,7 @@ class Translator(TextSubmitter, TextScorer):
         translator = cls(
             one.config, one.tokenizers, one.params, one.step, others, processors, one.shortlist
         )
-        translator.device_params = translator.engine.runner.take(translator.device_params)
+        translator._hold_model_once()
         translator.calibration = None if others else one.calibration
         return translator._read_from(f"step {one.step} of {path}", arguments)
 

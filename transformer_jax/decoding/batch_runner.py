@@ -57,16 +57,6 @@ class BatchRunner(Protocol):
     def release(self) -> None:
         """Frees the copy of the parameters on the devices."""
 
-    def take(self, params: Any) -> Any:
-        """Lays parameters out for `translate_batch`; their trees may be emptied.
-
-        Args:
-          params: of the model; a tuple for an ensemble.
-        """
-
-    def restore(self, params: Any) -> Any:
-        """The parameters as `Transformer` reads them, from what `take` returned."""
-
     def describe(self, params: Any, has_shortlist: bool = False) -> dict[str, Any]:
         """What outputs depend on besides texts, tokenizers and settings, for JSON.
 

@@ -112,10 +112,8 @@ class JaxBatchRunner:
         """Lays parameters out on the devices; the trees are emptied, to hold a model once."""
         return self.programs.take(params if isinstance(params, tuple) else (params,))
 
-    def restore(self, params: ModelParams) -> Params | tuple[Params, ...]:
-        """The parameters as `Transformer` reads them; what is no result of `take` stays."""
-        if not isinstance(params, DeviceParams):
-            return params
+    def restore(self, params: DeviceParams) -> Params | tuple[Params, ...]:
+        """The parameters as `Transformer` reads them, from what `take` returned."""
         trees = tuple(map(decoder_weights.restore, self.models, params.models))
         return trees if len(trees) > 1 else trees[0]
 

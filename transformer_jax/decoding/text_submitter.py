@@ -6,11 +6,13 @@ import math
 import time
 import types
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from transformer_jax.decoding import call_settings, futures
 from transformer_jax.decoding.alignment import AttentionChoice
+from transformer_jax.decoding.batch_functions import DeviceParams
 from transformer_jax.decoding.engine import Engine
+from transformer_jax.decoding.jax_batch_runner import JaxBatchRunner
 from transformer_jax.decoding.requests import Request
 from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.decoding.translation import Translation
@@ -58,10 +60,16 @@ class TextSubmitter:
     def params(self) -> Any:
         """The parameters as `Transformer` reads them; a tuple of trees for an ensemble.
 
-        Those of a model that was loaded are made anew from `device_params`, in the types in which
-        translation uses them; `interop.pretrained.load` reads them as they were trained.
+        Those of a model that was loaded are made from `device_params` each time, in the types in
+        which translation uses them. `interop.pretrained.load` reads them as they were trained.
         """
-        return self.engine.runner.restore(self.device_params)
+        if isinstance(self.device_params, DeviceParams):
+            return cast(JaxBatchRunner, self.engine.runner).restore(self.device_params)
+        return self.device_params
+
+    def _hold_model_once(self) -> None:
+        """Lays the parameters out on the devices, and empties the trees that were given."""
+        self.device_params = cast(JaxBatchRunner, self.engine.runner).take(self.device_params)
 
     @property
     def alignment(self) -> AttentionChoice | None:

@@ -109,8 +109,8 @@ def for_inference(
 ) -> InferenceParams:
     """Parameters in the type of the computation, the decoder's laid out for `decode_step`.
 
-    One layer is converted after the other. So where nobody else holds them, `params` and the result
-    need little more memory than one of the two.
+    One layer is converted after the other, so `params` and the result need little more memory than
+    one of the two, unless the caller holds the arrays too.
 
     Args:
       config: of the model.

@@ -46,8 +46,7 @@ class CTranslate2BatchRunner:
     phrase_room: tuple[int, int, int] | None = None
     num_compiled = 0
     num_devices = 1
-    compiles = False
-    spans_processes = False
+    compiles = spans_processes = False
     step_rows = 1.0
 
     def __init__(self, directory: Directory):
@@ -79,12 +78,6 @@ class CTranslate2BatchRunner:
 
     def release(self) -> None:
         """There is no copy of the parameters."""
-
-    def take(self, params: None) -> None:
-        """Does nothing: the parameters are CTranslate2's."""
-
-    def restore(self, params: None) -> None:
-        """None, for the same reason."""
 
     def describe(self, params: Any, has_shortlist: bool = False) -> dict[str, Any]:
         """Digests of the model's file, and of its shortlist."""
