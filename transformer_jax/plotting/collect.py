@@ -80,7 +80,7 @@ def sentence_attention(
     # The decoder reads its language tag too.
     target_ids = [*engine.language_tags(target_lang, source_lang)[1], *text_ids, ids.target_eos]
     _check_length(target or source, target_ids, engine.max_len)
-    params = translator.device_params
+    params = translator.params
     inputs = [ids.decoder_start, *target_ids[:-1]]
     encoder, decoder, cross = _weights(translator.config.model)(
         params[0] if isinstance(params, tuple) else params,
