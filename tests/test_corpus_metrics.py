@@ -11,6 +11,7 @@ import urllib.error
 from collections import Counter
 from fractions import Fraction
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -445,8 +446,14 @@ def test_training_scores_by_the_metric_of_its_best_checkpoint(monkeypatch, comet
     monkeypatch.setattr(
         evaluate.model_metrics, "evaluate", lambda *_: (model_scores(loss=2.0), translations)
     )
-    engine = SimpleNamespace(release=lambda: None)
+    monkeypatch.setattr(evaluate, "JaxBatchRunner", mock.MagicMock())
+    monkeypatch.setattr(evaluate, "Engine", mock.MagicMock())
+    monkeypatch.setattr(evaluate.Evaluator, "_params", lambda *_: None)
     pairs = [("x", reference) for reference in REFERENCES]
+
+    def scores_of(config):
+        return evaluate.Evaluator(config, mock.MagicMock(), mock.MagicMock())(None, pairs)[0]
+
     for name, want in (
         ("eval_ter", TER().corpus_score(HYPOTHESES, [REFERENCES]).score),
         ("eval_chrf++", CHRF(word_order=2).corpus_score(HYPOTHESES, [REFERENCES]).score),
@@ -455,7 +462,7 @@ def test_training_scores_by_the_metric_of_its_best_checkpoint(monkeypatch, comet
     ):
         config = Config(checkpoint=CheckpointConfig(best_metric=name))
         evaluate.require_best_metric(config)
-        metrics, _ = evaluate.evaluate(config, engine, None, pairs)
+        metrics = scores_of(config)
         assert metrics[name] == pytest.approx(want)
         assert len([key for key in metrics if key.endswith("_signature")]) == 2 + (
             name != "eval_bleu"
@@ -464,7 +471,7 @@ def test_training_scores_by_the_metric_of_its_best_checkpoint(monkeypatch, comet
     with pytest.raises(UserError, match="there is no model gone"):
         evaluate.require_best_metric(Config(checkpoint=broken))
     # An evaluation whose score fails does not end the run; it is the worst.
-    metrics, _ = evaluate.evaluate(Config(checkpoint=broken), engine, None, pairs)
+    metrics = scores_of(Config(checkpoint=broken))
     assert "so it is not the best" in caplog.text
     assert "eval_comet" not in metrics
     assert retention.quality(metrics, "eval_comet")[0] == -np.inf

@@ -29,6 +29,7 @@ from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.decoding.translation import Translation, join_parts
 from transformer_jax.errors import UserError
 from transformer_jax.interop.ctranslate2 import search
+from transformer_jax.model import decoder_weights
 from transformer_jax.model.transformer import Transformer
 
 TEXTS = ["one two three", "four five", "six", "seven eight nine one", "two two"]
@@ -72,7 +73,8 @@ def test_scoring_keeps_the_logits_of_one_chunk(translator, monkeypatch, num_mode
     lengths = np.full(3, 8, np.int32)
     functions = batch_functions.BatchFunctions((config,) * num_models, ids)
     rows = TokenRows(source, lengths), TokenRows(target, lengths)
-    device_params = batch_functions.DeviceParams(tuple(trees), (), None)
+    laid_out = tuple(decoder_weights.for_inference(config, dict(tree)) for tree in trees)
+    device_params = batch_functions.DeviceParams(laid_out, None)
     score = jax.jit(functions.score)
     got = score(device_params, *rows)
     start = np.full((3, 1), ids.decoder_start, np.int32)
@@ -378,7 +380,7 @@ def test_decode_record_changes_with_all_that_could_change_the_output(translator,
         monkeypatch.setattr(decode_run, "FLAGS", given)
         monkeypatch.setattr(search_flags, "FLAGS", given)
         other = copy.copy(translator)
-        other.params = translator.params if params is None else params
+        other.device_params = translator.params if params is None else params
         data = dataclasses.replace(translator.config.data, **data)
         other.config = dataclasses.replace(translator.config, data=data)
         return decode_output._flat(decode_run.description(other))
