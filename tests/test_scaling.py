@@ -22,7 +22,13 @@ from transformer_jax.data.plans.batch_shapes import BatchShape
 from transformer_jax.data.plans.packing import PackPlan
 from transformer_jax.data.plans.pair_selection import select_pairs
 from transformer_jax.data.tokenizer_pair import SpecialIds
-from transformer_jax.diagnostics import accelerators, dry_run, hlo, memory_traffic
+from transformer_jax.diagnostics import (
+    accelerators,
+    dry_run,
+    evaluation_memory,
+    hlo,
+    memory_traffic,
+)
 from transformer_jax.errors import UserError
 from transformer_jax.model import decoder_weights
 from transformer_jax.model.transformer import init_params
@@ -439,13 +445,12 @@ def test_evaluation_of_a_sharded_model_stays_sharded(translator, monkeypatch):
     """Scores are those of one device, and no device has more than its part of a large array."""
     config = translator.config
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, eval_beam_size=2))
-    pairs, results, shares = digit_pairs(6, seed=5), [], []
+    pairs, results = digit_pairs(6, seed=5), []
     lay_out = decoder_weights.for_inference
 
     def spy(*args):
         weights = lay_out(*args)
-        large = [x for x in jax.tree.leaves(weights) if x.size >= 1024]
-        shares.extend(x.addressable_data(0).size / x.size for x in large)
+        laid_out.extend(jax.tree.leaves(weights))
         return weights
 
     for data, fsdp, tensor in ((1, 1, 1), (2, 2, 2)):
@@ -454,12 +459,19 @@ def test_evaluation_of_a_sharded_model_stays_sharded(translator, monkeypatch):
         devices = jax.devices()[: data * fsdp * tensor]
         runner = runners.make_runner(sharded, devices)
         state = runner.init(0, translator.params)
-        shares.clear()
+        laid_out: list[jax.Array] = []
         with monkeypatch.context() as patch:
             patch.setattr(decoder_weights, "for_inference", spy)
             results.append(Evaluator(sharded, translator.tokenizers, runner)(state, pairs))
-        assert shares
-        assert max(shares) == (1 if len(devices) == 1 else pytest.approx(1 / fsdp))
+        large = [x for x in laid_out if x.size >= 1024]
+        assert large
+        most = 1 if len(devices) == 1 else pytest.approx(1 / fsdp)
+        assert max(x.addressable_data(0).size / x.size for x in large) == most
+        # A dry run assumes arrays of these sizes.
+        assumed = jax.tree.leaves(evaluation_memory._laid_out(sharded, runner).models)
+        assert [(x.dtype, x.sharding.shard_shape(x.shape)) for x in assumed] == [
+            (x.dtype, x.addressable_data(0).shape) for x in laid_out
+        ]
     (scores, samples), (sharded_scores, sharded_samples) = results
     assert samples == sharded_samples
     assert scores.keys() == sharded_scores.keys()

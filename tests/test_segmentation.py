@@ -229,7 +229,7 @@ def test_token_cache_removes_folders_of_killed_processes(run, tmp_path):
 
 
 def test_subword_sampling_keeps_the_best_segmentation_of_over_long_sentences(tmp_path, bpe):
-    pairs = [("seven " * 5 + "seven", "eins"), ("one", "zwei")]
+    pairs = [("seven " * 5 + "seven", "eins"), *[("one", "zwei")] * 9]
     config = tiny_config(tmp_path)
     longest = len(bpe.encode(pairs[0][0])) + 1
     data = dataclasses.replace(
@@ -241,7 +241,8 @@ def test_subword_sampling_keeps_the_best_segmentation_of_over_long_sentences(tmp
     corpora = sources.open_corpora(data, "train")
     corpus = token_cache.tokenize_corpora(corpora, TokenizerPair(bpe, bpe), data, seed=3)
     assert list(corpus.source[0]) == bpe.encode(pairs[0][0])
-    assert len(corpus.source[1]) > len(bpe.encode("one"))
+    # Some versions of SentencePiece ignore the seed, and "one" stays whole in some draws.
+    assert max(len(corpus.source[i]) for i in range(1, 10)) > len(bpe.encode("one"))
 
 
 def test_error_in_a_sampled_epoch_ends_the_run(run):

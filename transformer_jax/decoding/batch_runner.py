@@ -54,9 +54,6 @@ class BatchRunner(Protocol):
     def freeze(self) -> None:
         """Lets nothing compile any more."""
 
-    def release(self) -> None:
-        """Frees the copy of the parameters on the devices."""
-
     def describe(self, params: Any, has_shortlist: bool = False) -> dict[str, Any]:
         """What outputs depend on besides texts, tokenizers and settings, for JSON.
 

@@ -28,7 +28,7 @@ from transformer_jax.decoding.requests import (
     read_requests,
     windows,
 )
-from transformer_jax.decoding.scoring import PairScorer, PairScores
+from transformer_jax.decoding.scoring import BATCH_TOKENS, PairScorer, PairScores
 from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.decoding.text_queue import Lane
 from transformer_jax.decoding.translation import Translation, join_hypotheses
@@ -71,10 +71,6 @@ class Engine:
     def freeze(self) -> None:
         """Lets nothing compile any more: what needs another program fails."""
         self.runner.freeze()
-
-    def release(self) -> None:
-        """Frees the copy of the parameters on the devices."""
-        self.runner.release()
 
     def language_tags(
         self, target_lang: str = "", source_lang: str = ""
@@ -281,7 +277,7 @@ class Engine:
         sources: Sequence[str],
         targets: Sequence[str],
         target_lang: str = "",
-        batch_tokens: int = 4096,
+        batch_tokens: int = BATCH_TOKENS,
         source_lang: str = "",
         contexts: Sequence[Sequence[str]] = (),
     ) -> list[PairScores]:

@@ -104,10 +104,6 @@ class JaxBatchRunner:
         """Lets nothing compile any more."""
         self.programs.freeze()
 
-    def release(self) -> None:
-        """Frees the parameters of the last batch."""
-        self.programs.release()
-
     def take(self, params: Params | tuple[Params, ...]) -> DeviceParams:
         """Lays parameters out on the devices; the trees are emptied, to hold a model once."""
         return self.programs.take(params if isinstance(params, tuple) else (params,))

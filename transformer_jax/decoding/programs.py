@@ -174,11 +174,6 @@ class Programs:
             )
         self._cache.is_frozen = True
 
-    def release(self) -> None:
-        """Frees the parameters of the last `put_on_devices`."""
-        with self._device_params_lock:
-            self._device_params = None
-
     @platforms.settings_of_package()
     def run(
         self,
@@ -215,7 +210,7 @@ class Programs:
                     shared_key = self._shared_key(key, params)
                     program = _of_process.find(shared_key) if shared_key else None
                     if program is None:
-                        program = self._compile(function, params, batch, static, sharded)
+                        program = self.compile(function, params, batch, static, sharded)
                         if shared_key:
                             _of_process.add(shared_key, program)
                     self._cache.add(key, program)
@@ -237,14 +232,20 @@ class Programs:
         shapes = tuple((x.shape, x.dtype, x.sharding) for x in leaves)
         return key, self.functions, tuple(self._mesh.devices.flat), tree, shapes
 
-    def _compile(
+    def compile(
         self,
         function: Callable,
         params: DeviceParams,
         batch: tuple[Any, ...],
         static: dict[str, Any],
         sharded: bool,
-    ) -> Callable:
+    ) -> jax.stages.Compiled:
+        """Compiles what `run` runs; with `shardings`, shapes and their shardings are enough.
+
+        Args:
+          function, params, batch, static: as of `run`.
+          sharded: whether the devices share the rows.
+        """
         bound: Any = functools.partial(function, **static)
         bound.__name__ = function.__name__  # of the program
         if self._shardings is not None:

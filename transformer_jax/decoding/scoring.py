@@ -17,6 +17,7 @@ from transformer_jax.decoding.requests import RequestEncoder, warn
 from transformer_jax.decoding.text_queue import Lane
 from transformer_jax.errors import UserError
 
+BATCH_TOKENS = 4096  # positions of each side of a batch on one device, where nothing else is said
 Pair = tuple[list[int], list[int]]  # ids of source and target, end symbols included
 
 

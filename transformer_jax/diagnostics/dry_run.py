@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -15,6 +15,7 @@ from transformer_jax.config import Config, validate
 from transformer_jax.data.plans.batch_shapes import BatchShape, divisible_rows
 from transformer_jax.diagnostics import hlo
 from transformer_jax.diagnostics.accelerators import ACCELERATORS, GIB, Roofline, roofline
+from transformer_jax.diagnostics.evaluation_memory import compile_evaluation
 from transformer_jax.diagnostics.memory_traffic import memory_bytes
 from transformer_jax.errors import UserError
 from transformer_jax.interop import pretrained
@@ -40,6 +41,7 @@ class Report:
     temporary_bytes: int
     code_bytes: int
     peak_bytes: int
+    evaluation_bytes: int | None  # peak of an evaluation, state included; None: there is none
     memory_bytes: int | None  # that a device has, where known
     fits: bool | None
     compiler_flops: float
@@ -82,16 +84,20 @@ def dry_run(config: Config, topology: str, say: Callable[[str], None]) -> Report
     started = time.monotonic()
     try:
         compiled = runner.compile(shape)
+        evaluation = []
+        if config.train.eval_every_steps:
+            evaluation = compile_evaluation(config, runner, shape.source_len)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         first = str(error).split("RESOURCE_EXHAUSTED:")[-1].strip().splitlines()[0]
         raise UserError(
-            f"The step does not fit {topology or 'the devices here'}: {first} Raise "
-            "config.parallel.fsdp or config.train.accumulate_steps, or set config.train.remat=full."
+            f"The step, or an evaluation, does not fit {topology or 'the devices here'}: {first} "
+            "Raise config.parallel.fsdp or config.train.accumulate_steps, or set "
+            "config.train.remat=full."
         ) from error
     seconds = time.monotonic() - started
-    report = _report(config, runner, topology, shape, compiled, seconds)
+    report = _report(config, runner, topology, shape, compiled, evaluation, seconds)
     for line in lines(report):
         say(line)
     return report
@@ -154,6 +160,7 @@ def _report(
     topology: str,
     shape: BatchShape,
     compiled: jax.stages.Compiled,
+    evaluation: Sequence[jax.stages.Compiled],
     seconds: float,
 ) -> Report:
     memory = compiled.memory_analysis()
@@ -166,7 +173,8 @@ def _report(
     if not topology and (stats := device.memory_stats()):
         capacity = stats.get("bytes_limit")
     costs = compiled.cost_analysis() or {}
-    state = runner.restore_target()
+    state_bytes = sum(map(_device_bytes, jax.tree.leaves(runner.restore_target())))
+    in_evaluation = [state_bytes + (peak_bytes(program) or 0) for program in evaluation]
     program = hlo.Program(compiled.as_text() or "")
     operations = program.collectives()
     sent, traffic = hlo.total_bytes(operations), memory_bytes(program)
@@ -179,13 +187,14 @@ def _report(
         mesh=dict(runner.mesh.shape),
         batch=(shape.rows, shape.source_len, shape.target_len),
         num_params=runner.num_params(),
-        state_bytes=sum(_device_bytes(x) for x in jax.tree.leaves(state)),
+        state_bytes=state_bytes,
         argument_bytes=memory.argument_size_in_bytes,
         temporary_bytes=memory.temp_size_in_bytes,
         code_bytes=memory.generated_code_size_in_bytes,
         peak_bytes=peak,
+        evaluation_bytes=max(in_evaluation, default=None),
         memory_bytes=capacity,
-        fits=None if capacity is None else peak <= capacity,
+        fits=None if capacity is None else max(peak, *in_evaluation) <= capacity,
         compiler_flops=float(costs.get("flops", 0.0)),
         model_flops=by_model,
         recomputed_flops=recomputed,
@@ -275,10 +284,12 @@ def lines(report: Report) -> list[str]:
     """The report as text."""
     mesh = " x ".join(f"{name} {size}" for name, size in report.mesh.items())
     rows, source, target = report.batch
-    verdict = ""
+    verdict = evaluation = ""
     if report.memory_bytes is not None:
         fits = "fits" if report.fits else "DOES NOT FIT"
         verdict = f" of {report.memory_bytes / GIB:.0f} GiB: {fits}"
+    if report.evaluation_bytes is not None:
+        evaluation = f" in a step, {report.evaluation_bytes / GIB:.2f} GiB in an evaluation,"
     communicated = ", ".join(
         f"{kind} {num / 1e6:,.1f} MB" for kind, num in sorted(report.collective_bytes.items())
     )
@@ -292,7 +303,7 @@ def lines(report: Report) -> list[str]:
         f"jax {report.jax}, compiled in {report.compile_seconds:.0f} s",
         f"model: {report.num_params:,} parameters; batch {rows} x {source} + {target} positions",
         "       (vocabulary and source length assumed, no data was read)",
-        f"memory a device: {report.peak_bytes / GIB:.2f} GiB{verdict}; state "
+        f"memory a device: {report.peak_bytes / GIB:.2f} GiB{evaluation}{verdict}; state "
         f"{report.state_bytes / GIB:.2f}, temporaries {report.temporary_bytes / GIB:.2f}, "
         f"program {report.code_bytes / GIB:.2f}",
         f"FLOPs a device and step: {report.compiler_flops:.3e} by the compiler, "

@@ -32,13 +32,13 @@ class Evaluator:
     def __init__(self, config: Config, tokenizers: TokenizerPair, runner: Runner):
         self._config, self._runner = config, runner
         self._shardings = runner.model_shardings if runner.shards_model else None
-        model_runner = JaxBatchRunner(config, tokenizers, shardings=self._shardings)
-        self._engine = Engine(config, tokenizers, model_runner)
+        self._batch_runner = JaxBatchRunner(config, tokenizers, shardings=self._shardings)
+        self._engine = Engine(config, tokenizers, self._batch_runner)
         # Without adapters, `jit` would only copy.
         self._model_params = (
             jax.jit(runner.train_step.model_params, out_shardings=self._shardings)
             if config.train.lora_rank
-            else lambda params: params
+            else dict  # which the batch runner will empty
         )
 
     def __call__(
@@ -56,8 +56,9 @@ class Evaluator:
           The first few translations, each with `source`, `reference` and `hypothesis`.
         """
         config, decode = self._config, evaluation_search(self._config)
-        scores, outputs = model_metrics.evaluate(self._engine, self._params(state), pairs, decode)
-        self._engine.release()
+        scores, outputs = model_metrics.evaluate(
+            self._engine, self._batch_runner.take(self._params(state)), pairs, decode
+        )
         metrics = {f"eval_{name}": value for name, value in dataclasses.asdict(scores).items()}
         texts = [output.text for output in outputs]
         metrics |= distributed.run_on_primary(lambda: _chosen_score(config, texts, pairs), "metric")
@@ -68,7 +69,7 @@ class Evaluator:
         return metrics, samples[:NUM_SAMPLES]
 
     def _params(self, state: TrainState) -> PyTree:
-        """The parameters of the model: sharded, or all of them on this process's first device."""
+        """A new tree of the model's: sharded, or all of them on this process's first device."""
         params = state.params if state.ema is None else state.ema
         # Without the optimizer's state, which another layout would copy.
         alone = dataclasses.replace(state, params=params, opt_state=(), ema=None)

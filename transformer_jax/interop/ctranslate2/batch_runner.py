@@ -76,9 +76,6 @@ class CTranslate2BatchRunner:
     def freeze(self) -> None:
         """Nothing is ever compiled."""
 
-    def release(self) -> None:
-        """There is no copy of the parameters."""
-
     def describe(self, params: Any, has_shortlist: bool = False) -> dict[str, Any]:
         """Digests of the model's file, and of its shortlist."""
         del params
