@@ -310,13 +310,15 @@ def test_dry_run_reports_the_real_step(tmp_path):
     num_bytes = 3 * 4 * report.num_params  # and Adam's two moments
     assert report.state_bytes == pytest.approx(num_bytes / 4, rel=0.03)
     assert report.argument_bytes > report.state_bytes
+    # An evaluation has the state and another copy of a device's part of the model.
+    assert report.evaluation_bytes > report.state_bytes + report.num_params
     assert report.collective_bytes["all-gather"] == pytest.approx(4 * report.num_params, rel=0.01)
     text = "\n".join(lines)
     assert report.recomputed_flops == 0.0
     assert report.roofline is None  # of a CPU
     # At least each gradient is written, and the parameters and the two moments read and written.
     assert report.traffic_bytes > 4 * report.num_params * (1 + 6 / 4)
-    for word in ("data 2 x fsdp 4", f"{report.num_params:,} parameters", "memory a device"):
+    for word in ("data 2 x fsdp 4", f"{report.num_params:,} parameters", "in an evaluation"):
         assert word in text
     with pytest.raises(UserError, match="must be cpu:N"):
         dry_run.dry_run(config, "cpu:many", print)
