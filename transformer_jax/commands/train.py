@@ -125,7 +125,7 @@ def run() -> None:
 
 
 def _dry_run() -> None:
-    """Prints the report of a dry run; fails if the step needs more memory than there is."""
+    """Prints the report of a dry run; fails if something needs more memory than there is."""
     from transformer_jax.diagnostics.dry_run import dry_run
 
     if FLAGS.topology:
@@ -140,7 +140,8 @@ def _dry_run() -> None:
         with writing(FLAGS.json) as out:
             out.write(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
     if report.fits is False:
-        raise UserError(f"The step does not fit {report.topology}: {HELP.less_memory}.")
+        what = f"The step, or an evaluation, does not fit {report.topology}"
+        raise UserError(f"{what}: {HELP.less_memory}.")
 
 
 def _this_command(left_out: Sequence[str]) -> list[str]:

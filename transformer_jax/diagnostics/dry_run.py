@@ -51,7 +51,7 @@ class Report:
     collective_bytes: dict[str, int]
     overlapped_share: float  # of those bytes: sent while matrix products run
     roofline: Roofline | None  # where the device's rates are known
-    compile_seconds: float
+    compile_seconds: float  # of all programs
     jax: str
 
 
