@@ -82,7 +82,12 @@ def dropout(x: jax.Array, rate: float, rng: jax.Array | None) -> jax.Array:
       x: array.
       rate: probability in [0, 1).
       rng: PRNG key; None: no dropout.
+
+    Raises:
+      ValueError: another rate, such as a percentage.
     """
+    if not 0.0 <= rate < 1.0:
+        raise ValueError(f"the rate of dropout must be in [0, 1), is {rate}")
     if rng is None or rate == 0.0:
         return x
     keep = keep_mask(rng, rate, x.shape)

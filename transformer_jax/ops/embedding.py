@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.ops.arguments import require_integers
 from transformer_jax.ops.dense import broadcastable
 
 CHUNK = 512  # positions whose one-hot rows are in memory at once
@@ -53,7 +54,11 @@ def embed(table: jax.Array, ids: jax.Array, dtype: DTypeLike) -> jax.Array:
 
     The gradient of `table` is summed in float32 in a fixed order, by the fastest form for the
     platform for which the program is compiled.
+
+    Raises:
+      ValueError: ids that are no integers.
     """
+    require_integers(ids=ids)
     return table[ids].astype(dtype)
 
 

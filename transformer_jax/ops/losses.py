@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.ops import platforms
+from transformer_jax.ops.arguments import require_integers, require_shapes
 from transformer_jax.ops.attention.softmax import HIDDEN
 from transformer_jax.ops.dense import projected_logits, soft_cap, soft_cap_slope
 
@@ -39,10 +40,16 @@ def cross_entropy(
       targets: `[...]` class ids.
       weights: `[...]`, 0 at padding.
       label_smoothing: ε.
+
+    Raises:
+      ValueError: targets that are no integers, shapes that differ.
     """
+    targets = jnp.asarray(targets)
+    require_integers(targets=targets)
+    require_shapes(targets=(targets, logits.shape[:-1]), weights=(weights, logits.shape[:-1]))
     logits = logits.astype(jnp.float32)
     weights = weights.astype(jnp.float32)
-    targets = jnp.asarray(targets, jnp.int32)
+    targets = targets.astype(jnp.int32)
     classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     of_each = _of_each(
         normalizer=jax.nn.logsumexp(logits, axis=-1),
@@ -140,12 +147,14 @@ def projected_cross_entropy(
       softcap: bound of the logits, as of `projected_logits`.
       second: `[N, M]` of another pass over the same tokens, with other dropout.
       r_drop: weight of the difference between the passes.
+
+    Raises:
+      ValueError: targets that are no integers, shapes that do not fit.
     """
     passes = [hidden] if second is None else [hidden, second]
+    _check_shapes(hidden, table, targets, weights, bias, second)
     size = hidden.shape[0]
-    if chunk_size is None:
-        chunk_size = _GPU_CHUNK if platforms.current() in _GPUS else _OTHER_CHUNK
-    chunk_size = max(min(chunk_size // len(passes), size), 1)
+    chunk_size = max(min((chunk_size or _platform_chunk()) // len(passes), size), 1)
     padding = -size % chunk_size
 
     def chunked(x: jax.Array) -> jax.Array:
@@ -156,19 +165,40 @@ def projected_cross_entropy(
         return jnp.concatenate([chunked(x)] * len(passes), axis=1)
 
     weights = weights.astype(jnp.float32) / len(passes)
-    return LossSums(
-        *_chunked_sums(
-            # --> [N / chunk, passes * chunk, M]
-            jnp.concatenate([chunked(x) for x in passes], axis=1),
-            table,
-            bias,
-            in_each_pass(targets),
-            in_each_pass(weights),
-            label_smoothing,
-            softcap,
-            0.0 if second is None else r_drop,
-        )
+    sums = _chunked_sums(
+        jnp.concatenate([chunked(x) for x in passes], axis=1),  # [N / chunk, passes * chunk, M]
+        table,
+        bias,
+        in_each_pass(targets),
+        in_each_pass(weights),
+        label_smoothing,
+        softcap,
+        0.0 if second is None else r_drop,
     )
+    return LossSums(*sums)
+
+
+def _check_shapes(
+    hidden: jax.Array,
+    table: jax.Array,
+    targets: jax.Array,
+    weights: jax.Array,
+    bias: jax.Array | None,
+    second: jax.Array | None,
+) -> None:
+    (size, width), classes = hidden.shape, table.shape[0]
+    require_integers(targets=targets)
+    require_shapes(
+        table=(table, (classes, width)),
+        targets=(targets, (size,)),
+        weights=(weights, (size,)),
+        bias=(bias, (classes,)),
+        second=(second, (size, width)),
+    )
+
+
+def _platform_chunk() -> int:
+    return _GPU_CHUNK if platforms.current() in _GPUS else _OTHER_CHUNK
 
 
 def _difference(

@@ -59,10 +59,17 @@ def apply_rotary(x: jax.Array, positions: jax.Array, base: float = 10_000.0) -> 
 
     Returns:
       `[B, T, H, D]` in the type of `x`.
+
+    Raises:
+      ValueError: an odd D, positions that do not broadcast.
     """
     half = x.shape[-1] // 2
     if x.shape[-1] % 2:
         raise ValueError(f"rotary positions need an even head_dim, got {x.shape[-1]}")
+    if positions.ndim > 2 or jnp.broadcast_shapes(positions.shape, x.shape[:2]) != x.shape[:2]:
+        raise ValueError(
+            f"positions must broadcast to {list(x.shape[:2])}, are {list(positions.shape)}"
+        )
     rates = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angles = positions.astype(jnp.float32)[..., None, None] * rates[None, None, None]
     sin, cos = jnp.sin(angles), jnp.cos(angles)
@@ -87,6 +94,9 @@ def relative_buckets(
 
     Returns:
       int32, of the shape of `distances`.
+
+    Raises:
+      ValueError: too few buckets, or a distance that has a bucket of its own anyway.
     """
     first = np.zeros(distances.shape, np.int32)
     if bidirectional:
@@ -96,6 +106,11 @@ def relative_buckets(
     else:
         distances = np.maximum(-distances, 0)
     num_exact = num_buckets // 2
+    if not 1 <= num_exact < max_distance:
+        raise ValueError(
+            f"{num_buckets} buckets for a direction need at least 2, and a max_distance above half "
+            f"of them, got {max_distance}"
+        )
     # In float32, as the published models computed it: a boundary may depend on rounding.
     ratios = np.maximum(distances, 1).astype(np.float32) / np.float32(num_exact)
     octaves = np.log(ratios) / np.float32(math.log(max_distance / num_exact))
@@ -109,7 +124,12 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
 
     A geometric sequence from 2^(-8/n) for the n heads of a power of two. Other numbers take the
     slopes of the power of two below, then every second one of twice that.
+
+    Raises:
+      ValueError: there is no head.
     """
+    if num_heads < 1:
+        raise ValueError(f"num_heads must be at least 1, got {num_heads}")
     power = 2 ** int(math.log2(num_heads))
     slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
     slopes += [2.0 ** (-8.0 * (2 * i + 1) / (2 * power)) for i in range(num_heads - power)]

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from transformer_jax.errors import UserError
 from transformer_jax.ops import platforms
+from transformer_jax.ops.arguments import require_shapes
 from transformer_jax.ops.attention import blockwise, cudnn, formula, pallas_tpu
 from transformer_jax.ops.attention.call import Extras, Settings
 from transformer_jax.ops.attention.sharding import over_mesh
@@ -163,16 +164,12 @@ def _check_arguments(query: jax.Array, key: jax.Array, value: jax.Array, extras:
             "added to scores go into bias"
         )
     (batch, length, heads, _), size = query.shape, key.shape[1]
-    shapes = {
-        "distance_bias": (heads, length + size - 1),
-        "query_segment_ids": (batch, length),
-        "key_segment_ids": (batch, size),
-        "key_lengths": (batch,),
-    }
-    for name, shape in shapes.items():
-        x = getattr(extras, name)
-        if x is not None and x.shape != shape:
-            raise ValueError(f"{name} must be {list(shape)}, is {list(x.shape)}")
+    require_shapes(
+        distance_bias=(extras.distance_bias, (heads, length + size - 1)),
+        query_segment_ids=(extras.query_segment_ids, (batch, length)),
+        key_segment_ids=(extras.key_segment_ids, (batch, size)),
+        key_lengths=(extras.key_lengths, (batch,)),
+    )
     scores = batch, heads, length, size
     for name in ("mask", "bias"):
         x = getattr(extras, name)
