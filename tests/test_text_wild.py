@@ -1,11 +1,14 @@
 """Documents as real projects have them: what their programs and dialects need stays as it is."""
 
+import sys
+from collections.abc import Callable
+
 import pytest
 
 pytest.importorskip("sentencex")
 pytest.importorskip("markdown_it")
 
-from tests.test_text_documents import read, shown
+from tests.test_text_documents import read, reversed_words, shown
 from transformer_jax.text import accelerators, copying, guards, placeholders, protection
 from transformer_jax.text.copying import Marked
 from transformer_jax.text.document import Document, Reading, SentenceTranslation
@@ -86,6 +89,40 @@ MESSAGES = [
     ('msgid "R&D at AT&T"', "R & D AT AT & T"),
     ('msgid "file_name"', "FILE_NAME"),
     ('msgid "one <xref linkend=\\"x\\"/> two"', 'ONE <xref linkend=\\"x\\"/> TWO'),
+]
+CUE = "1\n00:00:01,0 --> 00:00:02,0\n"
+# Format, beginning of a document, what follows it any number of times, and its end.
+REPEATED = [
+    ("srt", CUE, "a b\n", ""),
+    ("srt", "", f"{CUE}a b\n\n", ""),
+    ("vtt", "WEBVTT\n\n00:01.0 --> 00:02.0\n", "a b\n", ""),
+    ("html", "<p>", "<code>x</code> a ", "</p>"),
+    ("html", "", "<code>x</code>", ""),
+    ("html", "<p>", "<b>x</b> a ", "</p>"),
+    ("html", "", "<div>", "a"),
+    ("html", "<p>", "<b>", "a"),
+    ("html", "<p>a", "<sup>", ""),
+    ("html", "<p>", "<ruby>a", ""),
+    ("html", "", "<p>a</p>", ""),
+    ("html", "<p>", "&amp; a ", ""),
+    ("html", "<p>", "<!-- ", ""),
+    ("md", "", "[a](b) ", ""),
+    ("md", "", "[", "a"),
+    ("md", "", "`a` b ", ""),
+    ("md", "", "a b\n\n", ""),
+    ("md", "", "- a b\n", ""),
+    ("md", "| a | b |\n|---|---|\n", "| c | d |\n", ""),
+    ("md", "", "*a ", ""),
+    ("txt", "", "a b\n", ""),
+    ("txt", "", "A b. ", ""),
+    ("txt", "", "a  b  ", ""),
+    ("txt", "", "%s a {b} ", ""),
+    ("txt", "", "{n, plural, other {", "a"),
+    ("txt", "", "{n, plural, one {a} other {b}} ", ""),
+    ("po", "", 'msgid "a"\nmsgstr ""\n\n', ""),
+    ("po", 'msgid ""\n', '"a b "\n', 'msgstr ""\n'),
+    ("xliff", "<xliff>", "<trans-unit><source>a b</source></trans-unit>", "</xliff>"),
+    ("xliff", "<xliff><trans-unit><source>", "<g>a</g> ", "</source></trans-unit></xliff>"),
 ]
 XLIFF = """<xliff><file><trans-unit><source>a b.</source>{}</trans-unit></file></xliff>"""
 SEGMENTS = '<{0}>{1}<mrk mtype="seg" mid="1">{2}</mrk> <mrk mtype="seg" mid="2">{3}</mrk>{4}</{0}>'
@@ -345,11 +382,41 @@ def test_every_flag_of_gettext_has_placeholders():
 
 
 def test_deep_messages_and_those_without_an_end_take_linear_time():
-    # Quadratic time would be minutes here.
+    # Regular expressions run here, whose steps cannot be counted: quadratic time would be a minute.
     for part in ("{n, plural, a {", "{n, plural, a {b}} ", "'{", "{n, plural, "):
-        protected(part * (100_000 // len(part)), "txt")
+        protected(part * (30_000 // len(part)), "txt")
     for part in ("<code>", "<sup>", "<sub>1</sub>", "H<sub>1</sub>", r"\(", "{/*", "[[", "<A b={"):
-        read(part * (100_000 // len(part)), "md")
-    cue = "00:01,0 --> 00:02,0\n" + "a b\n" * 20_000
-    assert shown(read(cue, "srt")) == [" ".join(["a b"] * 20_000)]
+        read(part * (30_000 // len(part)), "md")
+    cue = "00:01,0 --> 00:02,0\n" + "a b\n" * 2_000
+    assert shown(read(cue, "srt")) == [" ".join(["a b"] * 2_000)]
     assert translated(read(cue, "srt")) == cue.upper()
+
+
+def lines_run(function: Callable[[], object]) -> int:
+    """Lines of the package's code that a call runs, each time counted."""
+    count = 0
+
+    def line(*_):
+        nonlocal count
+        count += 1
+        return line
+
+    def call(frame, *_):
+        return line if "transformer_jax" in frame.f_code.co_filename else None
+
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize(("format", "first", "part", "last"), REPEATED)
+def test_documents_take_time_linear_in_their_length(format, first, part, last):
+    def translate(count: int) -> None:
+        document = read(first + count * part + last, format)
+        document.join(reversed_words(document))
+
+    assert lines_run(lambda: translate(120)) < 2.1 * lines_run(lambda: translate(60))
