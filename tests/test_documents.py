@@ -142,6 +142,28 @@ def ratios(name: str) -> list[str]:
     return values
 
 
+def step_ratios() -> tuple[list[str], list[str], list[str], str]:
+    """Our rate in training divided by that of torch and of Flax's example, `small` then `base`.
+
+    The third pair is torch's where it keeps freed memory; the last is the example's on a corpus.
+    """
+    runs = benchmark("train_step_cpu")["runs"]
+    rates: dict[tuple[bool, str], dict[str, float]] = {}
+    for run in runs[:4]:
+        (table,) = run["tables"]
+        rates[run["kept_memory"], table["size"]] = {
+            one["engine"]: one["target_tokens_per_second"] for one in table["engines"]
+        }
+    torch, example, kept = (
+        [f"{rates[kept, size]['ours'] / rates[kept, size][peer]:.2f}" for size in ("small", "base")]
+        for peer, kept in (("torch", False), ("flax example", False), ("torch", True))
+    )
+    ours, *others = runs[4]["tables"][0]["engines"]
+    name = "useful_target_tokens_per_second"
+    best = max(one[name] for one in others)
+    return torch, example, kept, f"{ours[name] / best:.2f}"
+
+
 def test_figures_of_documents_are_those_of_the_files_that_they_name():
     """One source for each figure; `docs/results.md` and README repeat some."""
     seeds = benchmark("seeds_h200")
@@ -153,18 +175,26 @@ def test_figures_of_documents_are_those_of_the_files_that_they_name():
     noise = next(row for row in benchmark("noise_h200")["rows"] if "noise" in row["variant"])
     recipe = next(row for row in benchmark("noise_h200")["rows"] if row["variant"] == "rotary")
     batch, beam, single, single_beam = ratios("decode_cpu")
+    torch, example, kept, on_corpus = step_ratios()
+    parity = [(row["identical"], row["total"]) for row in benchmark("parity_multi30k_cpu")["rows"]]
+    assert set(parity) == {(200, 200)}
     figures = {
         "README.md": [
             f"**{mean}** ± {deviation} BLEU (tok:none), the three together {together}",
-            f"of theirs {student['bleu']:.2f}, or {greedy['bleu']:.2f} at "
+            f"{student['bleu']:.2f}, or {greedy['bleu']:.2f} at "
             f"{greedy['ratio_to_first_beam_size']:.1f} times their speed",
             f"test_2016_flickr **{noise['test_bleu']:.2f}** BLEU (13a, cased), "
             f"{noise['test_chrf']:.2f} chrF",
+            f"all 200 sentences identical in each of {len(parity)} settings",
+            f"as ours does | {', '.join(torch)}; {', '.join(kept)} |",
+            f"`examples/wmt` | {', '.join(example)}; {on_corpus} on Multi30k's lengths |",
             f"greedy {batch}, beam 4 {beam}; one sentence at a time {single}, {single_beam}",
         ],
         "docs/results.md": [
             f"**{mean}**, {deviation} |",
             f"**{together}** |",
+            f"`small` {torch[0]} times as fast, `base` {torch[1]} times",
+            f"{' and '.join(example)} times as fast, {on_corpus} times on Multi30k's lengths",
             f"**{recipe['test_bleu']:.2f}**, {recipe['test_chrf']:.2f}",
             f"**{noise['test_bleu']:.2f}**, {noise['test_chrf']:.2f}",
         ],
