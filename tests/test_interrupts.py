@@ -18,6 +18,18 @@ while True:
 CASES = {
     "starts": ("", BUSY),
     "compiles": ("interrupts.raise_errors('interrupted; resumes.')", BUSY),
+    "has new files": (
+        """
+import os, tempfile
+from transformer_jax.runs.new_files import NewFiles
+folder = tempfile.mkdtemp() + '/run'
+NewFiles(folder).__enter__()
+os.mkdir(folder)
+open(folder + '/.lock', 'w').close()
+interrupts.at_end.append(lambda: os.write(2, b'removed: %d. ' % (not os.path.exists(folder))))
+interrupts.raise_errors('interrupted.')""",
+        BUSY,
+    ),
     "drops the error": (
         "interrupts.raise_errors('interrupted; resumes.')",
         f"""
@@ -79,6 +91,7 @@ interrupts.install()
     [
         ("starts", 130, "interrupted.\n"),
         ("compiles", 130, "interrupted; resumes.\n"),
+        ("has new files", 130, "removed: 1. interrupted.\n"),
         ("drops the error", 130, "interrupted; resumes.\n"),
         ("is in a callback", 5, ""),
         ("has a handler", 3, ""),

@@ -14,11 +14,13 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 STATUS = 130
 GRACE_SECONDS = 1.5  # for what the main thread has to clean up
 
+# What a process does before it ends at once: quick functions, which any thread may call again.
+at_end: list[Callable[[], None]] = []
 _message = b"interrupted.\n"
 _was_asked = False
 
@@ -92,6 +94,9 @@ def _repeat(dropped: "sys.UnraisableHookArgs") -> None:
 
 
 def _end(*_: object) -> None:
+    for function in at_end:
+        with contextlib.suppress(Exception):  # it ends in any case
+            function()
     os.write(2, _message)
     os._exit(STATUS)
 

@@ -5,7 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
-from transformer_jax import distributed, paths
+from transformer_jax import distributed, interrupts, paths
 
 # What a run writes before its first step. Nothing else is removed: damaged checkpoints may have
 # been moved aside, and users may have put files there.
@@ -23,7 +23,7 @@ WRITTEN = {
 
 
 class NewFiles:
-    """A context that removes a run's new files in a work directory if it ends by an error.
+    """A context that removes a run's new files in a work directory after an error or Ctrl-C.
 
     What was there before stays as it is. Make it before anything is written, and enter it when the
     work directory is locked. Objects in a bucket are left alone.
@@ -52,10 +52,17 @@ class NewFiles:
         self.are_kept = True
 
     def __enter__(self) -> "NewFiles":
+        self._is_primary = distributed.is_primary()  # a process that ends does not ask any more
+        interrupts.at_end.append(self._remove)
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
-        if error is None or self.are_kept or not self._folder or not distributed.is_primary():
+        interrupts.at_end.remove(self._remove)
+        if error is not None:
+            self._remove()
+
+    def _remove(self) -> None:
+        if self.are_kept or not self._folder or not self._is_primary:
             return
         with contextlib.suppress(OSError):  # the first error matters more
             for name in WRITTEN & (set(os.listdir(self._folder)) - self._before):
