@@ -45,7 +45,7 @@ BOOL = np.ones(3, bool)
         (lambda: ops.apply_rotary(X, np.arange(4)), "[Bb]roadcast"),
         (lambda: ops.apply_rotary(X[:1], np.zeros((2, 3), int)), r"broadcast to \[1, 3\]"),
         (lambda: ops.relative_buckets(np.arange(3), True, 2, 128), "at least 2"),
-        (lambda: ops.relative_buckets(np.arange(3), False, 32, 16), "max_distance above half"),
+        (lambda: ops.relative_buckets(np.arange(3), False, 32, 16), "not half of them, got 32"),
         (lambda: ops.alibi_slopes(0), "num_heads must be at least 1"),
         (lambda: dropout(X, 10, None), r"must be in \[0, 1\), is 10"),
     ],

@@ -96,7 +96,7 @@ def relative_buckets(
       int32, of the shape of `distances`.
 
     Raises:
-      ValueError: too few buckets, or a distance that has a bucket of its own anyway.
+      ValueError: too few buckets, or a max_distance for which the formula has no value.
     """
     first = np.zeros(distances.shape, np.int32)
     if bidirectional:
@@ -106,10 +106,10 @@ def relative_buckets(
     else:
         distances = np.maximum(-distances, 0)
     num_exact = num_buckets // 2
-    if not 1 <= num_exact < max_distance:
+    if num_exact < 1 or max_distance < 1 or max_distance == num_exact:
         raise ValueError(
-            f"{num_buckets} buckets for a direction need at least 2, and a max_distance above half "
-            f"of them, got {max_distance}"
+            f"a direction needs at least 2 buckets, and a max_distance that is not half of them, "
+            f"got {num_buckets} and {max_distance}"
         )
     # In float32, as the published models computed it: a boundary may depend on rounding.
     ratios = np.maximum(distances, 1).astype(np.float32) / np.float32(num_exact)
