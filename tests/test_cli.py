@@ -1,5 +1,6 @@
 """The commands: what they print, write and refuse."""
 
+import ctypes
 import errno
 import glob
 import importlib
@@ -101,6 +102,13 @@ def test_host_memory_keeps_glibcs_defaults_with_an_accelerator_or_tunables(monke
     monkeypatch.setattr(glob, "glob", lambda pattern: [])
     monkeypatch.setenv("GLIBC_TUNABLES", "")
     assert not host_memory.keep_freed_memory()
+
+
+def test_host_memory_is_left_alone_on_other_systems(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(ctypes, "CDLL", None)  # it refuses None there
+    assert not host_memory.keep_freed_memory()
+    assert host_memory.return_freed_memory() is None
 
 
 @pytest.mark.parametrize("name", command_line.COMMANDS)

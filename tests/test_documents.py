@@ -143,9 +143,10 @@ def ratios(name: str) -> list[str]:
 
 
 def step_ratios() -> tuple[list[str], list[str], list[str], str]:
-    """Our rate in training divided by that of torch and of Flax's example, `small` then `base`.
+    """How many times as fast our training step is as torch's and as Flax's example.
 
-    The third pair is torch's where it keeps freed memory; the last is the example's on a corpus.
+    Each list has the ratios of `small` and `base`. For the third list, torch keeps freed memory.
+    The last ratio is to Flax's example on a corpus.
     """
     runs = benchmark("train_step_cpu")["runs"]
     rates: dict[tuple[bool, str], dict[str, float]] = {}

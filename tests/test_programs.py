@@ -236,17 +236,14 @@ def test_decode_loop_compiles_at_most_three_loops(method):
     assert cache_sizes(16) == [16]
 
 
+def small_model(**changes):
+    sizes = dict.fromkeys(("d_model", "d_ff"), 16)
+    sizes |= dict.fromkeys(("source_vocab_size", "target_vocab_size"), 20)
+    return ModelConfig(**{**sizes, "num_encoder_layers": 1, "num_heads": 2, **changes})
+
+
 def test_decode_step_costs_the_same_for_each_sample():
-    model = ModelConfig(
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        d_model=16,
-        d_ff=16,
-        num_heads=2,
-        source_vocab_size=20,
-        target_vocab_size=20,
-        max_len=512,
-    )
+    model = small_model(num_decoder_layers=1, max_len=512)
     params = init_params(model, jax.random.key(0))
     weights = decoder_weights.prepare(model, params)
     encoded, mask = jnp.zeros((1, 8, 16)), jnp.ones((1, 8), bool)
@@ -415,17 +412,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("changes", FAMILIES.values(), ids=FAMILIES)
 def test_parameters_for_inference_are_those_of_the_model_once_rounded(changes):
-    model = ModelConfig(
-        num_encoder_layers=1,
-        num_decoder_layers=2,
-        d_model=8,
-        d_ff=16,
-        num_heads=2,
-        source_vocab_size=20,
-        target_vocab_size=20,
-        max_len=16,
-        **changes,
-    )
+    model = small_model(num_decoder_layers=2, max_len=16, **changes)
     params = init_params(model, jax.random.key(0))
     given = dict(params)
     laid_out = decoder_weights.for_inference(model, given)

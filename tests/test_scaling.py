@@ -444,7 +444,7 @@ def test_scaling_document_has_the_table_of_its_file():
 
 
 def test_evaluation_of_a_sharded_model_stays_sharded(translator, monkeypatch):
-    """Scores are those of one device, and no device has more than its part of a large array."""
+    """The scores equal those of one device; each device has only its part of a large array."""
     config = translator.config
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, eval_beam_size=2))
     pairs, results = digit_pairs(6, seed=5), []

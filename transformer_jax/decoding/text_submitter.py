@@ -60,7 +60,7 @@ class TextSubmitter:
     def params(self) -> Any:
         """The parameters as `Transformer` reads them; a tuple of trees for an ensemble.
 
-        Those of a model that was loaded are made from `device_params` each time, in the types in
+        For a model that was loaded, each access makes them from `device_params`, in the types in
         which translation uses them. `interop.pretrained.load` reads them as they were trained.
         """
         if isinstance(self.device_params, DeviceParams):

@@ -82,9 +82,9 @@ def load(
       checkpoint: of a work directory: `best`, `latest`, a step, or `average:N`.
       config: replaces the model's config, for other data or search settings.
       allow_pickle: also read a pickle, `pytorch_model.bin` or `best.ckpt`, which needs torch.
-      shapes: types in which parameters are read, and shardings. Those of Marian, JoeyNMT and
-        Hugging Face go to the devices one by one. Parameters of a work directory with shardings are
-        NumPy arrays.
+      shapes: types in which parameters are read, and their shardings. The parameters of models of
+        Marian, JoeyNMT and Hugging Face go to the devices one by one. With shardings, the
+        parameters of a work directory are NumPy arrays.
 
     Raises:
       UserError: something is missing or damaged.

@@ -85,7 +85,7 @@ class InferenceParams:
     """A model's parameters as search and scores read them; each number is there once."""
 
     others: Params  # parameters of `Transformer` that are not the decoder's alone
-    decoder: DecoderWeights  # its tables are those of `others`
+    decoder: DecoderWeights  # it shares its tables with `others`
 
 
 # Field of `LayerWeights` -> the module of its dense layers, these, and their number of inner axes.
@@ -208,7 +208,7 @@ def _rounded(part: PyTree, name: str, dtype: jnp.dtype) -> PyTree:
 def is_rounded(path: Sequence[str]) -> bool:
     """Whether the model rounds a parameter to the type of the computation before its use.
 
-    Those of norms, and biases of attention and logits, are read as float32.
+    It reads parameters of norms, and biases of attention and logits, as float32.
 
     Args:
       path: names of its modules, and its own.

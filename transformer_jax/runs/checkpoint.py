@@ -53,7 +53,7 @@ class FailedSave(NamedTuple):
 class Checkpointer:
     """Saves and restores the checkpoints of one work directory.
 
-    Keeps those that `Retention` names; removes the others only after a newer one is complete.
+    It keeps what `Retention` names, and removes others only once a newer checkpoint is complete.
     """
 
     def __init__(self, workdir: epath.PathLike, config: CheckpointConfig):

@@ -50,6 +50,8 @@ def return_freed_memory() -> None:
 
     For what needs much memory at its beginning alone. Without glibc, nothing happens.
     """
+    if sys.platform != "linux":
+        return
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
