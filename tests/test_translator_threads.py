@@ -77,7 +77,9 @@ def test_translator_is_read_again_where_it_was_read_and_says_what_it_is(tiny_run
     again = pickle.loads(pickle.dumps(translator))
     assert repr(copy.copy(again)) == repr(again) == repr(translator)
     assert again.translate(TEXTS[0], beam_size=2) == translator.translate(TEXTS[0], beam_size=2)
-    other = next(step for step in committed_steps(tiny_run[1]) if str(step) not in repr(again))
+    other = next(
+        step for step in committed_steps(tiny_run[1]) if f"step {step} " not in repr(again)
+    )
     other = Translator.load(tiny_run[1], checkpoint=str(other))
     assert repr(pickle.loads(pickle.dumps(other))) == repr(other) != repr(again)
     with pytest.raises(UserError, match="made from parameters> has no file"):
