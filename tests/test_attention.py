@@ -18,7 +18,7 @@ from transformer_jax.ops.attention.call import Extras, Settings, expand
 from transformer_jax.ops.dropout import element_index, keep, seed_words
 
 ATTEND = dispatch.ATTEND | {
-    "pallas_tpu": dispatch.without_second_derivatives(
+    "pallas_tpu": dispatch.with_gradient_alone(
         "pallas_tpu", functools.partial(pallas_tpu.attend, interpret=True)
     )
 }
@@ -227,8 +227,8 @@ def test_oracle_gradients_equal_finite_differences():
     "kinds", [("causal", "segments", "bias"), ("lengths", "softcap")], ids=name
 )
 @pytest.mark.parametrize("implementation", ["xla", "blockwise"])
-def test_second_derivatives_equal_differences_of_the_formulas(implementation, kinds, small_blocks):
-    """Of the gradients in float64; of loops that skip blocks, too."""
+def test_further_derivatives_equal_differences_of_the_formulas(implementation, kinds, small_blocks):
+    """Of outputs and gradients in float64; of loops that skip blocks, too."""
     # Blocks of 16 queries and keys, the last ones in part.
     problem, step = make_problem(kinds, length=20, size=35), 1e-5
     rng = np.random.default_rng(1)
@@ -250,28 +250,38 @@ def test_second_derivatives_equal_differences_of_the_formulas(implementation, ki
         def along(arrays):
             return jax.tree.reduce(jnp.add, jax.tree.map(jnp.vdot, gradient(arrays), moves))
 
-        return jax.jvp(gradient, (arrays,), (moves,))[1], jax.grad(along)(arrays)
+        def forward(arrays):
+            return {"out": attend(**arrays, biases=biases)}
+
+        return (
+            jax.jvp(gradient, (arrays,), (moves,))[1],
+            jax.grad(along)(arrays),
+            jax.jvp(forward, (arrays,), (moves,))[1],
+        )
 
     for got in compute(*jax.tree.map(np.float32, (inputs, moves, problem.d_out))):
-        for name in inputs:
+        for name in got:
             want = (beyond[name] - before[name]) / (2 * step)
             np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
 
 
-def test_kernels_without_second_derivatives_name_implementations_with_them(stand_in_for_cudnn):
+def test_kernels_with_gradients_alone_name_implementations_with_all_derivatives(
+    stand_in_for_cudnn,
+):
     attend, biases = attention_of("cudnn", make_problem(("causal",)))
     x = jnp.ones((2, 4, 4, 8))
 
     def gradient(query):
         return jax.grad(lambda query: jnp.sum(attend(query, x, x, biases) ** 2))(query)
 
-    refusal = r"attention=cudnn has no second derivatives; use xla, or blockwise for long rows"
+    refusal = r"cudnn has gradients, but no forward mode .*; use xla, or blockwise for long rows"
 
     def by_cotangent(d_out):
         """Reaches the gradient alone: the forward pass does not depend on `d_out`."""
         return jnp.sum(jax.vjp(lambda query: attend(query, x, x, biases), x)[1](d_out)[0])
 
     for second in (
+        lambda: jax.jvp(lambda query: attend(query, x, x, biases), (x,), (x,)),
         lambda: jax.jvp(gradient, (x,), (x,)),
         lambda: jax.grad(lambda query: jnp.sum(gradient(query)))(x),
         lambda: jax.grad(by_cotangent)(x),

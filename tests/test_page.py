@@ -377,6 +377,22 @@ def test_page_waits_where_the_server_is_busy(browser, server, service):
         assert page.locator("#notice").is_hidden()
 
 
+def test_page_says_how_far_the_start_is_before_one_types(browser, server, service, monkeypatch):
+    model = service.models["de-en"]
+    monkeypatch.setattr(model, "is_ready", False)
+    monkeypatch.setattr(model, "progress", (3, 40))
+    known, total = (service.models["en-de"].progress[at] for at in (0, 1))
+    words = f"The server is starting ({known + 3} of {total + 40} batch shapes)"
+    with opened(browser, server.address, expected="503") as page:
+        page.wait_for_selector(f"#notice-text:text('{words}')")
+        assert page.locator("#to option").count() > 1  # one can choose, and type already
+        page.locator("#source").fill("three.")
+        model.is_ready = True
+        page.locator("#retry").click()
+        assert result(page) == want(service, "three.")
+        page.wait_for_selector("#notice", state="hidden")
+
+
 def test_page_asks_for_a_key_and_keeps_it_in_its_tab_only(browser, service, tmp_path):
     secret = add_key(tmp_path / "keys", "reader")
     server = Server(create_app(service, Keys.read(tmp_path / "keys")))

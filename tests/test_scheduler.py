@@ -5,9 +5,11 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 
+from transformer_jax.decoding import scheduler as scheduler_module
 from transformer_jax.decoding.futures import gather
 from transformer_jax.decoding.scheduler import Scheduler
 from transformer_jax.decoding.text_queue import (
@@ -249,6 +251,20 @@ def test_scheduler_goes_on_where_a_listener_or_a_lane_fails(scheduler, caplog):
     with pytest.raises(ValueError, match="0 results for 1 items"):
         short.result(60)
     assert scheduler.submit(recorder.lane, "d", 8).result(60) == "D"
+
+
+def test_scheduler_holds_no_model_while_a_thread_waits(monkeypatch):
+    class Model:
+        pass
+
+    monkeypatch.setattr(scheduler_module, "IDLE_SECONDS", 600.0)
+    scheduler, model, freed = Scheduler(1), Model(), threading.Event()
+    weakref.finalize(model, freed.set)
+    assert list(scheduler.run(lambda model: 1, [(model,)])) == [1]
+    del model
+    assert freed.wait(60)
+    monkeypatch.undo()
+    assert list(scheduler.run(lambda: 2, [()])) == [2]  # wakes the thread, which then ends
 
 
 def test_scheduler_calls_functions_of_callers_without_its_lock(scheduler, clock):

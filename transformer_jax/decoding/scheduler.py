@@ -221,13 +221,21 @@ class Scheduler:
 
     def _work(self) -> None:
         """Runs batches until nothing waits."""
-        while entries := self._next_batch():
-            if entries[0].call is not None:
-                _run_call(entries[0])
-            else:
-                self._run_items(entries)
-            with self._changed:
-                self._num_busy -= 1
+        while self._run_next_batch():
+            pass
+
+    def _run_next_batch(self) -> bool:
+        """Whether there was one. A function, so that a thread that waits holds no model."""
+        entries = self._next_batch()
+        if not entries:
+            return False
+        if entries[0].call is not None:
+            _run_call(entries[0])
+        else:
+            self._run_items(entries)
+        with self._changed:
+            self._num_busy -= 1
+        return True
 
     def _next_batch(self) -> list[Entry]:
         """What to compute next; waits for it. Nothing where the thread is not needed any more."""

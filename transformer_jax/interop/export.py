@@ -78,6 +78,7 @@ def export_model(
         peer = exporter.write(temporary, "float32")
         if isinstance(peer, CTranslate2Peer) and quantization != "float32":
             before = exporter.translate(peer)
+            del peer  # which holds the model, while it is written again
             peer = exporter.write(temporary, quantization)
             exporter.judge(quantization, before, exporter.translate(peer), max_bleu_loss)
         if model.calibration and format_name in CALIBRATED:

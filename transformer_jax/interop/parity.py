@@ -12,9 +12,11 @@ import numpy as np
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.decoding.engine import Engine
+from transformer_jax.decoding.jax_batch_runner import JaxBatchRunner
 from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.errors import UserError
 from transformer_jax.model.transformer import Params, Transformer
+from transformer_jax.runs import host_memory
 
 BATCH = 16
 MAX_LISTED = 5  # differing outputs in a report
@@ -69,7 +71,8 @@ class Reference:
             config, model=dataclasses.replace(config.model, dtype="float32")
         )
         self.params = params
-        self.engine = Engine(self.config, tokenizers)
+        self._runner = JaxBatchRunner(self.config, tokenizers)
+        self.engine = Engine(self.config, tokenizers, self._runner)
 
     def fits(self, source_ids: Sequence[list[int]]) -> list[bool]:
         """Whether the model reads each sentence, given without its end symbol."""
@@ -101,13 +104,14 @@ class Reference:
             batch_tokens=self.config.decode.batch_tokens,
         )
         with jax.default_matmul_precision("highest"):
-            outputs = list(
-                self.engine.translate(
-                    self.params, [s for s, _ in kept], TranslationSettings(decode)
-                )
-            )
+            # Laid out for this one call, and freed before another tool holds its own weights.
+            laid_out = self._runner.take(dict(self.params))
+            texts = [s for s, _ in kept]
+            outputs = list(self.engine.translate(laid_out, texts, TranslationSettings(decode)))
+            del laid_out
+            host_memory.return_freed_memory()
         return Examples(
-            sentences=[s for s, _ in kept],
+            sentences=texts,
             source_ids=[[*ids, eos] for _, ids in kept],
             target_prefix=target_prefix,
             output_ids=[list(best[0].ids) for best in outputs],

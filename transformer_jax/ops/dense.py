@@ -6,10 +6,9 @@ import math
 import jax
 import jax.numpy as jnp
 
-Residuals = tuple[jax.Array, jax.Array, jax.Array | None]  # x, kernel, bias
+from transformer_jax.ops.derivatives import with_gradient
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, num_inner: int = 1) -> jax.Array:
     """`x · kernel + bias`, summed over the first axes of `kernel`.
 
@@ -29,7 +28,14 @@ def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, num_inner: in
     Returns:
       `[..., *outer]` in the type of `x`.
     """
-    return _product(x, kernel, bias, num_inner)
+    product = functools.partial(_product, num_inner=num_inner)
+
+    # Not `dense`: a policy of `jax.checkpoint` sees the product only if it is here.
+    def forward(*arrays: jax.Array) -> tuple[jax.Array, None]:
+        return product(*arrays), None
+
+    backward = functools.partial(_backward, num_inner=num_inner)
+    return with_gradient(product, forward, backward)(x, kernel, bias)
 
 
 def _product(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, num_inner: int) -> jax.Array:
@@ -37,18 +43,14 @@ def _product(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, num_inner:
     return out if bias is None else out + broadcastable(bias.astype(x.dtype), out)
 
 
-def _forward(
-    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, num_inner: int
-) -> tuple[jax.Array, Residuals]:
-    # Not `dense`: a policy of `jax.checkpoint` sees the product only if it is here. Of the bias
-    # only shape and type are needed.
-    return _product(x, kernel, bias, num_inner), (x, kernel, bias)
-
-
 def _backward(
-    num_inner: int, residuals: Residuals, d_out: jax.Array
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    residuals: None,
+    d_out: jax.Array,
+    num_inner: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    x, kernel, bias = residuals
     inner = math.prod(kernel.shape[:num_inner])
     # Three products read it; without the barrier XLA would recompute it for each.
     d_out = jax.lax.optimization_barrier(d_out)
@@ -61,9 +63,6 @@ def _backward(
         d_bias = jnp.sum(flat_d_out, axis=0, dtype=jnp.float32)
         d_bias = d_bias.reshape(bias.shape).astype(bias.dtype)
     return d_x.reshape(x.shape), d_kernel.reshape(kernel.shape).astype(kernel.dtype), d_bias
-
-
-dense.defvjp(_forward, _backward)
 
 
 def projected_logits(

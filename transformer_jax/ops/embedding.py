@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from transformer_jax.config import ModelConfig
 from transformer_jax.ops.arguments import require_integers
 from transformer_jax.ops.dense import broadcastable
+from transformer_jax.ops.derivatives import with_gradient
 
 CHUNK = 512  # positions whose one-hot rows are in memory at once
 
@@ -48,7 +49,6 @@ def embed_tokens(
     return x
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def embed(table: jax.Array, ids: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Rows of `table` `[V, M]` by `ids`, integers of any shape: `[*ids.shape, M]` in `dtype`.
 
@@ -59,21 +59,19 @@ def embed(table: jax.Array, ids: jax.Array, dtype: DTypeLike) -> jax.Array:
       ValueError: ids that are no integers.
     """
     require_integers(ids=ids)
-    return table[ids].astype(dtype)
 
+    def rows(table: jax.Array, ids: jax.Array) -> jax.Array:
+        return table[ids].astype(dtype)
 
-def _forward(
-    table: jax.Array, ids: jax.Array, dtype: DTypeLike
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    # Only the shape and type of the table are needed.
-    return embed(table, ids, dtype), (table, ids)
+    def forward(table: jax.Array, ids: jax.Array) -> tuple[jax.Array, None]:
+        return rows(table, ids), None
+
+    return with_gradient(rows, forward, _backward)(table, ids)
 
 
 def _backward(
-    dtype: DTypeLike, residuals: tuple[jax.Array, jax.Array], d_out: jax.Array
+    table: jax.Array, ids: jax.Array, residuals: None, d_out: jax.Array
 ) -> tuple[jax.Array, None]:
-    del dtype
-    table, ids = residuals
     flat_ids, flat_d_out = ids.reshape(-1), d_out.reshape(-1, table.shape[1])
 
     size = table.shape[0]
@@ -85,9 +83,6 @@ def _backward(
         default=functools.partial(sums_by_sorting, size=size),
     )
     return d_table.astype(table.dtype), None
-
-
-embed.defvjp(_forward, _backward)
 
 
 def sums_by_scatter(ids: jax.Array, values: jax.Array, size: int) -> jax.Array:

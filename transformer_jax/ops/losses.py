@@ -5,6 +5,7 @@ computed together with its logits, so nothing of that size is kept for the backw
 """
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from transformer_jax.ops import platforms
 from transformer_jax.ops.arguments import require_integers, require_shapes
 from transformer_jax.ops.attention.softmax import HIDDEN
 from transformer_jax.ops.dense import projected_logits, soft_cap, soft_cap_slope
+from transformer_jax.ops.derivatives import with_gradient
 
 # Positions of a chunk. The gradient of the table, `[V, M]` in float32, is read and written once for
 # each chunk, and large products are faster on a GPU.
@@ -165,15 +167,13 @@ def projected_cross_entropy(
         return jnp.concatenate([chunked(x)] * len(passes), axis=1)
 
     weights = weights.astype(jnp.float32) / len(passes)
-    sums = _chunked_sums(
+    r_drop = 0.0 if second is None else r_drop
+    sums = _chunked_sums(label_smoothing=label_smoothing, softcap=softcap, r_drop=r_drop)(
         jnp.concatenate([chunked(x) for x in passes], axis=1),  # [N / chunk, passes * chunk, M]
         table,
         bias,
         in_each_pass(targets),
         in_each_pass(weights),
-        label_smoothing,
-        softcap,
-        0.0 if second is None else r_drop,
     )
     return LossSums(*sums)
 
@@ -223,8 +223,15 @@ def _difference(
     return of_each, jnp.concatenate([scale * of_p, scale * of_q])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
-def _chunked_sums(hidden, table, bias, targets, weights, label_smoothing, softcap, r_drop):
+def _chunked_sums(**settings: float) -> Callable[..., Sequence[jax.Array]]:
+    """The four sums, whose gradients are computed together with them."""
+    plain, forward = (
+        functools.partial(function, **settings) for function in (_plain_sums, _sums_and_gradients)
+    )
+    return with_gradient(plain, forward, _backward)
+
+
+def _plain_sums(hidden, table, bias, targets, weights, *, label_smoothing, softcap, r_drop):
     table = table.astype(hidden.dtype)
 
     def add(sums, chunk):
@@ -241,7 +248,7 @@ def _chunked_sums(hidden, table, bias, targets, weights, label_smoothing, softca
     return jax.lax.scan(add, zero, (hidden, targets, weights))[0]
 
 
-def _forward(hidden, table, bias, targets, weights, label_smoothing, softcap, r_drop):
+def _sums_and_gradients(hidden, table, bias, targets, weights, *, label_smoothing, softcap, r_drop):
     cast = table.astype(hidden.dtype)
     classes = jnp.arange(table.shape[0], dtype=targets.dtype)
     # Without a bound, the mean of a position's logits is the logit of the mean row.
@@ -292,14 +299,10 @@ def _forward(hidden, table, bias, targets, weights, label_smoothing, softcap, r_
     return sums, ((hidden_grad, table_grad.T.astype(table.dtype), bias_grad), of_each)
 
 
-def _backward(label_smoothing, softcap, r_drop, residuals, cotangents):
-    del label_smoothing, softcap, r_drop
+def _backward(hidden, table, bias, targets, weights, residuals, cotangents):
     by_loss, of_each = residuals
     grads = jax.tree.map(lambda grad: grad * cotangents[0].astype(grad.dtype), by_loss)
     return *grads, None, sum(d * x for d, x in zip(cotangents, of_each, strict=True))
-
-
-_chunked_sums.defvjp(_forward, _backward)
 
 
 def alignment_loss(

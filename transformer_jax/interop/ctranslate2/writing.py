@@ -4,9 +4,9 @@ import dataclasses
 import json
 from typing import Any
 
+import jax
 import numpy as np
 from etils import epath
-from jax.typing import ArrayLike
 
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.foreign_tokenizers import JsonTokenizer
@@ -47,6 +47,9 @@ def write_directory(
     model = config.model
     capabilities.check("ctranslate2", model)
     attention = attention or alignment.of_model(config)
+    # Only int8 needs copies, because its quantization works in place.
+    make = np.array if quantization == "int8" else np.asarray
+    params = jax.tree.map(lambda x: make(x, np.float32), params)
     params = _with_first_head(params, attention, model.num_decoder_layers)
     spec = transformer_spec.TransformerSpec(
         _stack(transformer_spec.TransformerEncoderSpec, model, model.num_encoder_layers),
@@ -152,11 +155,11 @@ def _fill(spec: Any, model: ModelConfig, params: layout.Params) -> None:
     source_table, target_table = layout.position_tables(model, params) or (zeros, None)
     target = params["target_embedding"]
     tables = {"source_embedding": target, "output_embedding": target, **params}
-    spec.encoder.embeddings[0].weight = _array(tables["source_embedding"])
-    spec.decoder.embeddings.weight = _array(target)
-    spec.decoder.projection.weight = _array(tables["output_embedding"])
+    spec.encoder.embeddings[0].weight = tables["source_embedding"]
+    spec.decoder.embeddings.weight = target
+    spec.decoder.projection.weight = tables["output_embedding"]
     if model.output_bias:
-        spec.decoder.projection.bias = _array(params["output_bias"])
+        spec.decoder.projection.bias = params["output_bias"]
     if model.logit_scale != 1.0:
         spec.decoder.scale_outputs = model.logit_scale
     for part, table, name in (
@@ -186,7 +189,7 @@ def _fill_layer(
     _fill_attention(layer.self_attention, model, attention, params["self_attention_norm"])
     if model.positional == "relative":
         bias = attention.get("position_bias", shared_bias)
-        layer.self_attention.relative_attention_bias = _array(bias["table"])
+        layer.self_attention.relative_attention_bias = bias["table"]
         layer.self_attention.relative_attention_max_distance = np.int32(model.relative_max_distance)
     if "cross_attention" in params:
         attention = params["cross_attention"]
@@ -223,19 +226,15 @@ def _fill_linear(spec: Any, *denses: layout.Params, inputs: int = 1) -> None:
     """
     weights = []
     for dense in denses:
-        kernel = _array(dense["kernel"])
+        kernel = dense["kernel"]
         rows = int(np.prod(kernel.shape[:inputs]))
         weights.append(kernel.reshape(rows, -1).T)
-    spec.weight = np.concatenate(weights)
+    spec.weight = np.concatenate(weights) if len(weights) > 1 else weights[0]
     if "bias" in denses[0]:
-        spec.bias = np.concatenate([_array(dense["bias"]).reshape(-1) for dense in denses])
+        spec.bias = np.concatenate([dense["bias"].reshape(-1) for dense in denses])
 
 
 def _fill_norm(spec: Any, params: layout.Params) -> None:
-    spec.gamma = _array(params["scale"])
+    spec.gamma = params["scale"]
     if "bias" in params:
-        spec.beta = _array(params["bias"])
-
-
-def _array(x: ArrayLike) -> np.ndarray:
-    return np.array(x, np.float32)  # a copy: quantization works in place
+        spec.beta = params["bias"]

@@ -21,13 +21,14 @@ from transformer_jax.ops.attention.blocks import Blocks, Grid, Tile, add_to, cut
 from transformer_jax.ops.attention.call import Extras, Settings, expand
 from transformer_jax.ops.attention.softmax import HIDDEN, exponentials
 from transformer_jax.ops.dense import soft_cap, soft_cap_slope
+from transformer_jax.ops.derivatives import with_gradient
 
 _matmul = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 F32 = jnp.float32
 Carry = TypeVar("Carry")
 Result = TypeVar("Result")
-# query, key, value, extras, output, log-sum-exp of each row
-Residuals = tuple[jax.Array, jax.Array, jax.Array, Extras, jax.Array, jax.Array]
+Arrays = tuple[jax.Array, jax.Array, jax.Array]  # query, key, value
+Residuals = tuple[jax.Array, jax.Array]  # output, log-sum-exp of each row
 
 
 def attend(
@@ -64,16 +65,13 @@ def attend(
         key_segment_ids=pad(extras.key_segment_ids, 1, blocks.s),
     )
     arrays = pad(query, 3, blocks.t), *(pad(x.swapaxes(1, 2), 2, blocks.s) for x in (key, value))
-    out = _attend(grid, *arrays, extras)
+    forward = functools.partial(_forward, grid)
+    call = with_gradient(
+        lambda *arrays: forward(*arrays)[0], forward, functools.partial(_backward, grid)
+    )
+    out = call(arrays, extras)
     out = out[:, :, :, :length].reshape(batch, heads, length, dim)  # --> [B, H, T, D]
     return out.swapaxes(1, 2)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(
-    grid: Grid, query: jax.Array, key: jax.Array, value: jax.Array, extras: Extras
-) -> jax.Array:
-    return _forward(grid, query, key, value, extras)[0]
 
 
 def _differentiable(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -115,10 +113,9 @@ def _over_rows(grid: Grid, body: Callable[[Carry, Tile], Carry], carry: Carry) -
 
 
 @_differentiable
-def _forward(
-    grid: Grid, query: jax.Array, key: jax.Array, value: jax.Array, extras: Extras
-) -> tuple[jax.Array, Residuals]:
+def _forward(grid: Grid, arrays: Arrays, extras: Extras) -> tuple[jax.Array, Residuals]:
     """Output `bgrtd`, and the residuals of the backward pass."""
+    query, key, value = arrays
     ranges = blocks_lib.key_ranges(extras, grid)
     dim = query.shape[4]
     keep_rate = 1.0 - grid.settings.dropout_rate
@@ -174,14 +171,14 @@ def _forward(
 
     start = jnp.zeros(query.shape, query.dtype), jnp.zeros(query.shape[:-1], F32)
     out, log_sums = _over_rows(grid, row, start)
-    return out, (query, key, value, extras, out, log_sums)
+    return out, (out, log_sums)
 
 
 @_differentiable
 def _backward(
-    grid: Grid, residuals: Residuals, d_out: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, Extras]:
-    query, key, value, extras, out, log_sums = residuals
+    grid: Grid, arrays: Arrays, extras: Extras, residuals: Residuals, d_out: jax.Array
+) -> tuple[Arrays, Extras]:
+    (query, key, value), (out, log_sums) = arrays, residuals
     ranges = blocks_lib.key_ranges(extras, grid)
     keep_rate = 1.0 - grid.settings.dropout_rate
     # Each row's weights sum to one: the gradient of the row's normalizer.
@@ -236,7 +233,7 @@ def _backward(
     d_query, *rest = _over_rows(grid, row, start)
     rest = jax.tree.map(lambda d_x, x: d_x.astype(x.dtype), tuple(rest), sums)
     d_key, d_value, d_bias, d_distances = rest
-    return d_query, d_key, d_value, Extras(bias=d_bias, distance_bias=d_distances)
+    return (d_query, d_key, d_value), Extras(bias=d_bias, distance_bias=d_distances)
 
 
 def _weights_again(
@@ -278,6 +275,3 @@ def _join_rows(x: jax.Array, grid: Grid) -> jax.Array:
     if r * t > 1:
         x = jnp.broadcast_to(x, (b, g, grid.repeats, grid.blocks.t, *rest))
     return x.reshape(b, g, -1, *rest)
-
-
-_attend.defvjp(_forward, _backward)

@@ -17,6 +17,7 @@ from transformer_jax.ops.arguments import require_shapes
 from transformer_jax.ops.attention import blockwise, cudnn, formula, pallas_tpu
 from transformer_jax.ops.attention.call import Extras, Settings
 from transformer_jax.ops.attention.sharding import over_mesh
+from transformer_jax.ops.derivatives import with_gradient
 from transformer_jax.ops.dropout import seed_words
 
 
@@ -24,13 +25,14 @@ class UnsupportedAttentionError(UserError, ValueError):
     """The requested implementation cannot compute the call."""
 
 
-def without_second_derivatives(name: str, attend: Callable[..., jax.Array]) -> Callable:
-    """`attend` of a kernel with a gradient that JAX cannot differentiate, which this says."""
+def with_gradient_alone(name: str, attend: Callable[..., jax.Array]) -> Callable:
+    """`attend` of a kernel that has no derivatives except its gradient, and says so."""
 
     def refuse(primals, tangents):
         del primals, tangents
         raise UnsupportedAttentionError(
-            f"attention={name} has no second derivatives; use xla, or blockwise for long rows"
+            f"attention={name} has gradients, but no forward mode and no second derivatives; use "
+            "xla, or blockwise for long rows"
         )
 
     def wrapped(*arguments: Any) -> jax.Array:
@@ -39,13 +41,17 @@ def without_second_derivatives(name: str, attend: Callable[..., jax.Array]) -> C
         def kernel(*arrays):
             return attend(*arrays, settings)
 
+        plain = jax.custom_jvp(kernel)
         forward = jax.custom_jvp(lambda *arrays: jax.vjp(kernel, *arrays))
-        backward = jax.custom_jvp(lambda gradient, d_out: gradient(d_out))
-        for function in (forward, backward):
+        gradient = jax.custom_jvp(lambda residuals, d_out: residuals(d_out))
+        for function in (plain, forward, gradient):
             function.defjvp(refuse)
-        call = jax.custom_vjp(kernel)
-        call.defvjp(forward, backward)
-        return call(*arrays)
+
+        def backward(*arguments):
+            *_, residuals, d_out = arguments
+            return gradient(residuals, d_out)
+
+        return with_gradient(plain, forward, backward)(*arrays)
 
     return wrapped
 
@@ -54,8 +60,8 @@ ATTEND = {
     "reference": formula.reference,
     "xla": formula.xla,
     "blockwise": blockwise.attend,
-    "cudnn": without_second_derivatives("cudnn", cudnn.attend),
-    "pallas_tpu": without_second_derivatives("pallas_tpu", pallas_tpu.attend),
+    "cudnn": with_gradient_alone("cudnn", cudnn.attend),
+    "pallas_tpu": with_gradient_alone("pallas_tpu", pallas_tpu.attend),
 }
 _REFUSES = {"cudnn": cudnn.refuses, "pallas_tpu": pallas_tpu.refuses}
 IMPLEMENTATIONS = ("auto", *ATTEND)

@@ -3,15 +3,13 @@
 A bias is one number for each distance, so it needs `T + S - 1` numbers for each head, not `T · S`.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
 from transformer_jax.ops import platforms
+from transformer_jax.ops.derivatives import with_gradient
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def by_distance(values: jax.Array, rows: int, columns: int) -> jax.Array:
     """The matrix with one value for each diagonal.
 
@@ -24,10 +22,16 @@ def by_distance(values: jax.Array, rows: int, columns: int) -> jax.Array:
       `[..., rows, columns]`; its element (i, j) is `values[..., j - i + rows - 1]`.
     """
 
-    def row(index: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_slice_in_dim(values, index, columns, axis=-1)
+    def matrix(values: jax.Array) -> jax.Array:
+        def row(index: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(values, index, columns, axis=-1)
 
-    return jax.vmap(row, out_axes=-2)(rows - 1 - jnp.arange(rows))
+        return jax.vmap(row, out_axes=-2)(rows - 1 - jnp.arange(rows))
+
+    def backward(values: jax.Array, residuals: None, d_out: jax.Array) -> tuple[jax.Array]:
+        return (sum_by_distance(d_out),)
+
+    return with_gradient(matrix, lambda values: (matrix(values), None), backward)(values)
 
 
 def sum_by_distance(x: jax.Array) -> jax.Array:
@@ -52,14 +56,3 @@ def sum_by_distance(x: jax.Array) -> jax.Array:
     wide = jnp.pad(x[..., ::-1, :], [(0, 0)] * (x.ndim - 1) + [(0, rows)])
     flat = wide.reshape(*leading, -1)[..., : rows * (rows + columns - 1)]
     return flat.reshape(*leading, rows, rows + columns - 1).sum(axis=-2)
-
-
-def _forward(values: jax.Array, rows: int, columns: int) -> tuple[jax.Array, None]:
-    return by_distance(values, rows, columns), None
-
-
-def _backward(rows: int, columns: int, residuals: None, d_out: jax.Array) -> tuple[jax.Array]:
-    return (sum_by_distance(d_out),)
-
-
-by_distance.defvjp(_forward, _backward)

@@ -5,7 +5,7 @@ import * as files from "./files.js";
 import { Languages } from "./languages.js";
 import { Notices, show } from "./notices.js";
 import { Panes } from "./panes.js";
-import { askJson, patiently, setKey } from "./server.js";
+import { ask, askJson, patiently, setKey } from "./server.js";
 import { read, write } from "./storage.js";
 import { Translations } from "./translation.js";
 
@@ -294,11 +294,12 @@ function setShading(isOn) {
   write("localStorage", SHADED, isOn ? "1" : "");
 }
 
-/** Asks which models there are, and translates what is there already. */
+/** Asks which models there are, says how far the server's start is, and translates the text. */
 async function start() {
   try {
     const { models } = await patiently(() => askJson("v1/models"), notices.wait);
     languages.setModels(models);
+    await patiently(() => ask("readyz"), notices.wait);
     notices.hide();
     schedule(0);
   } catch (error) {
