@@ -257,12 +257,12 @@ def test_scheduler_holds_no_model_while_a_thread_waits(monkeypatch):
     class Model:
         pass
 
-    monkeypatch.setattr(scheduler_module, "IDLE_SECONDS", 600.0)
+    monkeypatch.setattr(scheduler_module, "IDLE_SECONDS", 30.0)
     scheduler, model, freed = Scheduler(1), Model(), threading.Event()
     weakref.finalize(model, freed.set)
     assert list(scheduler.run(lambda model: 1, [(model,)])) == [1]
     del model
-    assert freed.wait(60)
+    assert freed.wait(10)
     monkeypatch.undo()
     assert list(scheduler.run(lambda: 2, [()])) == [2]  # wakes the thread, which then ends
 
