@@ -52,6 +52,7 @@ endif
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed; name one with make PYTHON=..."; exit 1; }
+	@echo "installing the package and JAX, which takes a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) -e '.[plot]'
 	@touch $@

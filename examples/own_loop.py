@@ -55,6 +55,6 @@ params = init_params(config.model, jax.random.key(0))
 state = optimizer.init(params)
 for number, batch in enumerate(load_batches(batch_source, first_step=0), 1):
     params, state, value = step(params, state, batch, jax.random.key(number))
-    if number % 100 == 0 or number == args.steps:
-        print(f"step {number}: loss {value:.3f}")
+    if number % 20 == 1 or number == args.steps:
+        print(f"step {number}: loss {value:.3f}", flush=True)
 bundle.write(args.output, config, tokenizers, params, bundle.ModelFacts("mine", "", args.steps))

@@ -9,12 +9,13 @@ use these commands, with `--workdir=runs/quickstart`.
 
 import argparse
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
 import jax
 
-from transformer_jax import Translator
+from transformer_jax import Translator, waiting
 from transformer_jax.configs import quickstart
 from transformer_jax.data.sources import open_corpora
 from transformer_jax.evaluation import model_metrics
@@ -27,6 +28,7 @@ NUMBERS = (
     "three hundred and forty-seven",
     "nine hundred and eighty-seven thousand, six hundred and fifty-four",
 )
+say = functools.partial(print, flush=True)
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--workdir", default="runs/quickstart", help="folder of the run")
 parser.add_argument("--seed", type=int, default=0)
@@ -37,15 +39,17 @@ train(config, args.workdir)
 
 translator = Translator.load(args.workdir, checkpoint="best")
 (corpus,) = open_corpora(config.data, "test")
-print(f"translating {corpus.count():,} numbers that the training did not contain", flush=True)
-scores, _ = model_metrics.evaluate(
-    translator.engine, translator.device_params, list(corpus.read()), config.decode
-)
-print(f"{scores.exact_match:.1f}% are exactly right", flush=True)
+what = f"{corpus.count():,} numbers that the training did not contain"
+with waiting.announced(what, say, ("translating", "translated")):
+    scores, _ = model_metrics.evaluate(
+        translator.engine, translator.device_params, list(corpus.read()), config.decode
+    )
+say(f"{scores.exact_match:.1f}% are exactly right")
 result = dataclasses.asdict(scores) | {"checkpoint_step": translator.checkpoint_step}
 result |= {"split": "test"}
 history.add_evaluation(args.workdir, result, config.data.test, config, jax.devices(), 1, "best")
-print(f"wrote {write_report(args.workdir)}", flush=True)
+with waiting.announced("the report", say, ("drawing", "drew it")):
+    say(f"wrote {write_report(args.workdir)}")
 for number, translation in zip(NUMBERS, translator.translate(NUMBERS), strict=True):
     print(f"{number}\t{translation.text}")
 Path(args.workdir, "eval.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

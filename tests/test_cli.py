@@ -545,6 +545,15 @@ TRAIN = "train --config=tiny --"
         ("train --config=tiny runs/x", "Unexpected argument 'runs/x'; settings are given as --"),
         ("fly", "There is no command fly. There are init, train, "),
         ("evla", "There is no command evla; did you mean eval? There are init, "),
+        ("report", "There is no command report; did you mean plot report? There are init, "),
+        (
+            f"train --workdir={ROOT}/docz",
+            f"{ROOT}/docz has no run to resume, but there is {ROOT}/docs.",
+        ),
+        (
+            f"decode --workdir={ROOT}/docz",
+            f"{ROOT}/docz is no work directory: there is no such folder, but there is {ROOT}/docs.",
+        ),
         (f"train --config={ROOT}/tests", f"--config={ROOT}/tests is a folder without a recipe"),
         (
             f"decode --workdir={ROOT}/tests@latest",

@@ -155,7 +155,9 @@ def test_convert_refuses_parts_outside_of_the_folder(part, pickled):
 def test_convert_names_paths_of_other_kinds(tiny_run, pickled, tmp_path):
     (tmp_path / "text").mkdir()
     (tmp_path / "x.bundle").write_bytes(b"12345678" + directory_kinds.BUNDLE_BEGIN)
+    (tmp_path / "spoken").mkdir()
     for path, words in {
+        tmp_path / "spokne": f"no such folder, but there is {tmp_path / 'spoken'}.",
         tiny_run[1]: "is a work directory, which all commands read as it is",
         tmp_path / "nowhere": "there is no such folder",
         tmp_path / "text": "is no work directory: it has no config.json",

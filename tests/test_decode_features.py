@@ -3,7 +3,9 @@
 import collections
 import copy
 import dataclasses
+import io
 import itertools
+import threading
 import tracemalloc
 import types
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 from tests.conftest import digit_pairs
 from tests.test_model import full_logits
-from transformer_jax import Translator
+from transformer_jax import Translator, waiting
 from transformer_jax.commands import decode_format, decode_output, decode_run, search_flags
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer_pair import special_ids
@@ -410,3 +412,35 @@ def test_documents_have_the_settings_of_ctranslate2_models():
     assert list(search.SETTINGS) == [field.name for field in dataclasses.fields(DecodeConfig)]
     page = Path(__file__).parents[1] / "docs" / "decoding.md"
     assert search.markdown_table() in page.read_text()
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_decoding_of_a_file_says_how_far_it_is_and_of_a_stream_nothing(
+    is_file, tmp_path, monkeypatch
+):
+    class Terminal(io.StringIO):
+        def write(self, text):
+            is_said.set()
+            return super().write(text)
+
+    is_said, errors = threading.Event(), Terminal()
+
+    def items():
+        yield "eins"
+        output.done = 1234
+        while is_file and "1,234" not in errors.getvalue():
+            assert is_said.wait(60)
+            is_said.clear()
+        yield "zwei"
+
+    (tmp_path / "text").write_text("one\ntwo\n")
+    output = types.SimpleNamespace(done=0, skip=0)
+    given = types.SimpleNamespace(input=str(tmp_path / "text") if is_file else "-")
+    monkeypatch.setattr(decode_run, "FLAGS", given)
+    monkeypatch.setattr(decode_run, "is_stream", lambda path: path == "-")
+    monkeypatch.setattr(waiting, "SILENCE", 0.001)
+    monkeypatch.setattr(decode_run, "FIRST_REMINDER", 0.001)
+    monkeypatch.setattr("sys.stderr", errors)
+    assert list(decode_run.with_progress(items(), output, "line", lambda: 2)) == ["eins", "zwei"]
+    assert ("1,234 lines after 0 s\n" in errors.getvalue()) == is_file
+    assert is_file or not errors.getvalue()

@@ -303,11 +303,15 @@ def test_every_array_of_a_replayed_batch_gets_empty_rows():
 
 
 @pytest.mark.slow
-def test_stop_after_a_skipped_step_saves_it(data, tmp_path, monkeypatch):
+def test_stop_after_a_skipped_step_saves_it(data, tmp_path, monkeypatch, capsys):
     config = short_config(data)
     poison(monkeypatch, config, tmp_path / "run", [6])
     train(config, tmp_path / "run", stop_after=6)
     assert sorted(os.listdir(tmp_path / "run" / "checkpoints")) == ["4", "6"]
+    assert not train(config, tmp_path / "run", stop_after=5)
+    printed = capsys.readouterr().out
+    assert "the run is at step 6: `stop_after=5` is reached" in printed
+    assert printed.count("compiling the training step") == 1
 
 
 @pytest.mark.slow

@@ -316,13 +316,17 @@ def test_terminal_and_files_tell_the_same_numbers(tmp_path, capsys, monkeypatch)
 def test_time_left_is_estimated_from_the_first_ten_steps(tmp_path, capsys, monkeypatch):
     from transformer_jax.training import reporting
 
-    seconds = iter([100.0, 120.0])  # when the first step is done, and ten steps later
+    # When the first step is done, ten steps later, and 34 steps after the first.
+    seconds = iter([100.0, 120.0, 170.0])
     clock = types.SimpleNamespace(monotonic=lambda: next(seconds), time=lambda: 0.0)
     monkeypatch.setattr(reporting, "time", clock)
     reporter = reporting.Reporter(epath.Path(tmp_path), 5, 3616)
     for step in range(6, 40):
         reporter.advance(step)
     assert capsys.readouterr().out == "step 16/3616: about 2 h left\n"
+    monkeypatch.setattr(waiting, "SILENCE", -1.0)
+    reporter.advance(40)  # 3,576 steps are left, of 70 / 34 s
+    assert capsys.readouterr().out == "step 40/3616: 2 h 2 min left\n"
 
 
 def test_long_compilations_say_that_they_go_on(monkeypatch):

@@ -1,7 +1,9 @@
 """The exception for errors that users can fix: a wrong input, file, argument or setting."""
 
 import difflib
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -29,3 +31,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: `; did you mean X?`, or a full stop."""
     close = difflib.get_close_matches(name, known, 1)
     return f"; did you mean {close[0]}?" if close else "."
+
+
+def but_there_is(path: str | os.PathLike[str]) -> str:
+    """What a sentence adds where a path does not exist and its folder has a similar name."""
+    path = Path(path)
+    try:
+        names = os.listdir(path.parent)
+    except OSError:  # there is no such folder either, or it is not readable
+        return ""
+    close = difflib.get_close_matches(path.name, names, 1)
+    return f", but there is {path.parent / close[0]}" if close else ""

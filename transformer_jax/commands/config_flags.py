@@ -15,7 +15,7 @@ from absl import flags
 from transformer_jax import paths
 from transformer_jax.commands import command_line
 from transformer_jax.config import Config, from_json
-from transformer_jax.errors import UserError, did_you_mean
+from transformer_jax.errors import UserError, but_there_is, did_you_mean
 
 RECIPE_TEXT = (
     "Recipe of a new run: a Python file with get_config(), or the name of a built-in one, {names}. "
@@ -49,7 +49,8 @@ def define_for_training(
     names = ", ".join(built_in_recipes())
     define_config(config or Config(), rest, flag_values, RECIPE_TEXT.format(names=names))
     if config is None and not command_line.wants_help(argv):
-        where = f"{workdir} has no run to resume. " if workdir else ""
+        similar = but_there_is(workdir) if workdir else ""
+        where = f"{workdir} has no run to resume{similar}. " if workdir else ""
         raise NoRecipeError(
             f"{where}Name a recipe with --config=RECIPE, a file or one of {names}; "
             "`transformer-jax init` writes one for your corpus."

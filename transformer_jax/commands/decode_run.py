@@ -13,7 +13,7 @@ import tqdm
 from absl import flags
 from etils import epath
 
-from transformer_jax import distributed
+from transformer_jax import distributed, waiting
 from transformer_jax.api import Translator
 from transformer_jax.commands import model_flags, process_flags, search_flags
 from transformer_jax.commands.decode_format import OutputFormat
@@ -26,7 +26,7 @@ from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.decoding.requests import PHRASES_NEED_BEAMS, Request, windows
 from transformer_jax.decoding.scoring import PairScores
 from transformer_jax.decoding.translation import Translation
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, but_there_is
 from transformer_jax.text import glossary, term_placement
 from transformer_jax.text.glossary import Glossary
 
@@ -36,6 +36,7 @@ Ready = Callable[[], bool] | None  # whether the next item can be read without w
 
 FLAGS = flags.FLAGS
 PHRASE_SEPARATOR = "\t"
+FIRST_REMINDER = 2.0  # seconds of translating; loading the model has taken some already
 INPUTS = ("input", "prefixes", "phrases", "score")  # flags that name files of lines
 OF_DOCUMENTS = ("document_format", "protect", "protect_usual", "guards", "sentences")
 # Flags that change the output, besides those of `DecodeConfig`.
@@ -68,7 +69,8 @@ def check_flags() -> None:
     for name in INPUTS:
         path = FLAGS[name].value
         if path not in ("", "-") and not epath.Path(path).exists():
-            raise UserError(f"--{name}={path}: there is no such file.")
+            similar = but_there_is(path)
+            raise UserError(f"--{name}={path}: there is no such file{similar}.")
     for name in ("attention", "confidence"):
         if FLAGS[name].value and FLAGS.format != "jsonl":
             raise UserError(f"--{name} needs --format=jsonl; text has no place for it.")
@@ -129,7 +131,7 @@ def run() -> None:
     if is_primary:
         num_programs = translator.engine.num_compiled
         print(
-            f"{output.done:,} lines; compiled programs: {num_programs} (one a batch shape)",
+            f"lines: {output.done:,}; compiled programs: {num_programs} (one a batch shape)",
             file=sys.stderr,
         )
 
@@ -264,7 +266,7 @@ def _output_format() -> OutputFormat:
 def with_progress(
     items: Iterator[T], output: ResumableOutput, unit: str, total: Callable[[], int | None]
 ) -> Iterator[T]:
-    """The items, with a progress bar if standard error is a terminal.
+    """The items, with a progress bar if standard error is a terminal, else a line now and again.
 
     Args:
       items: results.
@@ -272,9 +274,20 @@ def with_progress(
       unit: what an item is.
       total: counts all, where a bar is shown.
     """
-    hidden = not (distributed.is_primary() and sys.stderr.isatty())
-    number = None if hidden else total()
-    return iter(tqdm.tqdm(items, initial=output.skip, unit=unit, disable=hidden, total=number))
+    if not distributed.is_primary() or is_stream(FLAGS.input):
+        yield from items
+    elif sys.stderr.isatty():
+        yield from tqdm.tqdm(items, initial=output.skip, unit=unit, total=total())
+    else:
+
+        def say(line: str) -> None:
+            print(line, file=sys.stderr, flush=True)
+
+        def line(seconds: float) -> str:
+            return f"{output.done:,} {unit}s after {seconds:.0f} s"
+
+        with waiting.reminded(line, say, FIRST_REMINDER):
+            yield from items
 
 
 def description(translator: Translator) -> dict[str, Any]:

@@ -98,6 +98,8 @@ def hypotheses_of(system: list[str] | Translator, pairs: list[tuple[str, str]]) 
 def _print_comparison(metrics: Sequence[corpus_metrics.Comparison]) -> None:
     note = ": identical translations" if metrics[0].identical else ""
     print(f"compared with {FLAGS.compare}, by paired bootstrap{note}")
+    if note:
+        print("  --compare=DIR@STEP names another checkpoint of a run")
     for metric in metrics:
         print(
             f"  {metric.metric.replace('chrF2', 'chrF'):<5} {metric.score:.2f} "

@@ -34,7 +34,7 @@ from transformer_jax.config import Config, DataConfig, DecodeConfig
 from transformer_jax.data import sources, text_corpora
 from transformer_jax.decoding import call_settings
 from transformer_jax.decoding.translation import Translation
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, but_there_is
 from transformer_jax.evaluation import (
     chosen_metrics,
     comet,
@@ -163,7 +163,8 @@ def _read_files() -> EvalSet:
     inputs = {"--input": FLAGS.input, "--reference": FLAGS.reference}
     for flag, path in inputs.items():
         if not epath.Path(path).exists():
-            raise UserError(f"{flag}={path}: there is no such file.")
+            similar = but_there_is(path)
+            raise UserError(f"{flag}={path}: there is no such file{similar}.")
     source, reference = map(epath.Path, inputs.values())
     return EvalSet(FLAGS.input, "", list(text_corpora.read_parallel(source, reference)), inputs)
 

@@ -53,11 +53,18 @@ def main() -> None:
         sys.exit(USAGE_STATUS)
     else:
         print(
-            f"error: There is no command {command}{did_you_mean(command, COMMANDS)} There are "
+            f"error: There is no command {command}{_suggestion(command)} There are "
             f"{', '.join(COMMANDS)}. {program} --help explains them.",
             file=sys.stderr,
         )
         sys.exit(USAGE_STATUS)
+
+
+def _suggestion(command: str) -> str:
+    """The end of a sentence about an unknown command."""
+    if command in importlib.import_module("transformer_jax.commands.plot").PICTURES:
+        return f"; did you mean plot {command}?"
+    return did_you_mean(command, COMMANDS)
 
 
 def run(command: str, argv: Sequence[str]) -> NoReturn:

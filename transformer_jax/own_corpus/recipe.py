@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from transformer_jax import interrupts, paths
+from transformer_jax import interrupts, paths, waiting
 from transformer_jax.config import Config, DataConfig, split_paths
 from transformer_jax.data import text_corpora
 from transformer_jax.data.corpus import Corpus
@@ -225,7 +225,8 @@ def _measure(
     say("taking a few steps to estimate time and memory; Ctrl-C leaves this out")
     num_validation = min(num_validation, choice.config.train.eval_sentences or num_validation)
     try:
-        with interrupts.left_to_caller():
+        doing = "still compiling or taking steps after {:.0f} s".format
+        with interrupts.left_to_caller(), waiting.reminded(doing, say):
             estimate = estimate_run(
                 choice.config, sample, num_validation, choice.tokens.most, device.memory
             )

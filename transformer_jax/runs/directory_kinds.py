@@ -6,6 +6,7 @@ from typing import Any
 from etils import epath
 
 from transformer_jax import paths
+from transformer_jax.errors import but_there_is
 
 _CTRANSLATE2 = "a CTranslate2 model, which only translates and scores, and no work directory"
 # Of a CTranslate2 model, where its parameters are needed.
@@ -154,7 +155,7 @@ def describe(path: epath.PathLike) -> str:
         known = (what for suffixes, what in FILES.items() if path.suffix in suffixes)
         return next(known, "is a file; name the folder of a model, or a bundle")
     if not path.exists():
-        return "is no work directory: there is no such folder"
+        return f"is no work directory: there is no such folder{but_there_is(path)}"
     other = describe_other_tools(path)
     if other:
         return other

@@ -176,9 +176,8 @@ class Trainer:
         if self._read_only:
             raise ValueError("The run was opened with read_only=True; `run` writes into it.")
         train = self.config.train
-        if self._has_ended():
-            self._reporter.say(f"{self._why_ended()}; nothing to do")
-            return True
+        if self._has_ended() or (stop_after and self.step >= stop_after):
+            return self._take_no_step(stop_after)
         self._reporter.open_loggers(self.config)
         self.compile()
         batches = load_batches(self.batches(), self.step)
@@ -221,6 +220,15 @@ class Trainer:
         self.data.epochs.close()  # removes cached tokens that only a resumed run would need
         self._reporter.say(self._why_ended())
         return True
+
+    def _take_no_step(self, stop_after: int | None) -> bool:
+        """Says why there is nothing to do; returns whether the run has ended."""
+        if self._has_ended():
+            self._reporter.say(f"{self._why_ended()}; nothing to do")
+            return True
+        self._reporter.outcome = "interrupted"
+        self._reporter.say(f"the run is at step {self.step}: `stop_after={stop_after}` is reached")
+        return False
 
     def compile(self) -> None:
         """Compiles the step for every batch shape, the largest first."""
@@ -328,7 +336,8 @@ class Trainer:
 
     def _evaluate(self) -> dict[str, float]:
         """Scores and translates the validation set, and reports; returns the scores."""
-        metrics, samples = self._evaluator(self.state, self.data.validation)
+        with waiting.reminded(lambda s: f"still evaluating after {s:.0f} s", self._reporter.say):
+            metrics, samples = self._evaluator(self.state, self.data.validation)
         self._reporter.evaluation(self.step, metrics, samples)
         scores = {name: value for name, value in metrics.items() if isinstance(value, float)}
         metric = self.config.checkpoint.best_metric

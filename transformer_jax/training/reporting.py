@@ -11,7 +11,7 @@ from typing import Any
 import tqdm
 from etils import epath
 
-from transformer_jax import paths, units
+from transformer_jax import paths, units, waiting
 from transformer_jax.config import Config
 from transformer_jax.paths import write_atomically
 from transformer_jax.runs.appended_file import AppendedFile
@@ -50,6 +50,7 @@ class Reporter:
         self._files: list[_JsonLines | _EventFile] = []
         self._loggers: list[Logger] = []
         self._first: tuple[int, float] | None = None  # the first step here, and when it was done
+        self._silence = waiting.Silence()
         if not is_primary:
             return
         self._metrics = _JsonLines(workdir / "metrics.jsonl", first_step)
@@ -69,6 +70,7 @@ class Reporter:
 
     def say(self, message: str) -> None:
         """A line on the terminal."""
+        self._silence.end()
         if self._bar:
             self._bar.write(message)
         elif self._is_primary:
@@ -80,6 +82,8 @@ class Reporter:
             self._first = step, time.monotonic()
         elif step - self._first[0] == FIRST_ESTIMATE and step < self._num_steps and not self._bar:
             self.say(f"step {step}/{self._num_steps}: about {self._time_left(step)} left")
+        elif not self._bar and self._silence.is_long:
+            self.say(f"step {step}/{self._num_steps}: {self._time_left(step)} left")
         if self._bar:
             self._bar.update(step - self._bar.n)
 
@@ -98,10 +102,7 @@ class Reporter:
         if self._bar:
             self._bar.set_postfix_str(numbers)
         else:
-            print(
-                f"step {step}/{self._num_steps}: {numbers}, {self._time_left(step)} left",
-                flush=True,
-            )
+            self.say(f"step {step}/{self._num_steps}: {numbers}, {self._time_left(step)} left")
 
     def evaluation(self, step: int, metrics: Numbers, samples: list[dict[str, str]]) -> None:
         """Scores on the validation set, and some of its sentences with their translations.
