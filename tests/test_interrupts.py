@@ -72,7 +72,7 @@ try:
         signal.pause()
 except KeyboardInterrupt:
     time.sleep(2 * interrupts.GRACE_SECONDS)
-    sys.exit(4)""",
+    sys.exit(4 if interrupts.goes_on() else 5)""",
     ),
 }
 PROGRAM = """

@@ -22,7 +22,7 @@ GRACE_SECONDS = 1.5  # for what the main thread has to clean up
 # What a process does before it ends at once: quick functions, which any thread may call again.
 at_end: list[Callable[[], None]] = []
 _message = b"interrupted.\n"
-_was_asked = False
+_was_asked = _goes_on = False
 
 
 def install() -> None:
@@ -62,10 +62,19 @@ def left_to_caller() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
+    except KeyboardInterrupt:
+        global _goes_on
+        _goes_on = True
+        raise
     finally:
         if is_ours:
             signal.signal(signal.SIGINT, _raise)
             signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+
+def goes_on() -> bool:
+    """Whether a computation may still run that the caller of `left_to_caller` has given up."""
+    return _goes_on
 
 
 def was_asked() -> bool:

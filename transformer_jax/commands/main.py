@@ -88,6 +88,9 @@ def run(command: str, argv: Sequence[str]) -> NoReturn:
                 validate(FLAGS.config)
             with _jax_prepared() if text.uses_jax else contextlib.nullcontext():
                 module.run(*([words] if text.words else []))
+            if interrupts.goes_on():  # Python's own end would wait for it, and then crash in it
+                _flush()
+                os._exit(0)
             if _is_one_of_several():
                 from transformer_jax import distributed
 
