@@ -550,6 +550,7 @@ TRAIN = "train --config=tiny --"
             f"train --workdir={ROOT}/docz",
             f"{ROOT}/docz has no run to resume, but there is {ROOT}/docs.",
         ),
+        (f"train --workdir={ROOT}/docs", f"{ROOT}/docs has no run to resume. Name a recipe"),
         (
             f"decode --workdir={ROOT}/docz",
             f"{ROOT}/docz is no work directory: there is no such folder, but there is {ROOT}/docs.",

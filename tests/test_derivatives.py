@@ -79,8 +79,20 @@ def test_derivatives_are_mapped_before_and_after_they_are_taken():
     )
     want = slopes * Y * xs + xs**POWERS * Y
     np.testing.assert_allclose(by_columns(xs), np.stack([want, -want], 1))
+    powers = np.stack([POWERS, POWERS[::-1]])  # what has no tangent is mapped, too
+    of_each = jax.vmap(jax.grad(lambda x, n: jnp.sum(function(x, (Y, n))["out"])))(xs, powers)
+    np.testing.assert_allclose(of_each, 10 * powers * xs ** (powers - 1) * Y)
     twice = jax.grad(lambda y: jnp.sum(jax.vmap(lambda x: jax.vmap(loss, (0, None))(xs, y))(xs)))
     np.testing.assert_allclose(twice(Y), 200 * (xs**POWERS + 1).sum(0))
+
+
+def test_derivatives_have_the_axes_of_a_mesh_that_their_value_has():
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("rows",))
+    rows = jax.sharding.PartitionSpec("rows")
+    gradient = jax.shard_map(jax.grad(loss, (0, 1)), mesh=mesh, in_specs=rows, out_specs=rows)
+    by_x, by_y = gradient(X, Y)
+    np.testing.assert_allclose(by_x, 10 * SLOPE * Y)
+    np.testing.assert_allclose(by_y, 100 * (X**POWERS + 1))
 
 
 def test_derivatives_forward_of_dense_layers_and_embeddings():
@@ -88,7 +100,17 @@ def test_derivatives_forward_of_dense_layers_and_embeddings():
     shapes = (2, 4), (4, 3, 2), (3, 2)
     x, table, bias = (np.float32(rng.normal(size=shape)) for shape in shapes)
     d_x, move, d_bias = (np.float32(rng.normal(size=shape)) for shape in shapes)
-    _, got = jax.jvp(dense, (x, table, bias), (d_x, move, d_bias))
+
+    @jax.jit
+    def differentiate(*arrays):
+        with jax.default_matmul_precision("highest"):
+            return jax.jvp(dense, arrays[:3], arrays[3:])
+
+    lowered = differentiate.lower(x, table, bias, d_x, move, d_bias)
+    products = [line for line in lowered.as_text().split("\n") if "dot_general" in line]
+    assert len(products) >= 3
+    assert all("HIGHEST, HIGHEST" in line for line in products)
+    _, got = lowered.compile()(x, table, bias, d_x, move, d_bias)
     want = np.tensordot(d_x, table, 1) + np.tensordot(x, move, 1) + d_bias
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     ids = np.int32([3, 0, 3])

@@ -143,7 +143,8 @@ def test_each_sum_has_its_gradient_by_weights_and_the_loss_second_derivatives(r_
         of_weights = jax.grad(lambda w: jnp.vdot(jnp.stack(sums(hidden, w)), factors))(weights)
         gradient = jax.grad(lambda h: sums(h, weights).loss)
         along = jax.grad(lambda h: jnp.vdot(gradient(h), moves))(hidden)
-        return of_weights, jax.jvp(gradient, (hidden,), (moves,))[1], along
+        forward = jax.jvp(lambda h: sums(h, weights).loss, (hidden,), (moves,))[1]
+        return of_weights, jax.jvp(gradient, (hidden,), (moves,))[1], along, forward
 
     for got, want in zip(compute(fused), compute(plain), strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)

@@ -34,11 +34,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def but_there_is(path: str | os.PathLike[str]) -> str:
-    """What a sentence adds where a path does not exist and its folder has a similar name."""
+    """What a sentence adds where its folder has no such name, but a similar one."""
     path = Path(path)
     try:
         names = os.listdir(path.parent)
     except OSError:  # there is no such folder either, or it is not readable
+        return ""
+    if path.name in names:
         return ""
     close = difflib.get_close_matches(path.name, names, 1)
     return f", but there is {path.parent / close[0]}" if close else ""

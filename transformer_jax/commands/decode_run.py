@@ -274,10 +274,12 @@ def with_progress(
       unit: what an item is.
       total: counts all, where a bar is shown.
     """
-    if not distributed.is_primary() or is_stream(FLAGS.input):
+    if not distributed.is_primary():
         yield from items
     elif sys.stderr.isatty():
         yield from tqdm.tqdm(items, initial=output.skip, unit=unit, total=total())
+    elif is_stream(FLAGS.input):  # which may wait for its writer
+        yield from items
     else:
 
         def say(line: str) -> None:

@@ -18,7 +18,7 @@ from transformer_jax.decoding.batch_translator import BatchTranslator
 from transformer_jax.decoding.batching import Batch
 from transformer_jax.decoding.phrases import starts_word
 from transformer_jax.decoding.processors import Processor
-from transformer_jax.decoding.programs import Programs, matmul_precision, with_context
+from transformer_jax.decoding.programs import Programs, with_context
 from transformer_jax.decoding.requests import PHRASES_NEED_BEAMS
 from transformer_jax.decoding.scoring import Pair, TokenScores
 from transformer_jax.decoding.search_settings import TranslationSettings
@@ -119,7 +119,7 @@ class JaxBatchRunner:
         return {
             **({"shortlist": digests.of_arrays(learned)} if learned else {}),
             "parameters": digests.of_arrays(params),
-            "matmul_precision": str(matmul_precision()),
+            "matmul_precision": str(platforms.matmul_precision()),
             "models": {str(i): dataclasses.asdict(model) for i, model in enumerate(self.models)},
         }
 
@@ -160,7 +160,7 @@ class JaxBatchRunner:
 
     def lane_key(self, settings: TranslationSettings) -> Hashable:
         """Equal for settings that have one program for each shape, and one metric of `mbr`."""
-        return self._bleu_tokenizer(settings), matmul_precision(), settings.shared
+        return self._bleu_tokenizer(settings), platforms.matmul_precision(), settings.shared
 
     def translate_batch(self, params: ModelParams, settings: TranslationSettings) -> TranslateBatch:
         """`BatchTranslator.translate_batch` with these parameters.

@@ -199,7 +199,7 @@ class Programs:
         elif self.num_devices > 1 and not sharded:
             params = jax.tree.map(lambda x: x.addressable_data(0), params)
         shapes = tuple((x.shape, str(x.dtype)) for x in leaves)
-        key = (function.__name__, *static.values(), shapes, tree, matmul_precision())
+        key = (function.__name__, *static.values(), shapes, tree, platforms.matmul_precision())
         program = self._cache.find(key)
         if program is None:
             with self._cache.compiling:
@@ -264,14 +264,9 @@ class Programs:
         return jax.jit(bound).lower(params, *batch).compile()
 
 
-def matmul_precision() -> str | None:
-    """What `jax.default_matmul_precision` says in this thread."""
-    return getattr(jax.config, "jax_default_matmul_precision")  # noqa: B009
-
-
 def with_context(device: jax.Device, function: Callable[..., Result]) -> Callable[..., Result]:
     """`function` for another thread, which inherits neither device nor precision of this one."""
-    precision = matmul_precision()
+    precision = platforms.matmul_precision()
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Result:

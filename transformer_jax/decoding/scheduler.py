@@ -266,8 +266,8 @@ class Scheduler:
                             return []
                         continue
                     self._changed.wait(min(max(0.0, first_due - now), LONGEST_WAIT))
-            for entry in expired:  # without the lock, because this calls functions of callers
-                _expire(entry, now)
+            while expired:  # without the lock, because this calls functions of callers
+                _expire(expired.pop(0), now)
 
     def _run_items(self, entries: Sequence[Entry]) -> None:
         try:

@@ -12,10 +12,10 @@ from transformer_jax.data.tokenizer_pair import SpecialIds
 from transformer_jax.decoding import batching, scheduler
 from transformer_jax.decoding.batching import Batch
 from transformer_jax.decoding.futures import gather
-from transformer_jax.decoding.programs import matmul_precision
 from transformer_jax.decoding.requests import RequestEncoder, warn
 from transformer_jax.decoding.text_queue import Lane
 from transformer_jax.errors import UserError
+from transformer_jax.ops import platforms
 
 BATCH_TOKENS = 4096  # positions of each side of a batch on one device, where nothing else is said
 Pair = tuple[list[int], list[int]]  # ids of source and target, end symbols included
@@ -113,7 +113,7 @@ class PairScorer:
         size = max(map(len, encoded))
         future = scheduler.of_process().submit(
             Lane(
-                ("score", model, matmul_precision()),
+                ("score", model, platforms.matmul_precision()),
                 functools.partial(self.row_options, batch_tokens),
                 self.score_batch,
             ),

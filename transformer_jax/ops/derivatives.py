@@ -14,6 +14,8 @@ import jax.extend.core
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
+from transformer_jax.ops import platforms
+
 Arrays = Sequence[Any]  # the leaves of trees
 PyTree = Any
 
@@ -48,13 +50,14 @@ def with_gradient(
             if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
         ]
         moves = [jax.tree.leaves(tangents)[place] for place in places]
-        rule = _Rule(plain, backward, tree, residual_tree, out_tree, tuple(places))
+        precision = platforms.matmul_precision()
+        rule = _Rule(plain, backward, tree, residual_tree, out_tree, tuple(places), precision)
         moved = _derivative.bind(
             *primal_leaves,
             *residual_leaves,
             *moves,
             rule=rule,
-            out_types=tuple((x.shape, x.dtype) for x in out_leaves),
+            out_types=tuple(jax.typeof(x).strip_weak_type().to_tangent_aval() for x in out_leaves),
             axes=(),
         )
         return out, jax.tree.unflatten(out_tree, moved)
@@ -73,6 +76,7 @@ class _Rule:
       residual_tree: of what `forward` gives besides the value.
       out_tree: of the value.
       places: of the primals that have tangents.
+      precision: of products; JAX may trace the tangents later, outside of the caller's context.
     """
 
     plain: Callable[..., PyTree]
@@ -81,6 +85,7 @@ class _Rule:
     residual_tree: Any
     out_tree: Any
     places: tuple[int, ...]
+    precision: str | None
 
     @property
     def num_constants(self) -> int:
@@ -97,7 +102,8 @@ class _Rule:
             return jax.tree.leaves(self.plain(*self.tree.unflatten(leaves)))
 
         moving = tuple(leaves[place] for place in self.places)
-        return jax.jvp(value, moving, operands[self.num_constants :])[1]
+        with jax.default_matmul_precision(self.precision):
+            return jax.jvp(value, moving, operands[self.num_constants :])[1]
 
     def cotangents(self, *operands: Any) -> Arrays:
         """Those of the operands that are tangents.
@@ -121,8 +127,8 @@ class _Rule:
 
 # --- The primitive: JAX's rules for it -----------------------------------------------------------
 
-# Parameters: `rule`; `out_types`, shapes and types of the results; `axes`, for each `vmap` around
-# it, the innermost first, 0 for an operand that has the mapped axis, at its front, and else None.
+# Parameters: `rule`; `out_types`, of the results; `axes`, for each `vmap` around it, the innermost
+# first, 0 for an operand that has the mapped axis, at its front, and else None.
 _derivative: Any = jax.extend.core.Primitive("derivative")
 _derivative.multiple_results = True
 
@@ -171,7 +177,7 @@ def _batch(operands: Arrays, where: Arrays, *, out_types: Arrays, axes: Arrays, 
     out = _derivative.bind(
         *moved,
         rule=rule,
-        out_types=tuple(((size, *shape), dtype) for shape, dtype in out_types),
+        out_types=tuple(jax.extend.core.unmapped_aval(size, 0, one) for one in out_types),
         axes=(*axes, tuple(0 if mapped else None for mapped in is_mapped)),
     )
     return out, [0] * len(out)
@@ -193,9 +199,7 @@ def _differentiate(primals: Arrays, tangents: Arrays, **parameters: Any):
 
 
 _derivative.def_impl(_evaluate)
-_derivative.def_abstract_eval(
-    lambda *_, out_types, **__: [jax.core.ShapedArray(*one) for one in out_types]
-)
+_derivative.def_abstract_eval(lambda *_, out_types, **__: list(out_types))
 ad.primitive_jvps[_derivative] = _differentiate
 ad.primitive_transposes[_derivative] = _transpose
 batching.primitive_batchers[_derivative] = _batch

@@ -61,6 +61,11 @@ def settings_of_package() -> Iterator[None]:
         yield
 
 
+def matmul_precision() -> str | None:
+    """What `jax.default_matmul_precision` says in this thread."""
+    return getattr(jax.config, "jax_default_matmul_precision")  # noqa: B009
+
+
 def local_devices() -> list[jax.Device]:
     """Devices of this process: only `jax.default_device` if it is set."""
     chosen = _default_device()

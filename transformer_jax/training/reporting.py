@@ -82,7 +82,7 @@ class Reporter:
             self._first = step, time.monotonic()
         elif step - self._first[0] == FIRST_ESTIMATE and step < self._num_steps and not self._bar:
             self.say(f"step {step}/{self._num_steps}: about {self._time_left(step)} left")
-        elif not self._bar and self._silence.is_long:
+        elif step < self._num_steps and not self._bar and self._silence.is_long:
             self.say(f"step {step}/{self._num_steps}: {self._time_left(step)} left")
         if self._bar:
             self._bar.update(step - self._bar.n)
