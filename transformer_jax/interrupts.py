@@ -46,8 +46,8 @@ def raise_errors(message: str) -> None:
     Args:
       message: what the process says before it ends.
     """
-    global _message
-    _message = f"{message}\n".encode()
+    global _message, _goes_on
+    _message, _goes_on = f"{message}\n".encode(), False  # of an earlier command in this process
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, _raise)
         sys.unraisablehook = _repeat
