@@ -218,7 +218,7 @@ def _summarize(translator: Translator, translations: list["SentenceTranslation"]
     """Says on standard error what was done, and what is to be looked at."""
     num_programs = translator.engine.num_compiled
     print(
-        f"sentences: {len(translations):,}; compiled programs: {num_programs} (one a batch shape)",
+        f"{len(translations):,} sentences; compiled programs: {num_programs} (one a batch shape)",
         file=sys.stderr,
     )
     kinds = (

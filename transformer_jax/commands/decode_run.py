@@ -131,7 +131,7 @@ def run() -> None:
     if is_primary:
         num_programs = translator.engine.num_compiled
         print(
-            f"lines: {output.done:,}; compiled programs: {num_programs} (one a batch shape)",
+            f"{output.done:,} lines; compiled programs: {num_programs} (one a batch shape)",
             file=sys.stderr,
         )
 
