@@ -3,14 +3,17 @@
 import asyncio
 import concurrent.futures
 import dataclasses
+import itertools
 import json
 import logging
 import os
+import queue
 import random
 import re
 import sys
 import threading
 import tracemalloc
+import types
 import weakref
 
 import pytest
@@ -20,7 +23,7 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 from tests.serving_model import LIMITS, prepared, served_model
-from transformer_jax import Translator
+from transformer_jax import Translator, waiting
 from transformer_jax.decoding import scheduler
 from transformer_jax.decoding.batch_translator import NOT_FINITE
 from transformer_jax.decoding.text_queue import DeadlineError
@@ -285,6 +288,22 @@ def test_threads_that_compute_yield_and_others_do_not():
 def _in_thread(function):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result(60)
+
+
+def test_server_says_how_far_its_start_is_and_how_long_it_takes(monkeypatch):
+    said, lines = queue.SimpleQueue(), []
+    seconds = itertools.count(100.0, 30.0)
+    clock = types.SimpleNamespace(monotonic=lambda: next(seconds))
+    monkeypatch.setattr(waiting, "time", clock)
+    monkeypatch.setattr(waiting, "SILENCE", 0.0)
+
+    def prepare():
+        lines.append(said.get(timeout=60))
+        return 5
+
+    model = types.SimpleNamespace(name="tiny", progress=(3, 12), prepare=prepare)
+    assert Lifecycle(None, {}, None, said.put)._prepare(model) == 5
+    assert lines == ["tiny: 3 of 12 batch shapes, 30 s, 1 min 30 s left"]
 
 
 def test_server_reads_what_detects_languages_before_it_is_ready(model):

@@ -19,6 +19,7 @@ from tests.conftest import digit_pairs, tiny_config, write_pairs
 from transformer_jax import waiting
 from transformer_jax.errors import UserError
 from transformer_jax.runs.retention import quality
+from transformer_jax.training import loop
 from transformer_jax.training.loop import train
 from transformer_jax.training.progress import Progress
 
@@ -151,6 +152,29 @@ def test_early_stopping_counts_across_restarts(tiny_run, tmp_path):
     assert evaluated == [10, 20, 30]
     train(config, tmp_path / "run")  # nothing left to do
     assert [m["step"] for m in lines(tmp_path / "run" / "metrics.jsonl")][-1] == 30
+
+
+def test_bleu_of_0_is_explained_where_translations_are_right():
+    class Said(list):
+        say = list.append
+
+        def evaluation(self, *_):
+            pass
+
+    for exact_match, want in ((99.5, 1), (0.0, 0)):
+        said, metrics = Said(), {"eval_bleu": 0.0, "eval_exact_match": exact_match}
+        config = types.SimpleNamespace(checkpoint=types.SimpleNamespace(best_metric="eval_loss"))
+        trainer = types.SimpleNamespace(
+            step=1,
+            state=None,
+            config=config,
+            data=types.SimpleNamespace(validation=()),
+            _reporter=said,
+            _evaluator=lambda *_, metrics=metrics: (metrics, []),
+        )
+        assert loop.Trainer._evaluate(trainer) == metrics
+        assert len(said) == want
+        assert all("no output shares four words in a row" in line for line in said)
 
 
 def test_early_stopping_ranks_equal_scores_by_loss_also_in_runs_of_0_1_0():

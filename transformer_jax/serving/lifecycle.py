@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import fastapi
 
-from transformer_jax import waiting
+from transformer_jax import units, waiting
 from transformer_jax.errors import UserError
 from transformer_jax.serving import priority
 from transformer_jax.serving.keys import Keys
@@ -75,7 +75,8 @@ class Lifecycle:
 
         def line(seconds: float) -> str:
             done, total = model.progress
-            return f"{model.name}: {done} of {total} batch shapes, {seconds:.0f} s"
+            left = f", {units.duration(seconds / done * (total - done))} left" if done else ""
+            return f"{model.name}: {done} of {total} batch shapes, {seconds:.0f} s{left}"
 
         with waiting.reminded(line, self._say):
             return model.prepare()

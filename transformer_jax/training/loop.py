@@ -21,6 +21,7 @@ from etils import epath
 from transformer_jax import distributed, paths, waiting
 from transformer_jax.config import Config, validate
 from transformer_jax.data.loader import BatchSource, load_batches
+from transformer_jax.evaluation.corpus_metrics import NO_FOUR_WORDS
 from transformer_jax.runs import compilation_cache, history, host_memory
 from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.runs.checkpoint import find_resume_step
@@ -339,6 +340,8 @@ class Trainer:
         with waiting.reminded(lambda s: f"still evaluating after {s:.0f} s", self._reporter.say):
             metrics, samples = self._evaluator(self.state, self.data.validation)
         self._reporter.evaluation(self.step, metrics, samples)
+        if metrics.get("eval_bleu") == 0.0 and metrics.get("eval_exact_match"):
+            self._reporter.say(f"  ({NO_FOUR_WORDS})")
         scores = {name: value for name, value in metrics.items() if isinstance(value, float)}
         metric = self.config.checkpoint.best_metric
         if metric in scores:  # else it could not be computed
