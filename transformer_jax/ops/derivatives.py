@@ -1,4 +1,4 @@
-"""Functions with a gradient of their own that have all other derivatives too.
+"""Functions with a custom gradient that keep every other derivative.
 
 JAX refuses forward mode, `jax.jvp`, of a `jax.custom_vjp`. Here, the derivative is a primitive,
 which is linear in the tangents. JAX transposes it for a gradient, and then `backward` computes it.
@@ -25,10 +25,10 @@ def with_gradient(
     forward: Callable[..., tuple[PyTree, PyTree]],
     backward: Callable[..., tuple[PyTree, ...]],
 ) -> Callable[..., PyTree]:
-    """`plain(*arguments)` whose gradient `backward` computes.
+    """`plain(*arguments)`, with a gradient that `backward` computes.
 
-    Derivatives of the gradient are those of `forward` and `backward`. It can be mapped by
-    `jax.vmap`, before and after it is differentiated.
+    JAX differentiates `forward` and `backward` where the gradient is differentiated again.
+    `jax.vmap` can map the function before and after it is differentiated.
 
     Args:
       plain: of trees of arrays, to a tree of floating-point arrays. JAX can differentiate it.
