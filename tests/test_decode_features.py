@@ -440,6 +440,8 @@ def test_decoding_of_a_file_says_how_far_it_is_and_of_a_stream_nothing(
     monkeypatch.setattr(decode_run, "is_stream", lambda path: path == "-")
     monkeypatch.setattr(waiting, "SILENCE", 0.001)
     monkeypatch.setattr(decode_run, "FIRST_REMINDER", 0.001)
+    if not is_file:
+        monkeypatch.setattr(waiting, "reminded", None)  # a call would fail
     monkeypatch.setattr("sys.stderr", errors)
     assert list(decode_run.with_progress(items(), output, "line", lambda: 2)) == ["eins", "zwei"]
     assert ("1,234 lines after 0 s\n" in errors.getvalue()) == is_file
