@@ -2,9 +2,9 @@
 
     python examples/scale_norm.py --workdir=runs/scale_norm
 
-trains the quickstart with it and translates a number. `ops.norms` has the two functions that decide
+trains the quickstart with it and translates a number. `model.choices` has the two functions that decide
 what a norm is; the layers and the incremental decoder both call them there. In a fork, change
-them in `transformer_jax/ops/norms.py`, with a field of `ModelConfig` that chooses between norms.
+them in `transformer_jax/model/choices.py`, with a field of `ModelConfig` that chooses between norms.
 """
 
 import argparse
@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from transformer_jax import Translator
 from transformer_jax.config import ModelConfig
 from transformer_jax.configs import quickstart  # type: ignore[attr-defined, unused-ignore]
-from transformer_jax.ops import norms
-from transformer_jax.ops.norms import NormParams
+from transformer_jax.model import choices
+from transformer_jax.model.choices import NormParams
 from transformer_jax.training.loop import train
 
 
@@ -45,8 +45,8 @@ if __name__ == "__main__":
     parser.add_argument("--workdir", required=True, help="folder of the run")
     args = parser.parse_args()
 
-    norms.init_norm = init_scale_norm
-    norms.norm = scale_norm
+    choices.init_norm = init_scale_norm
+    choices.norm = scale_norm
     train(quickstart.get_config(), args.workdir)
     (translation,) = Translator.load(args.workdir).translate(["three hundred and forty-seven"])
     print(translation.text)

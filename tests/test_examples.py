@@ -21,7 +21,7 @@ from transformer_jax.configs import quickstart
 from transformer_jax.decoding.processors import Prefixes
 from transformer_jax.interop.huggingface import writing
 from transformer_jax.interop.pretrained import load
-from transformer_jax.ops import norms
+from transformer_jax.model import choices
 from transformer_jax.ops.top_k import NEVER
 from transformer_jax.training import loop
 
@@ -112,7 +112,7 @@ def test_quickstart_example_does_what_the_commands_do(run_example, tiny_run, tmp
 
 def test_scale_norm_example_trains_and_decodes_with_one_scale(run_example, tmp_path, monkeypatch):
     for name in ("init_norm", "norm"):  # restored after the test
-        monkeypatch.setattr(norms, name, getattr(norms, name))
+        monkeypatch.setattr(choices, name, getattr(choices, name))
     config = tiny_config(tmp_path, num_steps=2, eval_every_steps=2)
     # No other test has a model of these sizes, so no cached shapes or programs are used.
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, d_ff=40))

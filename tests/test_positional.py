@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.model import choices
 from transformer_jax.ops import positional
 
 TABLE = [
@@ -86,7 +87,7 @@ def test_alibi_slopes_are_a_geometric_sequence():
     twelve = positional.alibi_slopes(12)  # those of 8, then every second one of 16
     np.testing.assert_allclose(twelve[:8], 0.5 ** np.arange(1, 9))
     np.testing.assert_allclose(twelve[8:], 0.5 ** np.arange(0.5, 4))
-    bias = positional.position_bias(
+    bias = choices.position_bias(
         ModelConfig(positional="alibi", num_heads=2), None, np.array([-3, 0, 2]), causal=False
     )
     np.testing.assert_allclose(bias, -np.outer([2.0**-4, 2.0**-8], [3, 0, 2]))

@@ -22,8 +22,8 @@ from transformer_jax.decoding.programs import Programs
 from transformer_jax.decoding.requests import Request
 from transformer_jax.decoding.text_queue import DeadlineError, QueueFullError
 from transformer_jax.errors import UserError
+from transformer_jax.model.choices import compute_dtype
 from transformer_jax.ops import platforms
-from transformer_jax.ops.platforms import compute_dtype
 from transformer_jax.runs.workdir import committed_steps
 
 TEXTS = ["one two", "three", "four five six", "seven", "eight nine", "one", "two", "three four"]

@@ -239,7 +239,8 @@ def _schedule() -> "Figure":
 
 def _positions() -> "Figure":
     from transformer_jax import plotting
-    from transformer_jax.ops.positional import SINUSOIDS, sinusoid_table
+    from transformer_jax.model.choices import sinusoid_table
+    from transformer_jax.ops.positional import SINUSOIDS
     from transformer_jax.runs import workdir
 
     model = workdir.read_config(FLAGS.workdir[0]).model

@@ -24,9 +24,9 @@ from transformer_jax.decoding.scoring import Pair, TokenScores
 from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.errors import UserError
 from transformer_jax.model import decoder_weights
+from transformer_jax.model.choices import compute_dtype
 from transformer_jax.model.transformer import Params
 from transformer_jax.ops import platforms
-from transformer_jax.ops.platforms import compute_dtype
 from transformer_jax.runs import digests
 
 # Of single texts in a batch, whose lengths differ. On two cores of a CPU, 16 rows had the highest

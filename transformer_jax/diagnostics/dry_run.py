@@ -19,8 +19,8 @@ from transformer_jax.diagnostics.evaluation_memory import compile_evaluation
 from transformer_jax.diagnostics.memory_traffic import memory_bytes
 from transformer_jax.errors import UserError
 from transformer_jax.interop import pretrained
+from transformer_jax.model.choices import compute_dtype
 from transformer_jax.ops import platforms
-from transformer_jax.ops.platforms import compute_dtype
 from transformer_jax.training import partition
 from transformer_jax.training.runners import Runner, make_runner
 from transformer_jax.training.setup import adopt_model, refuse_without_model

@@ -9,8 +9,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.model.choices import sinusoid_table
 from transformer_jax.model.transformer import Params
-from transformer_jax.ops.positional import sinusoid_table
 
 Path = tuple[str, ...]
 # A `jax.ShapeDtypeStruct` for each parameter of a model: the type in which it is read, and its

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.model import choices
 from transformer_jax.model.decoder_weights import LayerWeights
 from transformer_jax.ops import norms, positional
 from transformer_jax.ops.attention.softmax import exponentials
@@ -37,7 +38,7 @@ def position_bias(
     """
     # Of all distances there can be: the size of the cache may be a symbol (`interop.stablehlo`).
     longest = config.max_len
-    by_distance = positional.position_bias(
+    by_distance = choices.position_bias(
         config, layer.self_position_bias, -np.arange(longest), causal=True
     )
     if by_distance is None:

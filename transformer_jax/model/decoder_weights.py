@@ -14,10 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.model.choices import NormParams, compute_dtype, sinusoid_table
 from transformer_jax.model.transformer import Params, param_shapes
-from transformer_jax.ops.norms import NormParams
-from transformer_jax.ops.platforms import compute_dtype
-from transformer_jax.ops.positional import SINUSOIDS, sinusoid_table
+from transformer_jax.ops.positional import SINUSOIDS
 
 PyTree = Any
 

@@ -20,15 +20,12 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model import cached_attention
+from transformer_jax.model import cached_attention, choices
 from transformer_jax.model.cached_attention import KeyValue
 from transformer_jax.model.decoder_weights import DecoderWeights, LayerWeights
-from transformer_jax.ops import norms
 from transformer_jax.ops.activations import ACTIVATIONS
 from transformer_jax.ops.attention.softmax import additive_mask
 from transformer_jax.ops.dense import soft_cap
-from transformer_jax.ops.embedding import embed_tokens
-from transformer_jax.ops.platforms import compute_dtype
 
 
 @flax.struct.dataclass
@@ -70,7 +67,8 @@ def init_cache(
       independent: hypotheses are never reordered.
     """
     config = config.for_decoder()
-    heads, dim, dtype = config.resolved_kv_heads, config.resolved_head_dim, compute_dtype(config)
+    heads, dim = config.resolved_kv_heads, config.resolved_head_dim
+    dtype = choices.compute_dtype(config)
     batch, length = source_mask.shape
     cross_attention = []
     for layer in weights.layers:
@@ -148,12 +146,12 @@ def decode_step(
     is_past = _is_past(cache, ancestors)
     source_bias = additive_mask(cache.source_mask[:, None, None, :])
 
-    x = embed_tokens(
+    x = choices.embed_tokens(
         config, weights.table, weights.positions, tokens, index, weights.table.dtype
     )  # --> [N, M]
     x = jax.lax.optimization_barrier(x.T)  # --> [M, N]
     if weights.embedding_norm is not None:
-        x = norms.norm(config, weights.embedding_norm, x, axis=0)
+        x = choices.norm(config, weights.embedding_norm, x, axis=0)
 
     layer_caches = []
     for layer, *caches in zip(
@@ -167,7 +165,7 @@ def decode_step(
         )
         layer_caches.append(layer_cache)
     if weights.norm is not None:
-        x = norms.norm(config, weights.norm, x, axis=0)
+        x = choices.norm(config, weights.norm, x, axis=0)
     if config.logit_scale != 1.0:
         x = x * config.logit_scale
 
@@ -210,16 +208,16 @@ def _layer(
       `[M, N]`, the cache of self-attention with the position `index` written, and the weights of
       cross-attention `[B, H, K, S]`.
     """
-    h = norms.norm_before(config, layer.self_attention_norm, x, axis=0)
+    h = choices.norm_before(config, layer.self_attention_norm, x, axis=0)
     h, cache = cached_attention.self_attention(config, layer, h, caches[0], biases[0], index)
-    x = norms.norm_after(config, layer.self_attention_norm, x + h, axis=0)
+    x = choices.norm_after(config, layer.self_attention_norm, x + h, axis=0)
 
-    h = norms.norm_before(config, layer.cross_attention_norm, x, axis=0)
+    h = choices.norm_before(config, layer.cross_attention_norm, x, axis=0)
     h, source_weights = cached_attention.cross_attention(config, layer, h, caches[1], biases[1])
-    x = norms.norm_after(config, layer.cross_attention_norm, x + h, axis=0)
+    x = choices.norm_after(config, layer.cross_attention_norm, x + h, axis=0)
 
-    h = norms.norm_before(config, layer.feed_forward_norm, x, axis=0)
-    x = norms.norm_after(
+    h = choices.norm_before(config, layer.feed_forward_norm, x, axis=0)
+    x = choices.norm_after(
         config, layer.feed_forward_norm, x + _feed_forward(config, layer, h), axis=0
     )
     return x, cache, source_weights

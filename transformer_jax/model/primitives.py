@@ -15,10 +15,10 @@ import numpy as np
 from flax.typing import Initializer
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.model import choices
 from transformer_jax.ops import norms
 from transformer_jax.ops.dense import dense
 from transformer_jax.ops.dropout import dropout
-from transformer_jax.ops.positional import position_bias
 
 Axes = tuple[tuple[str, int], ...]  # logical name (see `with_axes`) and size of each axis
 
@@ -75,18 +75,18 @@ class Norm(nn.Module):
         # A box is a parameter with the names of its axes. `param` removes a box by default, but its
         # type does not know of a dict of boxes.
         boxed = self.param("norm", self._init, unbox=False)
-        self.weights: norms.NormParams = nn.meta.unbox(boxed)
+        self.weights: choices.NormParams = nn.meta.unbox(boxed)
 
     def _init(self, rng: jax.Array) -> dict[str, nn.LogicallyPartitioned]:
         del rng  # the initial values are constants
         return {
             name: nn.LogicallyPartitioned(x, ("embed",))
-            for name, x in norms.init_norm(self.config).items()
+            for name, x in choices.init_norm(self.config).items()
         }
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`x` normalized, `[..., M]`."""
-        return norms.norm(self.config, self.weights, x)
+        return choices.norm(self.config, self.weights, x)
 
     def before(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The residual stream `x` and what a branch reads of it, each `[..., M]`.
@@ -97,11 +97,11 @@ class Norm(nn.Module):
             # Without the barrier, XLA for CPU recomputes the sum of all later branches' gradients
             # for every earlier layer.
             x = jax.lax.optimization_barrier(x)
-        return x, norms.norm_before(self.config, self.weights, x)
+        return x, choices.norm_before(self.config, self.weights, x)
 
     def after(self, x: jax.Array) -> jax.Array:
         """What follows the residual sum `x` `[..., M]`: `x` in pre-norm, `norm(x)` in post-norm."""
-        return norms.norm_after(self.config, self.weights, x)
+        return choices.norm_after(self.config, self.weights, x)
 
 
 class HeadNorm(nn.Module):
@@ -138,10 +138,10 @@ class PositionBias(nn.Module):
         """
         if isinstance(length, int):
             distances = np.arange(1 - length, length)
-            return position_bias(self.config, self.table, distances, self.causal)
+            return choices.position_bias(self.config, self.table, distances, self.causal)
         # A symbol, in an export (`interop.stablehlo`): selected from those of all distances.
         longest = self.config.max_len
-        every = position_bias(self.config, self.table, np.arange(1 - longest, longest), self.causal)
+        every = choices.position_bias(self.config, self.table, np.arange(1 - longest, longest), self.causal)
         if every is None:
             return None
         return every[:, jnp.arange(2 * length - 1) + longest - length]

@@ -3,7 +3,7 @@
 It processes entire sequences. `model.incremental` is the same decoder with a cache, one position
 per call. Change both together: `tests/test_model.py` compares them with one oracle.
 
-Parameters are float32. `Embedding` returns the compute type (`platforms.compute_dtype`), and layers
+Parameters are float32. `Embedding` returns the compute type (`choices.compute_dtype`), and layers
 keep it: `Dense` casts its parameters to the type of its input. Norms, softmax and logits are
 computed in float32.
 
@@ -20,13 +20,12 @@ import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
+from transformer_jax.model.choices import compute_dtype, embed_tokens, sinusoid_table
 from transformer_jax.model.layer_stack import Remat, scan_layers, with_remat
 from transformer_jax.model.layers import DecoderLayer, EncoderLayer
 from transformer_jax.model.primitives import Dropout, Norm, PositionBias, with_axes
 from transformer_jax.ops.dense import projected_logits
-from transformer_jax.ops.embedding import embed_tokens
-from transformer_jax.ops.platforms import compute_dtype
-from transformer_jax.ops.positional import SINUSOIDS, sinusoid_table
+from transformer_jax.ops.positional import SINUSOIDS
 
 Params = dict[str, Any]  # nested by module name; the leaves are arrays
 

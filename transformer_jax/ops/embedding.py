@@ -10,43 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from transformer_jax.config import ModelConfig
 from transformer_jax.ops.arguments import require_integers
 from transformer_jax.ops.dense import broadcastable
 from transformer_jax.ops.derivatives import with_gradient
 
 CHUNK = 512  # positions whose one-hot rows are in memory at once
-
-
-def embed_tokens(
-    config: ModelConfig,
-    table: jax.Array,
-    position_table: jax.Array | None,
-    tokens: jax.Array,
-    positions: jax.Array,
-    dtype: DTypeLike,
-) -> jax.Array:
-    """Token vectors, times sqrt(M) where the config scales them, plus position vectors.
-
-    Source: "Attention Is All You Need", sections 3.4 and 3.5.
-
-    Args:
-      config: of the model.
-      table: `[V, M]`.
-      position_table: `[max_len, M]`; None where nothing is added.
-      tokens: `[...]` integers below V.
-      positions: integers below max_len that broadcast to the shape of `tokens`.
-      dtype: of the result.
-
-    Returns:
-      `[..., M]`.
-    """
-    x = embed(table, tokens, dtype)
-    if config.scale_embeddings:
-        x = x * jnp.asarray(config.d_model**0.5, dtype)
-    if position_table is not None:
-        x = x + broadcastable(embed(position_table, positions, dtype), x)
-    return x
 
 
 def embed(table: jax.Array, ids: jax.Array, dtype: DTypeLike) -> jax.Array:

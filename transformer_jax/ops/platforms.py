@@ -1,15 +1,10 @@
-"""Device, platform and type of a computation."""
+"""Device and platform of a computation."""
 
 import contextlib
 from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
-
-from transformer_jax.config import ModelConfig
-
-# Platforms with fast bfloat16. All others compute in float32.
-HAS_BFLOAT16 = ("gpu", "tpu", "rocm")
 
 
 def current() -> str:
@@ -24,19 +19,6 @@ def current() -> str:
     if chosen is None or isinstance(chosen, str):
         return _name(chosen or jax.default_backend())
     return of(chosen)
-
-
-def compute_dtype(config: ModelConfig, platform: str | None = None) -> jnp.dtype:
-    """Type of activations: bfloat16 on GPU and TPU, else float32, unless the config names one.
-
-    Args:
-      config: of the model.
-      platform: of the computation; None: `current()`.
-    """
-    if config.dtype != "auto":
-        return jnp.dtype(config.dtype)
-    platform = current() if platform is None else platform
-    return jnp.dtype(jnp.bfloat16 if platform in HAS_BFLOAT16 else jnp.float32)
 
 
 def of(device: jax.Device) -> str:

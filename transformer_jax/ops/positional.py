@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.config import ModelConfig
 from transformer_jax.ops.embedding import embed
 
 SINUSOIDS = ("interleaved", "halves", "tensor2tensor")
@@ -38,15 +37,6 @@ def sinusoids(
     angles = np.arange(length)[:, None] * rates[None, :]
     table = np.stack([np.sin(angles), np.cos(angles)], axis=-1 if layout == "interleaved" else 1)
     return table.reshape(length, d_model).astype(np.float32)
-
-
-def sinusoid_table(config: ModelConfig) -> np.ndarray:
-    """Sinusoids of positions 0 .. max_len - 1 of a model, `[max_len, M]` float32."""
-    offset = config.position_offset
-    table = sinusoids(
-        config.max_len + offset, config.d_model, config.positional, config.positional_base
-    )
-    return table[offset:]
 
 
 def apply_rotary(x: jax.Array, positions: jax.Array, base: float = 10_000.0) -> jax.Array:
@@ -136,23 +126,3 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
     return np.asarray(slopes, np.float32)
 
 
-def position_bias(
-    config: ModelConfig, table: jax.Array | None, distances: np.ndarray, causal: bool
-) -> jax.Array | None:
-    """What relative positions or ALiBi add to scores, `[H, ...]` float32; None: nothing.
-
-    Args:
-      config: of the model, `num_heads` being the stack's.
-      table: `[buckets, H]` of relative positions.
-      distances: position of the key minus that of the query, integers of any shape.
-      causal: queries see no later keys.
-    """
-    if config.positional == "alibi":
-        slopes = alibi_slopes(config.num_heads).reshape(-1, *[1] * distances.ndim)
-        return jnp.asarray(-slopes * np.abs(distances), jnp.float32)
-    if table is None:
-        return None
-    buckets = relative_buckets(
-        distances, not causal, config.relative_buckets, config.relative_max_distance
-    )
-    return jnp.moveaxis(embed(table, jnp.asarray(buckets), jnp.float32), -1, 0)

@@ -14,6 +14,7 @@ from transformer_jax.data.loader import Batch
 from transformer_jax.data.token_cache import Sentences
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import UserError
+from transformer_jax.model.choices import compute_dtype
 from transformer_jax.ops import platforms
 from transformer_jax.training.progress import Progress
 from transformer_jax.training.setup import TrainingData
@@ -120,6 +121,6 @@ def advice(config: Config, step: int, metrics: Metrics) -> str:
         hints.append(f"lengthen config.optimizer.warmup_steps={config.optimizer.warmup_steps}")
     if not config.optimizer.clip_norm:
         hints.append("set config.optimizer.clip_norm=1.0")
-    if platforms.compute_dtype(config.model) != np.float32:
+    if compute_dtype(config.model) != np.float32:
         hints.append("try config.model.dtype=float32")
     return ", ".join(hints[:-1]) + f"{', or ' if hints[1:] else ''}{hints[-1]}"

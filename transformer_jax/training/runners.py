@@ -20,7 +20,7 @@ from transformer_jax import distributed
 from transformer_jax.config import Config
 from transformer_jax.data.loader import MAX_LINKS, Batch
 from transformer_jax.data.plans.batch_shapes import BatchShape
-from transformer_jax.model import lora
+from transformer_jax.model import choices, lora
 from transformer_jax.ops import platforms
 from transformer_jax.training import partition
 from transformer_jax.training.fsdp import FsdpParams
@@ -218,7 +218,7 @@ class JitRunner(Runner):
         super().__init__(step, devices)
         by_row, replicated = PartitionSpec(partition.BATCH_AXES), PartitionSpec()
         # `shard_map` handles `data` and `fsdp` alone; the compiler shards over `tensor`.
-        train, dtype = step.config.train, platforms.compute_dtype(step.config.model)
+        train, dtype = step.config.train, choices.compute_dtype(step.config.model)
         by_layer = train.scan_layers and train.remat != "none" and self.mesh.shape["fsdp"] > 1
         by_layer &= not train.lora_rank  # adapters are added to all layers at the beginning
         # With adapters, kernels are rounded after these are added.
