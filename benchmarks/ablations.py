@@ -32,7 +32,7 @@ from transformer_jax import Translator
 from transformer_jax.config import Config, DataConfig, ModelConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.model.transformer import init_params
-from transformer_jax.runs import machine
+from transformer_jax.workdir import machine
 
 FLAGS = flags.FLAGS
 # Settings of the model that differ from the paper's.

@@ -35,7 +35,7 @@ PEERS = ("torch", "transformers", "ctranslate2")
 VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS", "GLIBC_TUNABLES")
 _DESCRIBE = """
 import json, jax
-from transformer_jax.runs import machine
+from transformer_jax.workdir import machine
 print(json.dumps(machine.describe(jax.devices())))
 """
 

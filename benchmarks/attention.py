@@ -27,7 +27,7 @@ from processes import Worker
 from timing import write_json
 
 from transformer_jax.ops.attention import IMPLEMENTATIONS
-from transformer_jax.runs import machine
+from transformer_jax.workdir import machine
 
 _JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")
 _PLOT = flags.DEFINE_string("plot", None, "Draw the times to this picture.")

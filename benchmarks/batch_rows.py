@@ -16,11 +16,11 @@ from typing import Any
 from absl import app, flags, logging
 
 from transformer_jax import Translator
-from transformer_jax.decoding import batching
-from transformer_jax.decoding.batching import Batch
-from transformer_jax.decoding.requests import EncodedText, Request
-from transformer_jax.decoding.scheduler import NUM_WORKERS
 from transformer_jax.errors import UserError
+from transformer_jax.translator import batching
+from transformer_jax.translator.batching import Batch
+from transformer_jax.translator.requests import EncodedText, Request
+from transformer_jax.translator.scheduler import NUM_WORKERS
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("model", None, "Of any engine.", required=True)

@@ -36,13 +36,14 @@ from timing import write_json
 from transformer_jax.config import Config, DataConfig, ModelConfig
 from transformer_jax.data import shortlist, sources
 from transformer_jax.data.tokenizer_training import make_tokenizers
-from transformer_jax.interop import bundle, pretrained
-from transformer_jax.interop.ctranslate2 import writing as ctranslate2_writing
-from transformer_jax.interop.huggingface import writing
-from transformer_jax.interop.model_facts import ModelFacts
-from transformer_jax.interop.pretrained import Pretrained
+from transformer_jax.extras.interop import bundle
+from transformer_jax.extras.interop.ctranslate2 import writing as ctranslate2_writing
+from transformer_jax.extras.interop.huggingface import writing
+from transformer_jax.extras.interop.model_facts import ModelFacts
 from transformer_jax.model.transformer import init_params
-from transformer_jax.runs import machine
+from transformer_jax.translator import pretrained
+from transformer_jax.translator.pretrained import Pretrained
+from transformer_jax.workdir import machine
 
 PEERS: dict[str, type[decode_workers.CTranslate2 | decode_workers.Transformers]] = {
     "ctranslate2": decode_workers.CTranslate2,

@@ -17,9 +17,9 @@ from absl import app, flags
 
 from transformer_jax import Translator
 from transformer_jax.commands import model_flags
-from transformer_jax.evaluation import model_metrics
+from transformer_jax.evaluation import bleu_tokenizers
 from transformer_jax.evaluation.corpus_metrics import corpus_scores
-from transformer_jax.runs import machine
+from transformer_jax.workdir import machine
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list(
@@ -54,7 +54,7 @@ def main(_: list[str]) -> None:
     references = Path(FLAGS.references).read_text(encoding="utf-8").splitlines()
     loaded = [load(name) for name in FLAGS.models]
     translators = dict(zip(FLAGS.models, loaded, strict=True))
-    tokenizer = model_metrics.bleu_tokenizer(loaded[0].config.data)
+    tokenizer = bleu_tokenizers.for_data(loaded[0].config.data)
     beam_sizes = [int(size) for size in FLAGS.beam_sizes]
     cases = [(name, size) for size in beam_sizes for name in translators]
     speeds: dict[tuple[str, int], list[float]] = {case: [] for case in cases}

@@ -25,7 +25,7 @@ from absl import app, flags
 from timing import write_json
 
 from transformer_jax import Translator
-from transformer_jax.runs import machine
+from transformer_jax.workdir import machine
 
 FLAGS = flags.FLAGS
 ROOT = Path(__file__).parent.parent

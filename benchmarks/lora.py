@@ -26,10 +26,10 @@ from transformer_jax import Translator
 from transformer_jax.config import Config
 from transformer_jax.data import number_words
 from transformer_jax.data.plans.batch_shapes import BatchShape
-from transformer_jax.diagnostics import dry_run
-from transformer_jax.runs import checkpoint, machine
+from transformer_jax.extras.diagnostics import dry_run
 from transformer_jax.training import partition, runners
 from transformer_jax.training.loop import train
+from transformer_jax.workdir import checkpoint, machine
 
 FLAGS = flags.FLAGS
 OLD, NEW = "de", "fr"

@@ -19,9 +19,9 @@ from absl import app, flags
 from timing import write_json
 
 from transformer_jax.config import Config, OptimizerConfig
-from transformer_jax.runs import machine
 from transformer_jax.training import optimizer
 from transformer_jax.training.loop import train
+from transformer_jax.workdir import machine
 
 FLAGS = flags.FLAGS
 ADAM = optimizer._adam

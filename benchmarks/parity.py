@@ -22,12 +22,12 @@ from etils import epath
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.config.decode_fields import AtLimit, Stopping
-from transformer_jax.decoding.search_settings import TranslationSettings
-from transformer_jax.interop import pretrained
-from transformer_jax.interop.ctranslate2 import writing as ctranslate2_writing
-from transformer_jax.interop.huggingface import writing
-from transformer_jax.interop.parity import Reference
-from transformer_jax.interop.pretrained import Pretrained
+from transformer_jax.extras.interop.ctranslate2 import writing as ctranslate2_writing
+from transformer_jax.extras.interop.huggingface import writing
+from transformer_jax.extras.interop.parity import Reference
+from transformer_jax.translator import pretrained
+from transformer_jax.translator.pretrained import Pretrained
+from transformer_jax.translator.translation_settings import TranslationSettings
 
 ALPHAS = (0.0, 0.6, 1.0, 1.5)
 # Stopping rules and their names in transformers; CTranslate2 with patience 1 has only the first.

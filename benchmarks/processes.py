@@ -5,7 +5,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from transformer_jax.runs import host_memory
+from transformer_jax.workdir import host_memory
 
 
 def _serve(
@@ -27,7 +27,7 @@ class Worker:
     Args:
       make: called in the new process.
       args: of `make`.
-      keep_memory: allocate as the commands do (`runs/host_memory.py`).
+      keep_memory: allocate as the commands do (`workdir/host_memory.py`).
     """
 
     def __init__(self, make: Callable[..., Any], *args: Any, keep_memory: bool = False):

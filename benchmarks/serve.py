@@ -33,8 +33,9 @@ from serve_report import Row
 from serve_servers import Case, Server, ours, peer
 
 from transformer_jax import Translator
-from transformer_jax.interop import pretrained, usage_examples
-from transformer_jax.interop.ctranslate2 import writing
+from transformer_jax.extras.interop import usage_examples
+from transformer_jax.extras.interop.ctranslate2 import writing
+from transformer_jax.translator import pretrained
 
 SERVERS = ("jax", "jax_single", "ct2", "ct2_int8", "fastapi", "fastapi_int8")
 FIRST_SECONDS = 1.0  # of a turn, which do not count

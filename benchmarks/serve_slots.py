@@ -19,9 +19,9 @@ from typing import Any
 from absl import app, flags, logging
 
 from transformer_jax import Request, Translator
-from transformer_jax.decoding import batching
-from transformer_jax.decoding.batching import Batch
-from transformer_jax.decoding.text_queue import Entry, Lane, TextQueue
+from transformer_jax.translator import batching
+from transformer_jax.translator.batching import Batch
+from transformer_jax.translator.text_queue import Entry, Lane, TextQueue
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@
 `alignment_gold.txt` has every tenth sentence of test_2016_flickr, English and German, aligned by
 hand. A line has the number of the sentence (from 0), and for each German word the numbers of the
 English words that it translates, with commas; `-` is none, and a number with `?` is possible, not
-sure. Words are those of `text.words`.
+sure. Words are those of `translator.words`.
 
 The error rate (Och and Ney, 2003) is 1 - (|A & S| + |A & P|) / (|A| + |S|): A are the links of the
 model, S the sure ones, P the sure and the possible ones. A word of a translation is linked to the
@@ -25,10 +25,10 @@ from absl import app, flags
 
 from transformer_jax import Translator
 from transformer_jax.data.token_links import symmetrize
-from transformer_jax.decoding.alignment import AttentionChoice
-from transformer_jax.runs import machine
-from transformer_jax.text import attention_choice
-from transformer_jax.text.words import words_of
+from transformer_jax.extras.documents import attention_choice
+from transformer_jax.translator.alignment import AttentionChoice
+from transformer_jax.translator.words import words_of
+from transformer_jax.workdir import machine
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("workdirs", None, "Of models, English to German.")

@@ -28,9 +28,9 @@ import timing
 from absl import app, flags
 
 from transformer_jax import Translator
-from transformer_jax.runs import machine
-from transformer_jax.text import documents
-from transformer_jax.text.guards import Guards
+from transformer_jax.extras.documents import document_translation
+from transformer_jax.extras.documents.guards import Guards
+from transformer_jax.workdir import machine
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", None, "Of the model, English to German.")
@@ -251,8 +251,10 @@ def repair(model: Translator) -> dict[str, int]:
     texts = out_of_domain(400)
     counts = {}
     for name, guards in (("before", False), ("after", True)):
-        translator = documents.sentence_translator(model, documents.options(guards=guards))
-        sentences = [documents.DocumentSentence(text, False) for text in texts]
+        translator = document_translation.sentence_translator(
+            model, document_translation.options(guards=guards)
+        )
+        sentences = [document_translation.DocumentSentence(text, False) for text in texts]
         results = list(translator.translate(sentences))
         check = Guards("en", "de")
         counts[name] = sum(

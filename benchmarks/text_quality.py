@@ -25,19 +25,12 @@ import timing
 from absl import app, flags
 
 from transformer_jax import Translator
-from transformer_jax.decoding import phrases
-from transformer_jax.decoding.requests import Request
 from transformer_jax.evaluation.corpus_metrics import corpus_scores
-from transformer_jax.runs import machine
-from transformer_jax.text import (
-    calibration,
-    confidence,
-    copying,
-    documents,
-    glossary,
-    term_placement,
-)
-from transformer_jax.text.sentence_translator import Preparer
+from transformer_jax.extras.documents import copying, document_translation, glossary, term_placement
+from transformer_jax.extras.documents.sentence_translator import Preparer
+from transformer_jax.translator import calibration, confidence, phrases
+from transformer_jax.translator.requests import Request
+from transformer_jax.workdir import machine
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", None, "Of the model, English to German.")
@@ -160,13 +153,15 @@ def measure_placeholders(model: Translator) -> dict[str, Any]:
 
 def _with_stand_ins(model: Translator, sources: Sequence[str], constrained: bool) -> list[str]:
     """Documents of a sentence each; `constrained`: the search has to write the stand-ins."""
-    options = documents.options()
+    options = document_translation.options()
     outputs = []
-    translator = documents.sentence_translator(model, options)
+    translator = document_translation.sentence_translator(model, options)
     if constrained:
         preparer = _ConstrainedPreparer(**vars(translator.preparer))
         translator = dataclasses.replace(translator, preparer=preparer)
-    read = [documents.read(model, text, "txt", options, splitting="0") for text in sources]
+    read = [
+        document_translation.read(model, text, "txt", options, splitting="0") for text in sources
+    ]
     results = iter(list(translator.translate([s for one in read for s in one.sentences])))
     for document in read:
         outputs.append(document.join([next(results) for _ in document.sentences]))

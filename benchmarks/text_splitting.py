@@ -3,8 +3,8 @@
     pip install sentencex pysbd syntok blingfire sentence-splitter
     python benchmarks/text_splitting.py
 
-A case is right if all of its sentences are. `ours` is `text.sentences`. Libraries that are not
-installed, or do not know a language, are left out there.
+A case is right if all of its sentences are. `ours` is `extras.documents.sentences`. Libraries that
+are not installed, or do not know a language, are left out there.
 """
 
 import collections
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from absl import app, flags
 
-from transformer_jax.text import sentences
+from transformer_jax.extras.documents import sentences
 
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("show", False, "Show each case that a library gets wrong.")

@@ -45,9 +45,9 @@ from timing import write_json
 
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.plans.batch_shapes import BatchShape
-from transformer_jax.diagnostics.accelerators import ACCELERATORS
-from transformer_jax.diagnostics.dry_run import model_flops
-from transformer_jax.runs import machine
+from transformer_jax.extras.diagnostics.accelerators import ACCELERATORS
+from transformer_jax.extras.diagnostics.dry_run import model_flops
+from transformer_jax.workdir import machine
 
 FLAGS = flags.FLAGS
 PEERS = ("transformers", "flax")

@@ -13,7 +13,7 @@ from typing import Any
 
 from timing import write_json
 
-from transformer_jax.runs import machine
+from transformer_jax.workdir import machine
 
 ROOT = Path(__file__).parent.parent
 # Checkpoints that are averaged.

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax import Translator
-from transformer_jax.decoding.processors import Prefixes
 from transformer_jax.ops.top_k import NEVER
+from transformer_jax.search.processors import Prefixes
 
 
 def no_doubled_tokens(log_probs: jax.Array, prefixes: Prefixes) -> jax.Array:

@@ -12,7 +12,7 @@ import dataclasses
 from pathlib import Path
 
 from transformer_jax import Translator
-from transformer_jax.own_corpus.recipe import write_recipe
+from transformer_jax.extras.recipes.recipe import write_recipe
 from transformer_jax.training.loop import train
 
 parser = argparse.ArgumentParser(description=__doc__)

@@ -17,7 +17,7 @@ from transformer_jax.data import sources, tokenizer_training
 from transformer_jax.data.epoch_data import prepare_epochs
 from transformer_jax.data.loader import BatchSource, load_batches
 from transformer_jax.data.tokenizer_pair import special_ids
-from transformer_jax.interop import bundle
+from transformer_jax.extras.interop import bundle
 from transformer_jax.model.transformer import Transformer, init_params
 from transformer_jax.ops.losses import cross_entropy
 from transformer_jax.training.setup import fill_in_tokenizers

@@ -18,10 +18,10 @@ import jax
 from transformer_jax import Translator, waiting
 from transformer_jax.configs import quickstart
 from transformer_jax.data.sources import open_corpora
-from transformer_jax.evaluation import model_metrics
-from transformer_jax.plotting.report import write_report
-from transformer_jax.runs import history
+from transformer_jax.extras.plotting.report import write_report
 from transformer_jax.training.loop import train
+from transformer_jax.translator import model_metrics
+from transformer_jax.workdir import history
 
 NUMBERS = (
     "thirty-four",

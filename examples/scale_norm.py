@@ -2,9 +2,10 @@
 
     python examples/scale_norm.py --workdir=runs/scale_norm
 
-trains the quickstart with it and translates a number. `model.choices` has the two functions that decide
-what a norm is; the layers and the incremental decoder both call them there. In a fork, change
-them in `transformer_jax/model/choices.py`, with a field of `ModelConfig` that chooses between norms.
+trains the quickstart with it and translates a number. `model.choices` has the two functions that
+decide what a norm is; the layers and the incremental decoder both call them there. In a fork,
+change them in `transformer_jax/model/choices.py`, with a field of `ModelConfig` that chooses
+between norms.
 """
 
 import argparse

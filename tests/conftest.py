@@ -37,8 +37,9 @@ from transformer_jax.commands import main
 from transformer_jax.config import Config
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.decoding import batching, decoder
+from transformer_jax.search import decoder
 from transformer_jax.training import loop, runners
+from transformer_jax.translator import batching
 
 # Takes as long as a third of the slow tests. It runs first, so that no process ends up waiting
 # for another one that has just begun it.

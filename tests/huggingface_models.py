@@ -11,8 +11,8 @@ from tests.test_step import random_params
 from transformer_jax import Translator
 from transformer_jax.config import Config, DataConfig, ModelConfig
 from transformer_jax.errors import UserError
-from transformer_jax.interop import pretrained
-from transformer_jax.interop.huggingface import reading, writing
+from transformer_jax.extras.interop.huggingface import reading, writing
+from transformer_jax.translator import pretrained
 
 
 def small_model(tokenizers, **fields):
@@ -80,7 +80,7 @@ def truncate(name, share):
 def assert_names_damage(intact, change, words, folder):
     """A copy of the directory is read, and not after the change: one sentence with the words."""
     shutil.copytree(intact, folder)
-    reading.read_directory(folder)
+    reading.read_model(folder)
     change(folder)
     with pytest.raises(UserError) as error:
         Translator.load(folder)

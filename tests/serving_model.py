@@ -8,9 +8,9 @@ import threading
 from collections.abc import Iterator
 
 from transformer_jax import Translator
-from transformer_jax.serving import server
-from transformer_jax.serving.jobs import Limits
-from transformer_jax.serving.served_model import ServedModel
+from transformer_jax.extras.serving import server
+from transformer_jax.extras.serving.jobs import Limits
+from transformer_jax.extras.serving.served_model import ServedModel
 
 LIMITS = Limits(max_tokens=16, max_texts=8, max_chars=200)
 

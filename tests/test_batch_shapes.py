@@ -16,8 +16,8 @@ from transformer_jax.data.epoch_data import EpochData, Epochs
 from transformer_jax.data.plans import batch_plan
 from transformer_jax.data.plans.batch_shapes import divisible_rows, even_rows
 from transformer_jax.data.plans.pair_selection import select_pairs
-from transformer_jax.diagnostics import dry_run
 from transformer_jax.errors import UserError
+from transformer_jax.extras.diagnostics import dry_run
 
 
 def test_bucket_shapes_are_few_and_ordered_by_cost():

@@ -23,8 +23,9 @@ from tests.conftest import begin_run, run_command, tiny_config
 from tests.huggingface_models import small_model, write
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.interop import bundle, pretrained
-from transformer_jax.interop.model_facts import ModelFacts
+from transformer_jax.extras.interop import bundle
+from transformer_jax.extras.interop.model_facts import ModelFacts
+from transformer_jax.translator import pretrained
 
 ROOT = Path(__file__).parent.parent
 MAIN = "from transformer_jax.commands.entry import main; main()"
@@ -215,7 +216,7 @@ def test_bundle_keeps_the_type_of_its_parameters(file, model, tmp_path):
     stored = load_file(path)["target_embedding"]
     want = np.asarray(model.params["target_embedding"]).astype(ml_dtypes.bfloat16)
     assert stored.dtype == want.dtype
-    loaded = bundle.read(path).params["target_embedding"]
+    loaded = bundle.read_model(path).params["target_embedding"]
     assert loaded.dtype == np.float32
     np.testing.assert_array_equal(loaded, want.astype(np.float32))
 
@@ -229,10 +230,10 @@ def test_bundle_is_readable_by_whom_new_files_are(file):
 def test_bundle_is_read_without_a_second_copy(tokenizers, tmp_path):
     large = small_model(tokenizers, d_model=256, d_ff=2048)
     save(tmp_path / "x.bundle", large)
-    bundle.read(tmp_path / "x.bundle")  # loads what is loaded once
+    bundle.read_model(tmp_path / "x.bundle")  # loads what is loaded once
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    params = bundle.read(tmp_path / "x.bundle").params
+    params = bundle.read_model(tmp_path / "x.bundle").params
     peak = tracemalloc.get_traced_memory()[1] - before
     tracemalloc.stop()
     sizes = [leaf.nbytes for leaf in jax.tree.leaves(params)]

@@ -14,10 +14,10 @@ from etils import epath
 from transformer_jax.commands import model_flags
 from transformer_jax.config import CheckpointConfig, Config
 from transformer_jax.errors import UserError
-from transformer_jax.runs import checkpoint as checkpoint_lib
-from transformer_jax.runs import digests
-from transformer_jax.runs.params import load_params
-from transformer_jax.runs.retention import Retention
+from transformer_jax.workdir import checkpoint as checkpoint_lib
+from transformer_jax.workdir import digests
+from transformer_jax.workdir.params import load_params
+from transformer_jax.workdir.retention import Retention
 
 
 def save_all(folder, scores, unscheduled=(), **config):

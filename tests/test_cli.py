@@ -32,8 +32,8 @@ from transformer_jax.commands import (
 )
 from transformer_jax.config import DataConfig
 from transformer_jax.errors import UserError
-from transformer_jax.interop import FORMATS
-from transformer_jax.runs import host_memory
+from transformer_jax.extras.interop import FORMATS
+from transformer_jax.workdir import host_memory
 
 ROOT = Path(__file__).parent.parent
 
@@ -55,7 +55,7 @@ def command(*arguments, **kwargs):
 # A thread, as XLA's, allocates and frees large blocks. Prints the number of page faults.
 ALLOCATE_AND_FREE = """
 import resource, threading
-from transformer_jax.runs import host_memory
+from transformer_jax.workdir import host_memory
 host_memory.ACCELERATORS = ()
 if KEEP:
     assert host_memory.keep_freed_memory()

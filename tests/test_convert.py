@@ -11,8 +11,8 @@ import pytest
 from tests.huggingface_models import small_model, write
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.interop.huggingface import pickle_process, pickles
-from transformer_jax.runs import directory_kinds
+from transformer_jax.extras.interop.huggingface import pickle_process, pickles
+from transformer_jax.workdir import directory_kinds
 
 MAIN = "from transformer_jax.commands.entry import main; main()"
 

@@ -32,12 +32,12 @@ from transformer_jax.evaluation import (
     chosen_metrics,
     comet,
     corpus_metrics,
-    model_metrics,
     robustness,
     significance,
 )
-from transformer_jax.runs import retention, summary
 from transformer_jax.training import evaluate, setup
+from transformer_jax.translator import model_metrics
+from transformer_jax.workdir import retention, summary
 
 REFERENCES = [
     'Er sagt: "Ein blau-weißes Hemd!"',
@@ -149,7 +149,7 @@ def test_bleu_tokenizer_is_chosen_by_language_code(tokenizer, codes):
 def test_bleu_signature_names_the_tokenizer(code, tokenizer):
     data = DataConfig(target_lang=code)
     hypotheses, references = ["两只狗在玩。"], ["两只狗在跑。"]
-    name = model_metrics.bleu_tokenizer(data)
+    name = bleu_tokenizers.for_data(data)
     scores = corpus_metrics.corpus_scores(hypotheses, references, name)
     want = sacrebleu.corpus_bleu(hypotheses, [references], tokenize=tokenizer).score
     assert f"tok:{tokenizer}|" in scores.bleu_signature
@@ -171,7 +171,7 @@ def test_bleu_tokenizer_that_is_not_installed_is_named_before_training(tmp_path,
         setup.prepare(config, epath.Path(tmp_path / "run"), print)
     assert not (tmp_path / "run").exists()
     data = dataclasses.replace(config.data, bleu_tokenizer="char")
-    assert model_metrics.bleu_tokenizer(data) == "char"
+    assert bleu_tokenizers.for_data(data) == "char"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_bleu_tokenizer_names_a_model_that_cannot_be_downloaded(tmp_path, monkey
     monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.SACREBLEU_DIR", str(tmp_path))
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     with pytest.raises(UserError, match=r"flores200 needs a model .* no network"):
-        model_metrics.bleu_tokenizer(DataConfig(bleu_tokenizer="flores200"))
+        bleu_tokenizers.for_data(DataConfig(bleu_tokenizer="flores200"))
 
 
 def test_moses_language_accepts_any_code_of_a_language():
@@ -461,7 +461,7 @@ def test_training_scores_by_the_metric_of_its_best_checkpoint(monkeypatch, comet
         ("eval_bleu", 1.0),
     ):
         config = Config(checkpoint=CheckpointConfig(best_metric=name))
-        evaluate.require_best_metric(config)
+        comet.require_best_metric(config)
         metrics = scores_of(config)
         assert metrics[name] == pytest.approx(want)
         assert len([key for key in metrics if key.endswith("_signature")]) == 2 + (
@@ -469,7 +469,7 @@ def test_training_scores_by_the_metric_of_its_best_checkpoint(monkeypatch, comet
         )
     broken = CheckpointConfig(best_metric="eval_comet", comet_command="comet-score --model gone")
     with pytest.raises(UserError, match="there is no model gone"):
-        evaluate.require_best_metric(Config(checkpoint=broken))
+        comet.require_best_metric(Config(checkpoint=broken))
     # An evaluation whose score fails does not end the run; it is the worst.
     metrics = scores_of(Config(checkpoint=broken))
     assert "so it is not the best" in caplog.text
@@ -478,7 +478,7 @@ def test_training_scores_by_the_metric_of_its_best_checkpoint(monkeypatch, comet
     monkeypatch.setenv("PATH", "")
     config = Config(checkpoint=CheckpointConfig(best_metric="eval_comet_qe"))
     with pytest.raises(UserError, match="comet-score"):
-        evaluate.require_best_metric(config)
+        comet.require_best_metric(config)
     lower, higher = ({"eval_loss": 2.0, "eval_ter": ter} for ter in (40.0, 50.0))
     assert retention.quality(lower, "eval_ter") > retention.quality(higher, "eval_ter")
     assert retention.quality(higher, "eval_loss") == [-2.0, -2.0]

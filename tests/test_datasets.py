@@ -16,10 +16,10 @@ from absl import flags
 from transformer_jax.commands import command_help
 from transformer_jax.commands import data as command
 from transformer_jax.data import number_words, text_corpora
-from transformer_jax.data.public import download, unpacking
-from transformer_jax.data.public.dataset import Dataset, Download, Part, Split
-from transformer_jax.data.public.tables import DATASETS
 from transformer_jax.errors import UserError
+from transformer_jax.extras.corpora import download, unpacking
+from transformer_jax.extras.corpora.dataset import Dataset, Download, Part, Split
+from transformer_jax.extras.corpora.tables import DATASETS
 
 ROOT = Path(__file__).parents[1]
 LINE_SEPARATOR = "\N{LINE SEPARATOR}"

@@ -20,19 +20,19 @@ from transformer_jax import Translator, waiting
 from transformer_jax.commands import decode_format, decode_output, decode_run, search_flags
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer_pair import special_ids
-from transformer_jax.decoding import alignment, batch_functions, batching, mbr
-from transformer_jax.decoding.alignment import AttentionChoice
-from transformer_jax.decoding.batching import TokenRows
-from transformer_jax.decoding.engine import Engine
-from transformer_jax.decoding.jax_batch_runner import JaxBatchRunner
-from transformer_jax.decoding.phrases import begins_word
-from transformer_jax.decoding.requests import Request
-from transformer_jax.decoding.search_settings import TranslationSettings
-from transformer_jax.decoding.translation import Translation, join_parts
 from transformer_jax.errors import UserError
-from transformer_jax.interop.ctranslate2 import search
+from transformer_jax.extras.interop.ctranslate2 import search
 from transformer_jax.model import decoder_weights
 from transformer_jax.model.transformer import Transformer
+from transformer_jax.translator import alignment, batch_functions, batching, mbr
+from transformer_jax.translator.alignment import AttentionChoice
+from transformer_jax.translator.batching import TokenRows
+from transformer_jax.translator.engine import Engine
+from transformer_jax.translator.jax_batch_runner import JaxBatchRunner
+from transformer_jax.translator.phrases import begins_word
+from transformer_jax.translator.requests import Request
+from transformer_jax.translator.translation import Translation, join_parts
+from transformer_jax.translator.translation_settings import TranslationSettings
 
 TEXTS = ["one two three", "four five", "six", "seven eight nine one", "two two"]
 

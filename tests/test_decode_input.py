@@ -10,8 +10,8 @@ import pytest
 
 from transformer_jax.commands.decode_input import Lines, count_lines, is_stream
 from transformer_jax.commands.text_output import check_not_overwritten
-from transformer_jax.decoding.requests import windows
 from transformer_jax.errors import UserError
+from transformer_jax.translator.requests import windows
 
 ROOT = Path(__file__).parent.parent
 

@@ -9,9 +9,9 @@ from etils import epath
 from tests.huggingface_models import small_model, write
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.interop import pretrained
-from transformer_jax.runs import directory_kinds, history
-from transformer_jax.runs import workdir as workdir_lib
+from transformer_jax.translator import pretrained
+from transformer_jax.workdir import directory_kinds, history
+from transformer_jax.workdir import folder as workdir_lib
 
 # Files of a folder -> what it is.
 FOLDERS = {

@@ -9,8 +9,8 @@ from sacrebleu.metrics.chrf import CHRF
 from tests.test_report import Page
 from transformer_jax.evaluation import error_analysis
 from transformer_jax.evaluation.error_analysis import Bucket, NgramMatches, WordErrors
-from transformer_jax.plotting import error_page
-from transformer_jax.plotting.error_page import ErrorPage, mark_differences
+from transformer_jax.extras.plotting import error_page
+from transformer_jax.extras.plotting.error_page import ErrorPage, mark_differences
 
 PAIRS = [
     ("A dog runs.", "Ein Hund rennt ."),
@@ -199,9 +199,8 @@ def test_page_of_two_systems_shows_where_they_differ(rows):
 
 
 def test_page_needs_no_matplotlib():
-    code = (
-        "import sys; sys.modules['matplotlib'] = None; import transformer_jax.plotting.error_page"
-    )
+    page = "transformer_jax.extras.plotting.error_page"
+    code = f"import sys; sys.modules['matplotlib'] = None; import {page}"
     assert importlib.util.find_spec("matplotlib")
     from tests.test_imports import loaded_by
 

@@ -18,12 +18,12 @@ from tests.conftest import digit_pairs, run_command, tiny_config, write_pairs
 from transformer_jax import Translator
 from transformer_jax.config import ModelConfig
 from transformer_jax.configs import quickstart
-from transformer_jax.decoding.processors import Prefixes
-from transformer_jax.interop.huggingface import writing
-from transformer_jax.interop.pretrained import load
+from transformer_jax.extras.interop.huggingface import writing
 from transformer_jax.model import choices
 from transformer_jax.ops.top_k import NEVER
+from transformer_jax.search.processors import Prefixes
 from transformer_jax.training import loop
+from transformer_jax.translator.pretrained import load
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MAX_LINES = 60

@@ -18,14 +18,14 @@ from etils import epath
 from tests.conftest import fill, tiny_config
 from tests.test_processes import ROOT, as_on_a_terminal, assert_runs, train_command, wait_for
 from transformer_jax.config import CheckpointConfig
-from transformer_jax.diagnostics import replay as replay_lib
-from transformer_jax.diagnostics.replay import replay
 from transformer_jax.errors import UserError
-from transformer_jax.runs import checkpoint, digests
-from transformer_jax.runs.workdir import TMP_SUFFIX
+from transformer_jax.extras.diagnostics import replay as replay_lib
+from transformer_jax.extras.diagnostics.replay import replay
 from transformer_jax.training import faults, loop, reporting, setup, stopping
 from transformer_jax.training.loop import train
 from transformer_jax.training.step import TrainStep
+from transformer_jax.workdir import checkpoint, digests
+from transformer_jax.workdir.folder import TMP_SUFFIX
 
 STEP_POINTS = ["0", "4", "7", "11"]
 

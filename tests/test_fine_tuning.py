@@ -16,13 +16,13 @@ from transformer_jax import Translator
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
-from transformer_jax.decoding.requests import Request
-from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.errors import UserError
-from transformer_jax.interop import pretrained
 from transformer_jax.training import setup
 from transformer_jax.training.loop import train
 from transformer_jax.training.runners import make_runner
+from transformer_jax.translator import pretrained
+from transformer_jax.translator.requests import Request
+from transformer_jax.translator.translation_settings import TranslationSettings
 
 
 def losses_of(workdir):

@@ -28,12 +28,12 @@ from transformer_jax.data.shards import shard_mirror
 from transformer_jax.data.token_cache import tokenize_corpora
 from transformer_jax.data.workers import IN_THIS_PROCESS
 from transformer_jax.errors import UserError
-from transformer_jax.runs import appended_file, digests
-from transformer_jax.runs import checkpoint as checkpoint_lib
-from transformer_jax.runs import workdir as workdir_lib
-from transformer_jax.runs.params import load_params
 from transformer_jax.training import prepare_data, setup
 from transformer_jax.training.reporting import Reporter
+from transformer_jax.workdir import appended_file, digests
+from transformer_jax.workdir import checkpoint as checkpoint_lib
+from transformer_jax.workdir import folder as workdir_lib
+from transformer_jax.workdir.params import load_params
 
 TARGET = {"w": jax.ShapeDtypeStruct((3,), jnp.float32)}
 

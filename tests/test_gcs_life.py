@@ -16,9 +16,9 @@ from tests.conftest import tiny_config
 from tests.test_gcs import event_steps, names
 from tests.test_multiprocess import assert_close, command, finish, start
 from transformer_jax import Translator
-from transformer_jax.evaluation import model_metrics
-from transformer_jax.runs import checkpoint as checkpoint_lib
-from transformer_jax.runs import workdir as workdir_lib
+from transformer_jax.translator import model_metrics
+from transformer_jax.workdir import checkpoint as checkpoint_lib
+from transformer_jax.workdir import folder as workdir_lib
 
 pytestmark = pytest.mark.slow
 

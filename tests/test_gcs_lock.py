@@ -9,8 +9,8 @@ import pytest
 from tests.test_gcs import names
 from transformer_jax import paths
 from transformer_jax.errors import UserError
-from transformer_jax.runs import bucket_lock
-from transformer_jax.runs import workdir as workdir_lib
+from transformer_jax.workdir import bucket_lock
+from transformer_jax.workdir import folder as workdir_lib
 
 
 def test_bucket_lock_refuses_a_second_process(bucket):

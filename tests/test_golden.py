@@ -12,9 +12,9 @@ import pytest
 
 from transformer_jax import Translator
 from transformer_jax.config import DataConfig
-from transformer_jax.interop import stablehlo_program
-from transformer_jax.runs import workdir as workdir_lib
+from transformer_jax.extras.interop import stablehlo_program
 from transformer_jax.training.loop import train
+from transformer_jax.workdir import folder as workdir_lib
 
 ROOT = Path(__file__).parent.parent
 ARCHIVES = sorted((ROOT / "tests" / "golden").glob("v*.tar.gz"))

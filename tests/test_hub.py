@@ -10,8 +10,8 @@ import pytest
 from tests.huggingface_models import small_model, write
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.interop import pretrained
-from transformer_jax.interop.huggingface import hub
+from transformer_jax.extras.interop.huggingface import hub
+from transformer_jax.translator import pretrained
 
 NAME = "Some-Owner/opus-mt-en-de"
 

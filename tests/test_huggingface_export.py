@@ -12,18 +12,18 @@ from tests.huggingface_models import small_model
 from transformer_jax.config import ModelConfig
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
 from transformer_jax.errors import UserError
-from transformer_jax.interop import (
+from transformer_jax.extras.interop import (
     FORMATS,
     capabilities,
     export,
     layout,
-    pretrained,
     sample_text,
     stablehlo,
     usage_examples,
 )
-from transformer_jax.interop.huggingface import tokenizer_writing, writing
-from transformer_jax.interop.sample_text import SampleText
+from transformer_jax.extras.interop.huggingface import tokenizer_writing, writing
+from transformer_jax.extras.interop.sample_text import SampleText
+from transformer_jax.translator import pretrained
 
 REFUSED = {
     "rotary": ({"positional": "rotary"}, ["config.model.positional=rotary"]),

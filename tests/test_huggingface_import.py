@@ -24,10 +24,10 @@ from tests.huggingface_models import (
 from transformer_jax.data.foreign_tokenizers import ByteTokenizer, VocabularyTokenizer
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
 from transformer_jax.errors import UserError
-from transformer_jax.interop import pretrained
-from transformer_jax.interop.huggingface import reading
+from transformer_jax.extras.interop.huggingface import reading
 from transformer_jax.training import partition
 from transformer_jax.training.runners import make_runner
+from transformer_jax.translator import pretrained
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +140,9 @@ OPUS_MT = {
 def test_import_follows_the_keys_of_published_models(marian, tmp_path):
     shutil.copytree(marian, tmp_path / "m")
     edit("config.json", **OPUS_MT)(tmp_path / "m")
-    config, _, params = reading.read_directory(tmp_path / "m")
-    want_config, _, want = reading.read_directory(marian)
+    read, original = reading.read_model(tmp_path / "m"), reading.read_model(marian)
+    config, params = read.config, read.params
+    want_config, want = original.config, original.params
     assert config == want_config
     jax.tree.map(np.testing.assert_array_equal, params, want)
 
@@ -149,10 +150,10 @@ def test_import_follows_the_keys_of_published_models(marian, tmp_path):
 def test_import_passes_over_what_classes_do_not_read(marian, tmp_path):
     """Old files have numbers of versions; files of a model without its head have other names."""
     shutil.copytree(marian, tmp_path / "m")
-    want = reading.read_directory(marian)[2]
+    want = reading.read_model(marian).params
     version = {"model.encoder.version": np.ones(1, np.float32)}
     edit_tensors(lambda tensors: tensors.update(version))(tmp_path / "m")
-    jax.tree.map(np.testing.assert_array_equal, reading.read_directory(tmp_path / "m")[2], want)
+    jax.tree.map(np.testing.assert_array_equal, reading.read_model(tmp_path / "m").params, want)
 
     def without_head(tensors):
         bare = {name.removeprefix("model."): x for name, x in tensors.items()}
@@ -160,7 +161,7 @@ def test_import_passes_over_what_classes_do_not_read(marian, tmp_path):
         tensors |= {name: x for name, x in bare.items() if name != "final_logits_bias"}
 
     edit_tensors(without_head)(tmp_path / "m")
-    jax.tree.map(np.testing.assert_array_equal, reading.read_directory(tmp_path / "m")[2], want)
+    jax.tree.map(np.testing.assert_array_equal, reading.read_model(tmp_path / "m").params, want)
 
 
 def test_import_refuses_added_tokens_that_it_would_lose(marian, tmp_path):
@@ -195,12 +196,12 @@ def test_import_reads_weights_in_several_files(marian, tmp_path):
     (tmp_path / "m/model.safetensors.index.json").write_text(json.dumps(index))
     jax.tree.map(
         np.testing.assert_array_equal,
-        reading.read_directory(tmp_path / "m")[2],
-        reading.read_directory(marian)[2],
+        reading.read_model(tmp_path / "m").params,
+        reading.read_model(marian).params,
     )
     (tmp_path / "m/b.safetensors").unlink()
     with pytest.raises(UserError, match=r"has no b\.safetensors"):
-        reading.read_directory(tmp_path / "m")
+        reading.read_model(tmp_path / "m")
 
 
 def test_import_converts_generation_settings(marian, tmp_path):
@@ -273,10 +274,10 @@ def test_vocabulary_tokenizer_uses_the_ids_of_its_vocabulary(tokenizers, tmp_pat
 
 def test_import_reads_one_tensor_at_a_time(tokenizers, tmp_path):
     folder = write(tmp_path / "m", small_model(tokenizers, d_model=192, d_ff=768))
-    reading.read_directory(folder)  # loads what is loaded once
+    reading.read_model(folder)  # loads what is loaded once
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    params = reading.read_directory(folder)[2]
+    params = reading.read_model(folder).params
     peak = tracemalloc.get_traced_memory()[1] - before
     tracemalloc.stop()
     sizes = [leaf.nbytes for leaf in jax.tree.leaves(params)]
@@ -286,7 +287,8 @@ def test_import_reads_one_tensor_at_a_time(tokenizers, tmp_path):
 
 
 def test_import_puts_each_tensor_on_its_devices(marian):
-    config, _, want = reading.read_directory(marian)
+    original = reading.read_model(marian)
+    config, want = original.config, original.params
     parallel = dataclasses.replace(config.parallel, data=1, fsdp=4, tensor=2)
     config = dataclasses.replace(config, parallel=parallel)
     runner = make_runner(config, jax.devices())
@@ -309,4 +311,4 @@ def test_import_refuses_weight_files_outside_the_folder(marian, tmp_path, name):
     index = tmp_path / "m" / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": names}))
     with pytest.raises(UserError, match=r"names the file .*must be in its folder"):
-        reading.read_directory(tmp_path / "m")
+        reading.read_model(tmp_path / "m")

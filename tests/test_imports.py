@@ -1,27 +1,43 @@
 """The direction of imports, and packages that an import must not load."""
 
 import ast
+import importlib
+import io
 import json
+import re
 import subprocess
 import sys
+import tokenize
 import tomllib
 from pathlib import Path
 
 from transformer_jax.commands import command_line
+from transformer_jax.translator import model_formats
 
 ROOT = Path(__file__).parent.parent / "transformer_jax"
-# Each imports only from those before it, or from itself. A module that is named apart from its
-# package may be imported by packages that the rest of it imports.
-ORDER = [
+# Each room imports only from those before it, or from itself. The wall is between the lines.
+CORE = [
     "errors", "interrupts", "units", "waiting", "config", "paths", "ops", "model", "data",
-    "distributed", "runs", "evaluation.bleu_tokenizers", "decoding", "evaluation", "text",
-    "interop", "training", "diagnostics", "own_corpus", "api", "serving", "plotting", "configs",
-    "commands",
+    "distributed", "workdir", "search", "evaluation", "translator", "training",
 ]  # fmt: skip
+ORDER = [
+    *CORE, "extras.diagnostics", "extras.recipes", "extras.documents", "extras.interop",
+    "extras.corpora", "extras.serving", "extras.plotting", "configs", "commands",
+]  # fmt: skip
+FIRST_NAMES = {name.partition(".")[0] for name in ORDER}
+# Code lines, without comments and docstrings, that an import may load.
+MOST_LINES = {
+    "ops": 1700,
+    "model.transformer": 3450,
+    "training.step": 3900,
+    "search.search": 5650,
+    "training.loop": 11_000,
+    "translator.translator": 10_950,
+}
 
 
 def place(module: str) -> int:
-    """Index in `ORDER` of a module without its first name, by itself or by its package."""
+    """Index in `ORDER` of the room of a module, which is given without its first name."""
     parts = module.split(".")
     names = [name for name in (".".join(parts[:2]), parts[0]) if name in ORDER]
     return ORDER.index(names[0])
@@ -30,7 +46,7 @@ def place(module: str) -> int:
 def edges():
     for path in sorted(ROOT.rglob("*.py")):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        if module == "__init__" or path.name == "__main__.py":  # entry points
+        if path.parent in (ROOT, ROOT / "extras") and path.stem.startswith("__"):  # entry points
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             names = []
@@ -40,7 +56,7 @@ def edges():
                 names = [alias.name for alias in node.names]
             for name in names:
                 package, _, target = name.partition(".")
-                if package == "transformer_jax" and target.split(".")[0] in ORDER:
+                if package == "transformer_jax" and target.partition(".")[0] in FIRST_NAMES:
                     yield module, target, path
 
 
@@ -57,7 +73,74 @@ def test_imports_follow_the_order():
 
 def test_import_order_names_every_module():
     modules = {p.relative_to(ROOT).parts[0].removesuffix(".py") for p in ROOT.rglob("*.py")}
-    assert modules - {"__init__", "__main__"} == {name for name in ORDER if "." not in name}
+    assert modules - {"__init__", "__main__"} == FIRST_NAMES
+    extras = {p.name for p in (ROOT / "extras").iterdir() if (p / "__init__.py").exists()}
+    assert extras == {name.partition(".")[2] for name in ORDER if name.startswith("extras.")}
+
+
+def code_lines(path: Path) -> int:
+    """Lines of a file that have code: without blank lines, comments and docstrings."""
+    source = path.read_text()
+    lines: set[int] = set()
+    no_code = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in (*no_code, tokenize.ENDMARKER):
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        has_docstring = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        if isinstance(node, has_docstring) and ast.get_docstring(node) is not None:
+            lines.difference_update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return len(lines)
+
+
+def test_core_loads_nothing_beyond_the_wall_and_not_more_than_it_may():
+    codes = [f"import transformer_jax.{module}" for module in MOST_LINES]
+    everything = "\n".join(f"import transformer_jax.{module}" for module in modules_of(CORE))
+    *each, core = loaded_by(*codes, everything, full_names=True)
+    assert not {name for name in core if name.startswith("transformer_jax.extras")}
+    assert not {name for name in core if name.startswith("transformer_jax.commands")}
+    files = {
+        f"transformer_jax.{name}".removesuffix(".__init__"): path for name, path in all_files()
+    }
+    loads = {
+        module: sum(code_lines(files[name]) for name in loaded & files.keys())
+        for module, loaded in zip(MOST_LINES, each, strict=True)
+    }
+    assert all(loads[name] <= most for name, most in MOST_LINES.items()), loads
+    ops = each[0]
+    assert not {name for name in ops if name.startswith(("flax", "transformer_jax.config"))}
+
+
+def all_files() -> list[tuple[str, Path]]:
+    """Name, without its first part, and path of each module of the package."""
+    paths = sorted(ROOT.rglob("*.py"))
+    return [(".".join(path.relative_to(ROOT).with_suffix("").parts), path) for path in paths]
+
+
+def modules_of(rooms: list[str]) -> list[str]:
+    """The modules of rooms that are named by the first part of their modules."""
+    names = [name.removesuffix(".__init__") for name, _ in all_files()]
+    return [name for name in names if name.partition(".")[0] in rooms]
+
+
+def test_modules_that_the_core_imports_by_name_exist():
+    named = {
+        name
+        for module, path in all_files()
+        if module.partition(".")[0] in CORE
+        for name in re.findall(r"transformer_jax\.extras[\w.]*", path.read_text())
+    }
+    assert named == {
+        "transformer_jax.extras.corpora.tables",
+        "transformer_jax.extras.documents.document_translation",
+        "transformer_jax.extras.interop",
+    }
+    for one in model_formats.FORMATS:
+        reader = one.reader()
+        assert callable(reader.read_config)
+        assert callable(reader.read_model)
+        assert not one.engine or callable(one.load_engine().load)
+    assert callable(importlib.import_module("transformer_jax.extras.corpora.tables").fetch_hint)
 
 
 def test_every_package_is_installed():
@@ -73,22 +156,22 @@ import json, os, sys
 for code in json.loads(sys.argv[1]):
     if not os.fork():
         exec(code, {"__name__": "__main__"})
-        print("", json.dumps([name.split(".")[0] for name in sys.modules]), sep=chr(10), flush=True)
+        print("", json.dumps([*sys.modules]), sep=chr(10), flush=True)
         os._exit(0)
     if os.wait()[1]:
         sys.exit(code)
 """
 
 
-def loaded_by(*codes):
-    """For each code, names of the packages that a fresh Python has loaded after it."""
+def loaded_by(*codes, full_names=False):
+    """For each code, the packages that a fresh Python has loaded after it, or its modules."""
     command = [sys.executable, "-c", EACH_IN_A_FORK, json.dumps(codes)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert not done.returncode, done.stderr
     loaded = [{*json.loads(line)} for line in done.stdout.splitlines() if line.startswith('["')]
     assert len(loaded) == len(codes)
     assert all("transformer_jax" in names for names in loaded)
-    return loaded
+    return loaded if full_names else [{name.partition(".")[0] for name in one} for one in loaded]
 
 
 HELP = """
@@ -146,7 +229,7 @@ def test_help_of_a_command_does_not_load_jax():
 
 
 def test_import_loads_no_other_framework():
-    modules = "api", "commands.main", "data.number_words", "plotting", "training.loop"
+    modules = (*MOST_LINES, "commands.main", "data.number_words", "extras.plotting")
     code = "\n".join(f"import transformer_jax.{module}" for module in modules)
     (loaded,) = loaded_by(code)
     assert not loaded & {"tensorflow", "torch", "matplotlib", "tensorflow_text", "clu"}

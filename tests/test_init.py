@@ -26,12 +26,12 @@ from transformer_jax.data import text_corpora
 from transformer_jax.data.writing_systems import script_shares
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import bleu_tokenizers
-from transformer_jax.own_corpus import recipe, run_estimate, set_aside, settings, sizing
-from transformer_jax.own_corpus import survey as survey_lib
-from transformer_jax.own_corpus.device import Device
-from transformer_jax.own_corpus.reasons import make_reasons
-from transformer_jax.own_corpus.recipe import write_recipe
-from transformer_jax.own_corpus.recipe_file import recipe_text
+from transformer_jax.extras.recipes import recipe, run_estimate, set_aside, settings, sizing
+from transformer_jax.extras.recipes import survey as survey_lib
+from transformer_jax.extras.recipes.device import Device
+from transformer_jax.extras.recipes.reasons import make_reasons
+from transformer_jax.extras.recipes.recipe import write_recipe
+from transformer_jax.extras.recipes.recipe_file import recipe_text
 from transformer_jax.training.optimizer import make_schedule
 
 ROOT = Path(__file__).parent.parent

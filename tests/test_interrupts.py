@@ -21,7 +21,7 @@ CASES = {
     "has new files": (
         """
 import os, tempfile
-from transformer_jax.runs.new_files import NewFiles
+from transformer_jax.workdir.new_files import NewFiles
 folder = tempfile.mkdtemp() + '/run'
 NewFiles(folder).__enter__()
 os.mkdir(folder)

@@ -13,8 +13,8 @@ from tests import joeynmt_models
 from tests.joeynmt_models import CONFIG, STACK, changed
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.interop.joeynmt import reading, vocabularies
-from transformer_jax.runs import directory_kinds
+from transformer_jax.extras.interop.joeynmt import reading, vocabularies
+from transformer_jax.workdir import directory_kinds
 
 TEXTS = ["one two three four", "five six seven", "eight nine ten eleven", "twelve thirteen"] * 5
 

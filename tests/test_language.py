@@ -2,7 +2,7 @@
 
 To list what a file or folder still breaks:
 
-    python tests/test_language.py transformer_jax/decoding tests/test_search.py
+    python tests/test_language.py transformer_jax/translator tests/test_search.py
 """
 
 import ast
@@ -54,9 +54,9 @@ VAGUE_TEST = re.compile(r"test_(it|what|nothing|nobody|that|who)_")
 # Files whose tables of data keep their lines by `# fmt: skip`.
 TABLES = (
     "transformer_jax/evaluation/bleu_tokenizers.py",
-    "transformer_jax/interop/capabilities.py",
-    "transformer_jax/interop/huggingface/settings.py",
-    "transformer_jax/own_corpus/sizing.py",
+    "transformer_jax/extras/interop/capabilities.py",
+    "transformer_jax/extras/interop/huggingface/settings.py",
+    "transformer_jax/extras/recipes/sizing.py",
     "tests/test_imports.py",
     "tests/test_language.py",
 )

@@ -10,8 +10,8 @@ import yaml
 
 pytest.importorskip("fastapi")
 
-from transformer_jax.serving import app, metrics
-from transformer_jax.serving.service import Service
+from transformer_jax.extras.serving import app, metrics
+from transformer_jax.extras.serving.service import Service
 
 FOLDER = Path(__file__).parent.parent / "docs" / "launch"
 USER = 10001  # of the image

@@ -2,8 +2,8 @@
 
 import pytest
 
-from transformer_jax.decoding import long_texts
-from transformer_jax.decoding.translation import Translation, join_parts
+from transformer_jax.translator import long_texts
+from transformer_jax.translator.translation import Translation, join_parts
 
 
 def pieces_of(text):

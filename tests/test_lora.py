@@ -17,12 +17,13 @@ from tests.test_step import SHAPE, jitted, random_params, step_config, uneven_ba
 from tests.test_training import assert_same, final_params, lines
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.interop import pretrained
-from transformer_jax.runs import checkpoint, workdir
 from transformer_jax.training import partition, runners
 from transformer_jax.training.loop import train
 from transformer_jax.training.optimizer import decays
 from transformer_jax.training.step import TrainStep
+from transformer_jax.translator import pretrained
+from transformer_jax.workdir import checkpoint
+from transformer_jax.workdir import folder as workdir_lib
 
 RANK, ALPHA = 3, 6.0
 NUM_OUT = 2  # inputs of attention's output are heads and their sizes
@@ -237,7 +238,7 @@ def test_a_run_that_is_trained_on_is_read_to_the_host(tiny_run, adapted_run, mon
         targets.extend(jax.tree.leaves(target))
         return read_item(folder, item, target)
 
-    config = workdir.read_config(tiny_run[1])
+    config = workdir_lib.read_config(tiny_run[1])
     shapes = functools.partial(partition.sharded_shapes, config)
     for folder, which in itertools.product((tiny_run[1], adapted_run), ("latest", "average:2")):
         want = pretrained.load(folder, which).params

@@ -11,8 +11,8 @@ from tests import marian_models
 from tests.marian_models import SETTINGS
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.interop.marian import reading, vocabularies
-from transformer_jax.runs import directory_kinds
+from transformer_jax.extras.interop.marian import reading, vocabularies
+from transformer_jax.workdir import directory_kinds
 
 TEXTS = ["one two three four", "five six seven", "eight nine ten eleven", "twelve thirteen"] * 5
 
@@ -149,20 +149,21 @@ def test_marian_model_names_what_is_damaged_or_not_supported(name, marian, tmp_p
 
 
 def test_marian_model_is_named_by_its_file_and_read_from_anywhere(marian, tmp_path):
-    want = reading.read_directory(marian)
+    want = reading.read_model(marian)
     shutil.copytree(marian, tmp_path / "m")
     (tmp_path / "m" / "decoder.yml").rename(tmp_path / "m" / "best.npz.decoder.yml")
     search_file = tmp_path / "m" / "best.npz.decoder.yml"
     options = yaml.safe_load(search_file.read_text())
     options["models"] = ["/elsewhere/model.npz"]  # as Marian writes it
     search_file.write_text(yaml.safe_dump(options))
-    config, tokenizers, params = reading.read_directory(search_file)
-    assert config == want[0] == reading.read_config(search_file)
+    read = reading.read_model(search_file)
+    params = read.params
+    assert read.config == want.config == reading.read_config(search_file)
     for folder in (marian, tmp_path / "m"):
         what = directory_kinds.describe(folder)
         assert what == "is a model of Marian itself, and no work directory"
-    assert tokenizers.fingerprint == want[1].fingerprint
-    np.testing.assert_array_equal(params["output_bias"], want[2]["output_bias"])
+    assert read.tokenizers.fingerprint == want.tokenizers.fingerprint
+    np.testing.assert_array_equal(params["output_bias"], want.params["output_bias"])
     # The row of zeros, with which decoding starts, is never written.
     assert not np.any(params["target_embedding"][-1])
     assert params["output_bias"][-1] == -100

@@ -9,9 +9,10 @@ from tests.conftest import copy_run
 from tests.huggingface_models import small_model
 from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
-from transformer_jax.interop import FORMATS, bundle, model_card, pretrained, usage_examples
-from transformer_jax.interop.model_facts import ModelFacts, Score
-from transformer_jax.interop.sample_text import SampleText
+from transformer_jax.extras.interop import FORMATS, bundle, model_card, usage_examples
+from transformer_jax.extras.interop.model_facts import ModelFacts, Score
+from transformer_jax.extras.interop.sample_text import SampleText
+from transformer_jax.translator import pretrained
 
 
 def card(model, facts, **arguments):

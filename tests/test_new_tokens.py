@@ -20,10 +20,10 @@ from transformer_jax.data.foreign_tokenizers import ByteTokenizer, VocabularyTok
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
 from transformer_jax.errors import UserError
-from transformer_jax.interop import pretrained
-from transformer_jax.interop.huggingface import tokenizer_writing
+from transformer_jax.extras.interop.huggingface import tokenizer_writing
 from transformer_jax.training import new_tokens
 from transformer_jax.training.loop import train
+from transformer_jax.translator import pretrained
 
 RUSSIAN = ["ноль", "один", "два", "три", "четыре", "пять", "шесть", "семь", "восемь", "девять"]
 TAGS = LanguageTags()

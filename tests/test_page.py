@@ -19,10 +19,10 @@ from playwright import sync_api
 from tests.conftest import DIGITS
 from tests.web_server import Server
 from transformer_jax import Translator
-from transformer_jax.serving.app import create_app
-from transformer_jax.serving.keys import Keys, add_key
-from transformer_jax.serving.served_model import Limits, ServedModel
-from transformer_jax.serving.service import Service
+from transformer_jax.extras.serving.app import create_app
+from transformer_jax.extras.serving.keys import Keys, add_key
+from transformer_jax.extras.serving.served_model import Limits, ServedModel
+from transformer_jax.extras.serving.service import Service
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [

@@ -8,9 +8,9 @@ import sacrebleu
 
 from tests.conftest import digit_pairs
 from transformer_jax.errors import UserError
-from transformer_jax.interop import quality
-from transformer_jax.interop.parity import Parity, Reference, compare
-from transformer_jax.interop.sample_text import SampleText
+from transformer_jax.extras.interop import quality
+from transformer_jax.extras.interop.parity import Parity, Reference, compare
+from transformer_jax.extras.interop.sample_text import SampleText
 
 SENTENCES = [source for source, _ in digit_pairs(5, seed=2)]
 

@@ -14,8 +14,8 @@ from transformer_jax.commands import command_help, corpus_translation, main
 from transformer_jax.config import Config, all_settings, split_paths
 from transformer_jax.data import text_corpora
 from transformer_jax.errors import UserError
-from transformer_jax.interop import pretrained
-from transformer_jax.runs import workdir as workdir_lib
+from transformer_jax.translator import pretrained
+from transformer_jax.workdir import folder as workdir_lib
 
 
 @pytest.fixture

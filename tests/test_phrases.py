@@ -21,15 +21,16 @@ from tests.test_search_options import contains, finished
 from transformer_jax import Translator
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Tokenizer
-from transformer_jax.decoding import phrases, ranking
-from transformer_jax.decoding.batch_translator import BatchTranslator
-from transformer_jax.decoding.engine import Engine
-from transformer_jax.decoding.phrases import OneOf, begins_word
-from transformer_jax.decoding.requests import Request
-from transformer_jax.decoding.search_settings import PhraseArrays, TranslationSettings
-from transformer_jax.decoding.translation import Translation, distinct
 from transformer_jax.errors import UserError
-from transformer_jax.interop.pretrained import Pretrained
+from transformer_jax.search.search_settings import PhraseArrays
+from transformer_jax.translator import phrases, ranking
+from transformer_jax.translator.batch_translator import BatchTranslator
+from transformer_jax.translator.engine import Engine
+from transformer_jax.translator.phrases import OneOf, begins_word
+from transformer_jax.translator.pretrained import Pretrained
+from transformer_jax.translator.requests import Request
+from transformer_jax.translator.translation import Translation, distinct
+from transformer_jax.translator.translation_settings import TranslationSettings
 
 STARTS_WORD = (True, True, False, True)  # of the table models: 2 continues a word
 

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from absl import flags
 
-from transformer_jax import Translator, plotting
+from transformer_jax import Translator
 from transformer_jax.commands import command_help, plot
 from transformer_jax.data.tokenizer_pair import LanguageTags, TokenizerPair
-from transformer_jax.decoding.alignment import block_diagonal
 from transformer_jax.errors import UserError
+from transformer_jax.extras import plotting
+from transformer_jax.extras.plotting import collect
 from transformer_jax.model.layers import SelfAttention
 from transformer_jax.model.transformer import Transformer
-from transformer_jax.plotting import collect
+from transformer_jax.translator.alignment import block_diagonal
 
 
 def shown(axes):
@@ -246,7 +247,7 @@ def test_intermediates_are_empty_unless_requested():
 
 def test_sentence_attention_equals_that_of_the_search(translator):
     """The padded and compiled function agrees with the search's attention."""
-    from transformer_jax.decoding.alignment import AttentionChoice
+    from transformer_jax.translator.alignment import AttentionChoice
 
     text = "three four nine"
     choice = AttentionChoice(-1, None)
@@ -265,7 +266,7 @@ def test_sentence_attention_equals_that_of_the_search(translator):
 
 
 def test_sentence_attention_includes_language_tags(translator):
-    from transformer_jax.decoding.alignment import AttentionChoice
+    from transformer_jax.translator.alignment import AttentionChoice
 
     source = translator.tokenizers.source
     pair = TokenizerPair(source, source, LanguageTags("▁{}", both_sides=True))

@@ -12,13 +12,7 @@ import pytest
 from tests.conftest import digit_pairs, tiny_config, write_pairs
 from tests.worker_tasks import die, square_or_die
 from transformer_jax.data import corpus as corpus_lib
-from transformer_jax.data import (
-    corpus_shares,
-    prepared_folder,
-    sources,
-    text_corpora,
-    token_cache,
-)
+from transformer_jax.data import corpus_shares, prepared_folder, sources, text_corpora, token_cache
 from transformer_jax.data.shards import filters, shard_store, shard_writer
 from transformer_jax.data.workers import IN_THIS_PROCESS, Workers
 from transformer_jax.errors import UserError

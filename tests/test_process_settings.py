@@ -12,10 +12,10 @@ import pytest
 from tests.conftest import run_command
 from tests.test_step import SHAPE, step_config, uneven_batch
 from transformer_jax import Translator
-from transformer_jax.decoding import programs
 from transformer_jax.ops.losses import cross_entropy
 from transformer_jax.training import partition, runners
 from transformer_jax.training.step import TrainStep
+from transformer_jax.translator import programs
 
 SETTINGS = {
     "jax_enable_x64": True,

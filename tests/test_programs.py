@@ -19,20 +19,20 @@ import pytest
 
 from tests.test_search import IDS, TableDecoder, random_model, table_logits
 from transformer_jax.config import DecodeConfig, ModelConfig
-from transformer_jax.decoding import batch_functions, batching, programs
-from transformer_jax.decoding.decoder import cache_sizes, decode_loop
-from transformer_jax.decoding.engine import Engine
-from transformer_jax.decoding.search import search
-from transformer_jax.decoding.search_settings import (
+from transformer_jax.model import decoder_weights, incremental
+from transformer_jax.model.transformer import init_params
+from transformer_jax.search.decoder import cache_sizes, decode_loop
+from transformer_jax.search.search import search
+from transformer_jax.search.search_settings import (
     SearchConstraints,
     SearchValues,
-    TranslationSettings,
     structure_of,
     values_of,
 )
-from transformer_jax.model import decoder_weights, incremental
-from transformer_jax.model.transformer import init_params
-from transformer_jax.runs import compilation_cache
+from transformer_jax.translator import batch_functions, batching, programs
+from transformer_jax.translator.engine import Engine
+from transformer_jax.translator.translation_settings import TranslationSettings
+from transformer_jax.workdir import compilation_cache
 
 ROOT = Path(__file__).parent.parent
 

@@ -18,14 +18,14 @@ from etils import epath
 
 from tests.conftest import copy_run, tiny_config, transformer_jax
 from tests.test_runs import entry
-from transformer_jax import plotting
 from transformer_jax.commands import report_file
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.errors import UserError
-from transformer_jax.plotting import report, report_headline, report_page, style
-from transformer_jax.plotting.report import write_report
-from transformer_jax.runs import history, scores, summary
-from transformer_jax.runs import workdir as workdir_lib
+from transformer_jax.extras import plotting
+from transformer_jax.extras.plotting import report, report_headline, report_page, style
+from transformer_jax.extras.plotting.report import write_report
+from transformer_jax.workdir import folder as workdir_lib
+from transformer_jax.workdir import history, scores, summary
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,9 @@ from tests.conftest import copy_run, tiny_config, transformer_jax
 from transformer_jax import units
 from transformer_jax.commands import runs as command
 from transformer_jax.errors import UserError
-from transformer_jax.runs import history, machine, scores, summary, workdir
 from transformer_jax.training.loop import train
+from transformer_jax.workdir import folder as workdir_lib
+from transformer_jax.workdir import history, machine, scores, summary
 
 UTC = datetime.UTC
 NOW = datetime.datetime(2026, 5, 4, 12, tzinfo=UTC)
@@ -67,7 +68,7 @@ def test_runs_shows_a_finished_run_with_its_scores(run):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     scores = [line["eval_token_accuracy"] for line in lines if "eval_loss" in line]
     seen = summary.summarize(run)
-    steps = workdir.read_config(run).train.num_steps
+    steps = workdir_lib.read_config(run).train.num_steps
     assert (seen.name, seen.state, seen.step, seen.num_steps) == ("one", "finished", steps, steps)
     assert seen.newest("token_accuracy") == scores[-1]
     assert seen.best("token_accuracy")["token_accuracy"] == max(scores)
@@ -76,7 +77,7 @@ def test_runs_shows_a_finished_run_with_its_scores(run):
 
 
 def test_runs_tells_stopped_from_stopped_early(run):
-    num_steps = workdir.read_config(run).train.num_steps
+    num_steps = workdir_lib.read_config(run).train.num_steps
     set_config(run, "train", num_steps=num_steps + 1)
     assert summary.summarize(run).state == "stopped"
     meta = run / "checkpoints" / str(num_steps) / "meta" / "data.json"
@@ -91,7 +92,7 @@ def test_runs_tells_stopped_from_stopped_early(run):
 
 def test_runs_tells_a_running_run_by_its_lock(run):
     set_config(run, "train", num_steps=1000)
-    with workdir.lock(run):
+    with workdir_lib.lock(run):
         seen = summary.summarize(run)
         assert seen.state == "running"
         assert f"process {os.getpid()}" in seen.reason
@@ -99,7 +100,7 @@ def test_runs_tells_a_running_run_by_its_lock(run):
             file.write('{"step": 900, "train_loss": 1.0}\n{"step": 901, "tr')
         assert summary.summarize(run).step == 900
     assert summary.summarize(run).state == "stopped"
-    with workdir.lock(run):  # looking has left no lock
+    with workdir_lib.lock(run):  # looking has left no lock
         pass
 
 
@@ -208,7 +209,7 @@ def test_history_adds_the_time_of_all_trainings(run):
 
 def evaluate(run, bleu, config=None, data="", checkpoint="best", split="test", ensemble=()):
     """Records scores as `eval` does; `config` is the one it used."""
-    config = config or workdir.read_config(run)
+    config = config or workdir_lib.read_config(run)
     history.add_evaluation(
         run,
         {"bleu": bleu, "split": split},
@@ -223,11 +224,11 @@ def evaluate(run, bleu, config=None, data="", checkpoint="best", split="test", e
 def test_history_records_evaluations_of_runs_only(run, tmp_path):
     evaluate(run, 12.5)
     (seen,) = summary.summarize(run).evals
-    assert (seen["bleu"], seen["data"]) == (12.5, workdir.read_config(run).data.test)
+    assert (seen["bleu"], seen["data"]) == (12.5, workdir_lib.read_config(run).data.test)
     model = tmp_path / "opus-mt"
     model.mkdir()
     (model / "config.json").write_text('{"model_type": "marian", "d_model": 512}')
-    evaluate(model, 12.5, workdir.read_config(run))
+    evaluate(model, 12.5, workdir_lib.read_config(run))
     assert not (model / "history").exists()
 
 
@@ -246,7 +247,7 @@ def test_runs_keeps_evaluations_with_other_settings_apart(run, path):
     """They replace neither the score of the table nor that of the report."""
     evaluate(run, 12.5)
     section, name = path.split(".")
-    config = workdir.read_config(run)
+    config = workdir_lib.read_config(run)
     changed = dataclasses.replace(getattr(config, section), **{name: OTHER_SETTINGS[path]})
     evaluate(run, 99.0, dataclasses.replace(config, **{section: changed}))
     assert history.read_history(run)[-1]["settings"] == {path: OTHER_SETTINGS[path]}
@@ -260,7 +261,7 @@ def test_runs_shows_the_test_score_of_the_best_checkpoint(run):
     evaluate(run, 11.0, checkpoint="latest")
     assert summary.summarize(run).test["bleu"] == 11.0
     evaluate(run, 12.0)
-    config = workdir.read_config(run)
+    config = workdir_lib.read_config(run)
     elsewhere = dataclasses.replace(config.data, cache_dir="/elsewhere", train="other")
     evaluate(run, 12.5, dataclasses.replace(config, data=elsewhere))
     evaluate(run, 90.0, checkpoint="average:3")
@@ -302,7 +303,7 @@ def test_history_records_the_command_of_an_evaluation(run):
     assert f"wrote {run / 'report.html'}\n" in done.stdout
     _, record = history.read_history(run)
     assert record["command_line"].endswith(f"--workdir={run} --split=validation")
-    assert record["data"] == workdir.read_config(run).data.validation
+    assert record["data"] == workdir_lib.read_config(run).data.validation
     assert f"{record['scores']['chrf']:.2f}" in done.stdout
     assert record["scores"]["split"] == "validation"
     score = re.search(r"chrF +(\S+)", done.stdout)[1]
@@ -501,6 +502,6 @@ def test_runs_reads_a_bucket(run, bucket):
     seen, local = summary.summarize(remote), summary.summarize(run)
     assert (seen.state, seen.step, seen.size) == (local.state, local.step, local.size)
     assert seen.evaluations == local.evaluations
-    with workdir.lock(remote):
+    with workdir_lib.lock(remote):
         assert summary.summarize(remote).state == "running"
     assert summary.summarize(remote).state == "finished"

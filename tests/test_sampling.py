@@ -26,10 +26,11 @@ from tests.test_search import (
     table_logits,
 )
 from transformer_jax.config import DecodeConfig
-from transformer_jax.decoding import mbr, sampling
-from transformer_jax.decoding.search import search
-from transformer_jax.decoding.search_settings import structure_of, values_of
 from transformer_jax.ops.top_k import NEVER, top_k_columns
+from transformer_jax.search import sampling
+from transformer_jax.search.search import search
+from transformer_jax.search.search_settings import structure_of, values_of
+from transformer_jax.translator import mbr
 
 
 @functools.cache

@@ -22,19 +22,19 @@ from transformer_jax.data.plans.batch_shapes import BatchShape
 from transformer_jax.data.plans.packing import PackPlan
 from transformer_jax.data.plans.pair_selection import select_pairs
 from transformer_jax.data.tokenizer_pair import SpecialIds
-from transformer_jax.diagnostics import (
+from transformer_jax.errors import UserError
+from transformer_jax.extras.diagnostics import (
     accelerators,
     dry_run,
     evaluation_memory,
     hlo,
     memory_traffic,
 )
-from transformer_jax.errors import UserError
 from transformer_jax.model import decoder_weights
 from transformer_jax.model.transformer import init_params
-from transformer_jax.runs import workdir
 from transformer_jax.training import partition, runners, setup
 from transformer_jax.training.evaluate import Evaluator
+from transformer_jax.workdir import folder as workdir_lib
 
 ROOT = Path(__file__).parent.parent
 
@@ -295,7 +295,9 @@ def test_dry_run_reports_the_real_step(tmp_path):
     start = tiny_config(tmp_path)
     model = dataclasses.replace(start.model, source_vocab_size=50, target_vocab_size=60)
     (tmp_path / "start").mkdir()
-    workdir.write_config(epath.Path(tmp_path / "start"), dataclasses.replace(start, model=model))
+    workdir_lib.write_config(
+        epath.Path(tmp_path / "start"), dataclasses.replace(start, model=model)
+    )
     config = dataclasses.replace(
         tiny_config(tmp_path, init_from=str(tmp_path / "start")),
         model=dataclasses.replace(model, d_model=2 * model.d_model),  # that of the start counts

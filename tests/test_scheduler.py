@@ -9,10 +9,10 @@ import weakref
 
 import pytest
 
-from transformer_jax.decoding import scheduler as scheduler_module
-from transformer_jax.decoding.futures import gather
-from transformer_jax.decoding.scheduler import Scheduler
-from transformer_jax.decoding.text_queue import (
+from transformer_jax.translator import scheduler as scheduler_module
+from transformer_jax.translator.futures import gather
+from transformer_jax.translator.scheduler import Scheduler
+from transformer_jax.translator.text_queue import (
     DeadlineError,
     Entry,
     Lane,
@@ -357,8 +357,8 @@ def test_queue_keeps_nothing_that_was_taken_of_a_client_that_always_waits():
 
 def test_process_ends_although_a_text_waits_for_others():
     program = """
-from transformer_jax.decoding.scheduler import of_process
-from transformer_jax.decoding.text_queue import Lane
+from transformer_jax.translator.scheduler import of_process
+from transformer_jax.translator.text_queue import Lane
 lane = Lane("lane", lambda length: (4,), lambda batch, items: items)
 future = of_process().submit(lane, "translated", 8, wait_seconds=3600)
 future.add_done_callback(lambda f: print(f.result()))

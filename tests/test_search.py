@@ -10,10 +10,10 @@ import pytest
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer_pair import SpecialIds
-from transformer_jax.decoding.hypotheses import gather_beams, length_penalty
-from transformer_jax.decoding.search import search
-from transformer_jax.decoding.search_settings import SearchConstraints, structure_of, values_of
 from transformer_jax.ops.top_k import NEVER
+from transformer_jax.search.hypotheses import gather_beams, length_penalty
+from transformer_jax.search.search import search
+from transformer_jax.search.search_settings import SearchConstraints, structure_of, values_of
 
 VOCAB, EOS, START, PAD = 4, 3, 0, 9
 IDS = SpecialIds(0, 0, PAD, EOS, START)

@@ -20,8 +20,8 @@ from tests.test_search import (
     tokens,
 )
 from transformer_jax.config import DecodeConfig
-from transformer_jax.decoding.search_settings import PhraseArrays
 from transformer_jax.ops.top_k import NEVER
+from transformer_jax.search.search_settings import PhraseArrays
 
 
 def log_prob(table, sequence):

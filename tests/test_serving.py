@@ -10,10 +10,10 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 from tests.serving_model import prepared, served_model
-from transformer_jax.serving import lifecycle
-from transformer_jax.serving.app import create_app
-from transformer_jax.serving.errors import ServiceError
-from transformer_jax.serving.service import Service
+from transformer_jax.extras.serving import lifecycle
+from transformer_jax.extras.serving.app import create_app
+from transformer_jax.extras.serving.errors import ServiceError
+from transformer_jax.extras.serving.service import Service
 
 TEXTS = ["one two", "three", "four five six"]
 SENTENCES = {"texts": TEXTS, "format": "sentence"}

@@ -16,10 +16,10 @@ import libretranslatepy
 import requests
 
 from tests.serving_model import prepared, running, served_model, wait_until
-from transformer_jax.decoding import scheduler
-from transformer_jax.serving.app import create_app
-from transformer_jax.serving.keys import Keys, add_key
-from transformer_jax.serving.service import Service
+from transformer_jax.extras.serving.app import create_app
+from transformer_jax.extras.serving.keys import Keys, add_key
+from transformer_jax.extras.serving.service import Service
+from transformer_jax.translator import scheduler
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ pytest.importorskip("fastapi")
 from tests.walkthrough import read_blocks, run
 from tests.web_server import Server
 from transformer_jax import Translator
-from transformer_jax.serving.app import create_app
-from transformer_jax.serving.metrics import Metrics
-from transformer_jax.serving.served_model import ServedModel
-from transformer_jax.serving.service import Service
+from transformer_jax.extras.serving.app import create_app
+from transformer_jax.extras.serving.metrics import Metrics
+from transformer_jax.extras.serving.served_model import ServedModel
+from transformer_jax.extras.serving.service import Service
 
 TEXT = (Path(__file__).parent.parent / "docs" / "serving.md").read_text(encoding="utf-8")
 ADDRESS = "http://127.0.0.1:8080"

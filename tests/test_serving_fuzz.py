@@ -16,8 +16,8 @@ from fastapi.testclient import TestClient
 from schemathesis.specs.openapi import checks
 
 from tests.serving_model import prepared
-from transformer_jax.serving.app import create_app
-from transformer_jax.serving.service import Service
+from transformer_jax.extras.serving.app import create_app
+from transformer_jax.extras.serving.service import Service
 
 BODIES = {
     "/v1/translate": {"texts": ["one", "two."], "n_best": 2, "alignment": True, "beam_size": 4},

@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("fastapi")
 
 from transformer_jax.errors import UserError
-from transformer_jax.serving.errors import ServiceError
-from transformer_jax.serving.keys import Keys, add_key
+from transformer_jax.extras.serving.errors import ServiceError
+from transformer_jax.extras.serving.keys import Keys, add_key
 
 
 def test_keys_are_kept_as_digests_in_a_file_of_the_owner(tmp_path):

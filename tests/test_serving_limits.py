@@ -24,20 +24,20 @@ from fastapi.testclient import TestClient
 
 from tests.serving_model import LIMITS, prepared, served_model
 from transformer_jax import Translator, waiting
-from transformer_jax.decoding import scheduler
-from transformer_jax.decoding.batch_translator import NOT_FINITE
-from transformer_jax.decoding.text_queue import DeadlineError
-from transformer_jax.decoding.translation import no_translation
-from transformer_jax.serving import priority, texts
-from transformer_jax.serving.app import create_app
-from transformer_jax.serving.documents import Wanted
-from transformer_jax.serving.errors import ServiceError
-from transformer_jax.serving.jobs import Job
-from transformer_jax.serving.lifecycle import Lifecycle
-from transformer_jax.serving.limits import RequestLimits
-from transformer_jax.serving.served_model import ServedModel
-from transformer_jax.serving.service import Service
-from transformer_jax.text import languages
+from transformer_jax.extras.documents import languages
+from transformer_jax.extras.serving import priority, texts
+from transformer_jax.extras.serving.app import create_app
+from transformer_jax.extras.serving.documents import Wanted
+from transformer_jax.extras.serving.errors import ServiceError
+from transformer_jax.extras.serving.jobs import Job
+from transformer_jax.extras.serving.lifecycle import Lifecycle
+from transformer_jax.extras.serving.limits import RequestLimits
+from transformer_jax.extras.serving.served_model import ServedModel
+from transformer_jax.extras.serving.service import Service
+from transformer_jax.translator import scheduler
+from transformer_jax.translator.batch_translator import NOT_FINITE
+from transformer_jax.translator.text_queue import DeadlineError
+from transformer_jax.translator.translation import no_translation
 
 POSTS = ("/v1/translate", "/v1/score", "/v1/sentences", "/translate", "/detect", "/v2/translate")
 JSON = {"Content-Type": "application/json"}
@@ -153,7 +153,7 @@ def test_body_that_takes_too_long_is_refused():
         sent.append(message)
 
     def answer(path, error: ServiceError):
-        from transformer_jax.serving.errors import JsonError
+        from transformer_jax.extras.serving.errors import JsonError
 
         return JsonError({"error": error.message}, error.status)
 

@@ -13,19 +13,20 @@ from fastapi.testclient import TestClient
 
 from tests.serving_model import prepared
 from transformer_jax import Translator
-from transformer_jax.serving import v1
-from transformer_jax.serving.app import create_app
-from transformer_jax.serving.errors import ServiceError
-from transformer_jax.serving.served_model import ServedModel
-from transformer_jax.serving.service import Service
-from transformer_jax.serving.v1_fields import TranslateRequest
-from transformer_jax.text import languages, term_placement, word_links
-from transformer_jax.text.calibration import Calibration
-from transformer_jax.text.confidence import Logistic
-from transformer_jax.text.copying import Shown
-from transformer_jax.text.guards import Guards
-from transformer_jax.text.sentence_translator import Preparer
-from transformer_jax.text.words import words_of
+from transformer_jax.extras.documents import languages, term_placement
+from transformer_jax.extras.documents.copying import Shown
+from transformer_jax.extras.documents.guards import Guards
+from transformer_jax.extras.documents.sentence_translator import Preparer
+from transformer_jax.extras.serving import v1
+from transformer_jax.extras.serving.app import create_app
+from transformer_jax.extras.serving.errors import ServiceError
+from transformer_jax.extras.serving.served_model import ServedModel
+from transformer_jax.extras.serving.service import Service
+from transformer_jax.extras.serving.v1_fields import TranslateRequest
+from transformer_jax.translator import word_links
+from transformer_jax.translator.calibration import Calibration
+from transformer_jax.translator.confidence import Logistic
+from transformer_jax.translator.words import words_of
 
 
 @pytest.fixture(scope="module")

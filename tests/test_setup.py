@@ -15,11 +15,11 @@ from transformer_jax.config import Config, DataConfig
 from transformer_jax.data import sources
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.errors import UserError
-from transformer_jax.runs import workdir as workdir_lib
-from transformer_jax.runs.checkpoint import Checkpointer
-from transformer_jax.runs.new_files import NewFiles
 from transformer_jax.training import data_description, loop, runners, setup
 from transformer_jax.training.loop import train
+from transformer_jax.workdir import folder as workdir_lib
+from transformer_jax.workdir.checkpoint import Checkpointer
+from transformer_jax.workdir.new_files import NewFiles
 
 
 def live_bytes():

@@ -13,12 +13,12 @@ from transformer_jax.commands.translation_job import Job
 from transformer_jax.data import shortlist, token_links
 from transformer_jax.data.shortlist import Shortlist
 from transformer_jax.data.token_links import TokenLinks
-from transformer_jax.decoding import phrases, vocabulary_subset
-from transformer_jax.decoding.batching import Batch
-from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
-from transformer_jax.interop.pretrained import Pretrained
-from transformer_jax.text.sentence_translator import RETRIES
+from transformer_jax.extras.documents.sentence_translator import RETRIES
+from transformer_jax.translator import phrases, vocabulary_subset
+from transformer_jax.translator.batching import Batch
+from transformer_jax.translator.pretrained import Pretrained
+from transformer_jax.translator.requests import Request
 
 TEXTS = ["one two three", "four five", "six", "seven eight nine one", "two two"]
 ROOM = {"max_decode_len": 12}

@@ -12,12 +12,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer_jax.config import CheckpointConfig
 from transformer_jax.data.plans.batch_shapes import BatchShape
-from transformer_jax.diagnostics import hlo
+from transformer_jax.extras.diagnostics import hlo
 from transformer_jax.model.transformer import Transformer, param_shapes
 from transformer_jax.ops import losses
-from transformer_jax.runs.checkpoint import Checkpointer
 from transformer_jax.training import partition, runners, saving
 from transformer_jax.training.step import Sums, TrainState, TrainStep
+from transformer_jax.workdir.checkpoint import Checkpointer
 
 SHAPE = BatchShape(rows=16, source_len=10, target_len=9)
 

@@ -16,9 +16,9 @@ from transformer_jax.commands import distillation
 from transformer_jax.commands.translation_job import Job
 from transformer_jax.config import DataConfig
 from transformer_jax.data.sources import open_corpora
-from transformer_jax.decoding.translation import Translation
-from transformer_jax.runs import workdir as workdir_lib
-from transformer_jax.text.training_pairs import PairRules
+from transformer_jax.extras.documents.training_pairs import PairRules
+from transformer_jax.translator.translation import Translation
+from transformer_jax.workdir import folder as workdir_lib
 
 
 def translation(text, log_prob=-1.0, num_tokens=3):

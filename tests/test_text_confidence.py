@@ -9,12 +9,13 @@ import pytest
 
 from tests.conftest import copy_run, digit_pairs, run_command, write_pairs
 from transformer_jax import Translator
-from transformer_jax.decoding.alignment import AttentionChoice
-from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError
-from transformer_jax.text import attention_choice, calibration, confidence, documents
-from transformer_jax.text.calibration import Calibration
-from transformer_jax.text.confidence import Logistic
+from transformer_jax.extras.documents import attention_choice, document_translation
+from transformer_jax.translator import calibration, confidence
+from transformer_jax.translator.alignment import AttentionChoice
+from transformer_jax.translator.calibration import Calibration
+from transformer_jax.translator.confidence import Logistic
+from transformer_jax.translator.translation import Translation
 
 
 def translation(text="Ein Hund rennt.", log_probs=(-0.1, -0.5, -2.0, -0.3, -0.2), **fields):
@@ -241,7 +242,7 @@ def test_documents_without_links_do_not_ask_for_attention(translator, monkeypatc
     for text in ("one two", "one {x}"):
         translator.translate_document(text, guards=False)
     assert seen == [None, translator.alignment]
-    assert documents.options().guards
+    assert document_translation.options().guards
 
 
 def test_calibrations_that_are_damaged_or_impossible_are_refused(calibrated, tiny_run, tmp_path):

@@ -15,12 +15,12 @@ import markdown_it
 from tests.conftest import run_command
 from transformer_jax.commands import decode_document
 from transformer_jax.errors import UserError
-from transformer_jax.text import sentences
-from transformer_jax.text.document import Document, Reading, SentenceTranslation
-from transformer_jax.text.formats import readers
-from transformer_jax.text.protection import NO_PROTECTION, Protection
-from transformer_jax.text.sentences import NO_LINES, NO_SPLIT
-from transformer_jax.text.words import words_of
+from transformer_jax.extras.documents import sentences
+from transformer_jax.extras.documents.document import Document, Reading, SentenceTranslation
+from transformer_jax.extras.documents.formats import readers
+from transformer_jax.extras.documents.protection import NO_PROTECTION, Protection
+from transformer_jax.extras.documents.sentences import NO_LINES, NO_SPLIT
+from transformer_jax.translator.words import words_of
 
 TEXT = (
     "  Dr. Smith came at 3.15 p.m. He left.\n\n\t- One!  Two?\r\nthree\u2028four \n1. Five. ***\n"

@@ -12,10 +12,10 @@ pytest.importorskip("markdown_it")
 from tests.test_text_documents import MARKDOWN, PAGE, TEXT, identity, reversed_words, shown
 from tests.test_text_documents import read as read_document
 from transformer_jax.commands.decode import DOCUMENT_FORMATS
-from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError
-from transformer_jax.text.document import Document, SentenceTranslation
-from transformer_jax.text.formats import readers
+from transformer_jax.extras.documents.document import Document, SentenceTranslation
+from transformer_jax.extras.documents.formats import readers
+from transformer_jax.translator.translation import Translation
 
 # Each file with @@ where its translations are missing: the text there, translated to itself.
 PO = r"""# Head

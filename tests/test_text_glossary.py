@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from tests.conftest import run_command
-from transformer_jax.decoding import phrases
-from transformer_jax.decoding.phrases import OneOf
-from transformer_jax.decoding.requests import Request
-from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError
-from transformer_jax.text import glossary, term_placement
+from transformer_jax.extras.documents import glossary, term_placement
+from transformer_jax.translator import phrases
+from transformer_jax.translator.phrases import OneOf
+from transformer_jax.translator.requests import Request
+from transformer_jax.translator.translation import Translation
 
 ROWS = [
     ("red hat", "roter Hut|roten Hut"),

@@ -7,10 +7,10 @@ import pytest
 pytest.importorskip("sentencex")
 
 from transformer_jax import Translator
-from transformer_jax.decoding.requests import Request
-from transformer_jax.text import documents, guards
-from transformer_jax.text.document import DocumentSentence
-from transformer_jax.text.guards import Guards
+from transformer_jax.extras.documents import document_translation, guards
+from transformer_jax.extras.documents.document import DocumentSentence
+from transformer_jax.extras.documents.guards import Guards
+from transformer_jax.translator.requests import Request
 
 LONG = "A dog runs over the green grass in the park with its owner and a ball."
 CAUGHT = [
@@ -111,8 +111,8 @@ class Scripted(Translator):
 )
 def test_caught_translations_are_searched_again(translator, by_search, wanted, flags, searches):
     model = Scripted(translator, by_search)
-    options = documents.options(guards=True)
-    one = documents.sentence_translator(model, options)
+    options = document_translation.options(guards=True)
+    one = document_translation.sentence_translator(model, options)
     (result,) = one.translate([DocumentSentence("one two", False)])
     assert (result.text, result.flags) == (wanted, flags)
     assert [method for method, _ in model.asked] == searches
@@ -128,13 +128,15 @@ def test_only_caught_sentences_are_searched_again_and_order_stays(translator):
                 yield dataclasses.replace(result, text="" if is_bad else f"<{request.text}>")
 
     model = Some(translator, {"own": "", "beam": ""})
-    one = documents.sentence_translator(model, documents.options())
+    one = document_translation.sentence_translator(model, document_translation.options())
     sentences = [DocumentSentence(text, False) for text in ("one", "two", "three")]
     results = one.translate(sentences)
     assert next(results).text == "<one>"  # before the others are searched again
     assert [result.text for result in results] == ["<two>", "<three>"]
     assert model.asked == [("own", ["one", "two", "three"]), ("beam", ["two"])]
-    without = documents.sentence_translator(model, documents.options(guards=False))
+    without = document_translation.sentence_translator(
+        model, document_translation.options(guards=False)
+    )
     assert [r.text for r in without.translate(sentences)] == ["<one>", "", "<three>"]
     assert len(model.asked) == 3
 
@@ -142,7 +144,9 @@ def test_only_caught_sentences_are_searched_again_and_order_stays(translator):
 def test_searches_that_conflict_with_the_settings_are_left_out(translator):
     model = Scripted(translator, {"own": "", "beam": ""})
     # MBR has no coverage penalty.
-    one = documents.sentence_translator(model, documents.options(), coverage_penalty=0.1)
+    one = document_translation.sentence_translator(
+        model, document_translation.options(), coverage_penalty=0.1
+    )
     (result,) = one.translate([DocumentSentence("one two", False)])
     assert result.flags == ("empty",)
     assert [method for method, _ in model.asked] == ["own", "beam"]

@@ -10,10 +10,10 @@ pytest.importorskip("markdown_it")
 
 from tests.test_text_documents import Tree, identity, read, shown
 from transformer_jax.errors import UserError
-from transformer_jax.text import copying, protection
-from transformer_jax.text.copying import Marked, Shown
-from transformer_jax.text.document import SentenceTranslation
-from transformer_jax.text.words import words_of
+from transformer_jax.extras.documents import copying, protection
+from transformer_jax.extras.documents.copying import Marked, Shown
+from transformer_jax.extras.documents.document import SentenceTranslation
+from transformer_jax.translator.words import words_of
 
 USUAL = protection.of()
 A, B, C = (chr(0xF0000 + n) for n in range(3))

@@ -9,13 +9,13 @@ pytest.importorskip("sentencex")
 pytest.importorskip("markdown_it")
 
 from tests.test_text_documents import read, reversed_words, shown
-from transformer_jax.text import accelerators, copying, guards, placeholders, protection
-from transformer_jax.text.copying import Marked
-from transformer_jax.text.document import Document, Reading, SentenceTranslation
-from transformer_jax.text.formats import po_plurals, readers
-from transformer_jax.text.guards import Guards
-from transformer_jax.text.placeholders import MessageFormat
-from transformer_jax.text.words import words_of
+from transformer_jax.extras.documents import accelerators, copying, guards, placeholders, protection
+from transformer_jax.extras.documents.copying import Marked
+from transformer_jax.extras.documents.document import Document, Reading, SentenceTranslation
+from transformer_jax.extras.documents.formats import po_plurals, readers
+from transformer_jax.extras.documents.guards import Guards
+from transformer_jax.extras.documents.placeholders import MessageFormat
+from transformer_jax.translator.words import words_of
 
 # Format, source, and the document with all words that are translated in capitals.
 WILD = [

@@ -11,10 +11,10 @@ pytest.importorskip("markdown_it")
 
 from tests.test_text_documents import reversed_words
 from transformer_jax.errors import UserError
-from transformer_jax.text import documents, protection, sentences
-from transformer_jax.text.document import Document, Reading, SentenceTranslation
-from transformer_jax.text.formats import readers
-from transformer_jax.text.words import words_of
+from transformer_jax.extras.documents import document_translation, protection, sentences
+from transformer_jax.extras.documents.document import Document, Reading, SentenceTranslation
+from transformer_jax.extras.documents.formats import readers
+from transformer_jax.translator.words import words_of
 
 # (format, source): the words one, two and three are translated, and nothing else.
 SOURCES = [
@@ -144,14 +144,14 @@ def test_patterns_are_expressions_of_their_own():
 def test_the_language_of_a_document_is_that_of_its_text(translator):
     script = "function the(is, of) { return and + to; } // this is the English of a script\n" * 60
     page = f"<script>{script}</script><p>Der Hund läuft über die Straße und bellt laut.</p>"
-    text = documents.without_markup(page, "html")
+    text = document_translation.without_markup(page, "html")
     assert text == "Der Hund läuft über die Straße und bellt laut."
 
 
 def test_a_document_is_cut_where_the_model_was_trained_to(translator):
     text = ", ".join(["one two three"] * 12)
     sentences_of_document = read(text, "txt").sentences
-    preparer = documents.preparer(translator, documents.options())
+    preparer = document_translation.preparer(translator, document_translation.options())
     assert preparer.longest == translator.config.data.max_len
     preparer = dataclasses.replace(preparer, longest=20)
     (parts,) = preparer.parts(sentences_of_document)

@@ -14,10 +14,10 @@ from transformer_jax.config import validate
 from transformer_jax.data import loader, token_cache, token_links
 from transformer_jax.data.plans.batch_shapes import BatchLayout, BatchShape
 from transformer_jax.data.token_links import TokenLinks, symmetrize
-from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.errors import UserError
 from transformer_jax.ops import losses
 from transformer_jax.training.loop import train
+from transformer_jax.translator.alignment import AttentionChoice
 
 
 @pytest.mark.parametrize(

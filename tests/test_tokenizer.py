@@ -18,8 +18,8 @@ from transformer_jax.data.foreign_tokenizers import VocabularyTokenizer
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.data.tokenizer_training import make_tokenizers
-from transformer_jax.decoding.requests import RequestEncoder
 from transformer_jax.errors import UserError
+from transformer_jax.translator.requests import RequestEncoder
 
 
 @pytest.fixture(scope="module")

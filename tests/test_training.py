@@ -18,10 +18,10 @@ from etils import epath
 from tests.conftest import digit_pairs, tiny_config, write_pairs
 from transformer_jax import waiting
 from transformer_jax.errors import UserError
-from transformer_jax.runs.retention import quality
 from transformer_jax.training import loop
 from transformer_jax.training.loop import train
 from transformer_jax.training.progress import Progress
+from transformer_jax.workdir.retention import quality
 
 
 def lines(path):

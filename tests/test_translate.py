@@ -13,12 +13,12 @@ import pytest
 
 from tests.conftest import digit_pairs, tiny_config
 from transformer_jax import Translation
-from transformer_jax.decoding import batching
-from transformer_jax.decoding.batch_translator import BatchTranslator
-from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
-from transformer_jax.evaluation import corpus_metrics, model_metrics
+from transformer_jax.evaluation import corpus_metrics
 from transformer_jax.model.transformer import Transformer
+from transformer_jax.translator import batching, model_metrics
+from transformer_jax.translator.batch_translator import BatchTranslator
+from transformer_jax.translator.requests import Request
 
 ROOT = Path(__file__).parent.parent
 TYPED = """

@@ -14,17 +14,17 @@ import pytest
 
 from transformer_jax import Translator
 from transformer_jax.config import ModelConfig
-from transformer_jax.decoding import batching, scheduler
-from transformer_jax.decoding.alignment import AttentionChoice
-from transformer_jax.decoding.batch_translator import BatchTranslator
-from transformer_jax.decoding.jax_batch_runner import JaxBatchRunner
-from transformer_jax.decoding.programs import Programs
-from transformer_jax.decoding.requests import Request
-from transformer_jax.decoding.text_queue import DeadlineError, QueueFullError
 from transformer_jax.errors import UserError
 from transformer_jax.model.choices import compute_dtype
 from transformer_jax.ops import platforms
-from transformer_jax.runs.workdir import committed_steps
+from transformer_jax.translator import batching, scheduler
+from transformer_jax.translator.alignment import AttentionChoice
+from transformer_jax.translator.batch_translator import BatchTranslator
+from transformer_jax.translator.jax_batch_runner import JaxBatchRunner
+from transformer_jax.translator.programs import Programs
+from transformer_jax.translator.requests import Request
+from transformer_jax.translator.text_queue import DeadlineError, QueueFullError
+from transformer_jax.workdir.folder import committed_steps
 
 TEXTS = ["one two", "three", "four five six", "seven", "eight nine", "one", "two", "three four"]
 

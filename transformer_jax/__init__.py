@@ -4,18 +4,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformer_jax.api import Translator
-    from transformer_jax.decoding.requests import Request
-    from transformer_jax.decoding.translation import Translation
     from transformer_jax.errors import UserError
+    from transformer_jax.translator.requests import Request
+    from transformer_jax.translator.translation import Translation
+    from transformer_jax.translator.translator import Translator
 
 __version__ = "0.2.0.dev0"
 __all__ = ["Request", "Translation", "Translator", "UserError", "__version__"]
 
 _MODULES = {
-    "Translator": "api",
-    "Request": "decoding.requests",
-    "Translation": "decoding.translation",
+    "Translator": "translator.translator",
+    "Request": "translator.requests",
+    "Translation": "translator.translation",
     "UserError": "errors",
 }
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from comparisons import Mistake, compare, expect, normal
 from sacrebleu.metrics.bleu import BLEU
 
-from transformer_jax import plotting
 from transformer_jax.config import ModelConfig
+from transformer_jax.extras import plotting
 from transformer_jax.model.layers import DecoderLayer, FeedForward
 from transformer_jax.model.transformer import Transformer, init_params
 from transformer_jax.ops.losses import cross_entropy

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from similarities import additive, dot, general, scaled_dot, soft_lookup
 
-from transformer_jax import plotting
+from transformer_jax.extras import plotting
 from transformer_jax.ops.attention import dot_product_attention
 
 # %% [markdown]

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax import plotting
 from transformer_jax.config import ModelConfig
+from transformer_jax.extras import plotting
 from transformer_jax.model.layers import DecoderLayer
 from transformer_jax.ops.attention import attention_weights, dot_product_attention
 from transformer_jax.ops.masks import (

@@ -10,7 +10,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax import plotting
+from transformer_jax.extras import plotting
 from transformer_jax.ops.positional import apply_rotary, sinusoids
 
 # %% [markdown]

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax import plotting
 from transformer_jax.config import ModelConfig
+from transformer_jax.extras import plotting
 from transformer_jax.model import decoder_weights, incremental
 from transformer_jax.model.transformer import Transformer, init_params
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax import plotting
+from transformer_jax.extras import plotting
 from transformer_jax.ops.attention import dot_product_attention
 
 NUM_BLOCKS, HEADS, WIDTH = 2, 3, 2

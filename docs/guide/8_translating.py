@@ -31,13 +31,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from transformer_jax import Translator, plotting
+from transformer_jax import Translator
 from transformer_jax.configs import guide_multi30k
 from transformer_jax.data import sources
-from transformer_jax.evaluation import model_metrics
-from transformer_jax.plotting import collect
-from transformer_jax.runs.history import read_metrics
+from transformer_jax.extras import plotting
+from transformer_jax.extras.plotting import collect
 from transformer_jax.training.loop import train
+from transformer_jax.translator import model_metrics
+from transformer_jax.workdir.history import read_metrics
 
 recipe = guide_multi30k.get_config()
 

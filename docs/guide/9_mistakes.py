@@ -13,7 +13,7 @@ import numpy as np
 from comparisons import Mistake, compare, expect, normal
 from similarities import additive, scaled_dot, soft_lookup
 
-from transformer_jax import plotting
+from transformer_jax.extras import plotting
 from transformer_jax.ops.attention import attention_weights, dot_product_attention
 from transformer_jax.ops.masks import make_causal_mask
 from transformer_jax.ops.positional import sinusoids

@@ -26,8 +26,8 @@ import transformer_jax  # noqa: E402
 from configs import tiny  # noqa: E402
 from tests.conftest import digit_pairs, write_pairs  # noqa: E402
 from transformer_jax import Translator  # noqa: E402
-from transformer_jax.runs import workdir as workdir_lib  # noqa: E402
 from transformer_jax.training.loop import train  # noqa: E402
+from transformer_jax.workdir import folder as workdir_lib  # noqa: E402
 
 NUM_STEPS, MORE_STEPS = 1500, 40
 # Of one to three digits, written in reverse order.

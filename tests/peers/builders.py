@@ -13,7 +13,7 @@ import torch
 import transformers
 from num2words import num2words
 
-from transformer_jax.runs import machine
+from transformer_jax.workdir import machine
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

@@ -14,7 +14,7 @@ from tests.peers import builders
 from tests.peers.test_import import assert_equal
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.interop.huggingface import pickles
+from transformer_jax.extras.interop.huggingface import pickles
 
 MAIN = "from transformer_jax.commands.entry import main; main()"
 
@@ -147,7 +147,7 @@ def test_convert_loads_torch_only_in_its_own_process(spm_models, tmp_path):
 def test_convert_process_has_no_network_where_the_system_permits_it():
     code = (
         "import socket\n"
-        "from transformer_jax.interop.huggingface.pickle_process import leave_network\n"
+        "from transformer_jax.extras.interop.huggingface.pickle_process import leave_network\n"
         "server = socket.create_server(('127.0.0.1', 0))\n"
         "address = server.getsockname()\n"
         "leave_network()\n"

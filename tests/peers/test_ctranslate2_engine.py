@@ -16,18 +16,18 @@ from tests.peers import builders
 from tests.peers.test_export import random_model
 from transformer_jax import Translator
 from transformer_jax.data.shortlist import Shortlist
-from transformer_jax.decoding.alignment import AttentionChoice
-from transformer_jax.decoding.requests import Request
 from transformer_jax.errors import UserError
-from transformer_jax.interop import pretrained
-from transformer_jax.interop.ctranslate2 import reading, writing
-from transformer_jax.interop.export import export_model
-from transformer_jax.interop.pretrained import Pretrained
-from transformer_jax.interop.sample_text import SampleText
-from transformer_jax.text import term_placement
-from transformer_jax.text.calibration import Calibration
-from transformer_jax.text.confidence import Logistic
-from transformer_jax.text.words import words_of
+from transformer_jax.extras.documents import term_placement
+from transformer_jax.extras.interop.ctranslate2 import reading, writing
+from transformer_jax.extras.interop.export import export_model
+from transformer_jax.extras.interop.sample_text import SampleText
+from transformer_jax.translator import pretrained
+from transformer_jax.translator.alignment import AttentionChoice
+from transformer_jax.translator.calibration import Calibration
+from transformer_jax.translator.confidence import Logistic
+from transformer_jax.translator.pretrained import Pretrained
+from transformer_jax.translator.requests import Request
+from transformer_jax.translator.words import words_of
 
 SENTENCES = [source for source, _ in digit_pairs(20, seed=9)]
 # What CTranslate2 does; the settings of both sides are the same.

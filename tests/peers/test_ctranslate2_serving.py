@@ -11,11 +11,11 @@ from etils import epath
 from fastapi.testclient import TestClient
 
 from transformer_jax import Translator
-from transformer_jax.interop.ctranslate2 import writing
-from transformer_jax.serving.app import create_app
-from transformer_jax.serving.jobs import Limits
-from transformer_jax.serving.served_model import ServedModel
-from transformer_jax.serving.service import Service
+from transformer_jax.extras.interop.ctranslate2 import writing
+from transformer_jax.extras.serving.app import create_app
+from transformer_jax.extras.serving.jobs import Limits
+from transformer_jax.extras.serving.served_model import ServedModel
+from transformer_jax.extras.serving.service import Service
 
 TEXTS = ["one two", "three", "four five six"]
 

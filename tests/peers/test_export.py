@@ -15,21 +15,16 @@ from tests.conftest import digit_pairs
 from tests.peers import builders
 from transformer_jax import Translator
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig
-from transformer_jax.decoding.alignment import AttentionChoice
 from transformer_jax.errors import UserError
-from transformer_jax.interop import (
-    export,
-    model_card,
-    parity,
-    pretrained,
-    sample_text,
-)
-from transformer_jax.interop.ctranslate2 import writing as ctranslate2_writing
-from transformer_jax.interop.ctranslate2.peer import CTranslate2Peer
-from transformer_jax.interop.huggingface import checking, reading, writing
-from transformer_jax.interop.pretrained import Pretrained
-from transformer_jax.interop.sample_text import SampleText
+from transformer_jax.extras.interop import export, model_card, parity, sample_text
+from transformer_jax.extras.interop.ctranslate2 import writing as ctranslate2_writing
+from transformer_jax.extras.interop.ctranslate2.peer import CTranslate2Peer
+from transformer_jax.extras.interop.huggingface import checking, reading, writing
+from transformer_jax.extras.interop.sample_text import SampleText
 from transformer_jax.model.transformer import init_params
+from transformer_jax.translator import pretrained
+from transformer_jax.translator.alignment import AttentionChoice
+from transformer_jax.translator.pretrained import Pretrained
 
 SENTENCES = [source for source, _ in digit_pairs(20, seed=9)]
 TEXT = SampleText(tuple(SENTENCES))
@@ -107,7 +102,8 @@ def test_export_to_marian_is_loaded_by_hugging_face_and_read_back(name, tokenize
     )
     assert result.largest_difference < 1e-4
     assert result.identical == len(SENTENCES)
-    config, pair, params = reading.read_directory(folder)
+    read = reading.read_model(folder)
+    config, pair, params = read.config, read.tokenizers, read.params
     assert config.model == model.config.model
     assert jax.tree.structure(params) == jax.tree.structure(model.params)
     jax.tree.map(np.testing.assert_array_equal, params, model.params)

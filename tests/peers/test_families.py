@@ -38,9 +38,9 @@ from tests.peers.test_import import (
 )
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.interop.huggingface import writing
-from transformer_jax.interop.huggingface.settings import Settings
-from transformer_jax.interop.huggingface.tokenizers import read_tokenizers
+from transformer_jax.extras.interop.huggingface import writing
+from transformer_jax.extras.interop.huggingface.settings import Settings
+from transformer_jax.extras.interop.huggingface.tokenizers import read_tokenizers
 from transformer_jax.ops import positional
 
 T5 = {

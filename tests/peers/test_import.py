@@ -15,8 +15,8 @@ import transformers
 from tests.peers import builders
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.interop.huggingface import reading
-from transformer_jax.interop.layout import flatten, unflatten
+from transformer_jax.extras.interop.huggingface import reading
+from transformer_jax.extras.interop.layout import flatten, unflatten
 from transformer_jax.model import decoder_weights, incremental
 from transformer_jax.model.transformer import Transformer
 
@@ -53,9 +53,9 @@ TOLERANCE = 1e-4
 
 def read(folder):
     """Config and parameters of a directory, its tokenizer left alone."""
-    from transformer_jax.interop.huggingface import weights
-    from transformer_jax.interop.huggingface.settings import Settings
-    from transformer_jax.interop.huggingface.tensor_files import open_tensors
+    from transformer_jax.extras.interop.huggingface import weights
+    from transformer_jax.extras.interop.huggingface.settings import Settings
+    from transformer_jax.extras.interop.huggingface.tensor_files import open_tensors
 
     settings = Settings(reading.epath.Path(folder))
     with open_tensors(settings.folder, False) as tensors:

@@ -16,8 +16,8 @@ from tests.joeynmt_models import CONFIG, changed
 from tests.peers import builders
 from transformer_jax import Translator
 from transformer_jax.errors import UserError
-from transformer_jax.interop.huggingface import pickles
-from transformer_jax.interop.joeynmt import vocabularies
+from transformer_jax.extras.interop.huggingface import pickles
+from transformer_jax.extras.interop.joeynmt import vocabularies
 
 SOURCES, TARGETS = builders.SENTENCES["en"][:60], builders.SENTENCES["de"][:60]
 BOTH = {"layer_norm": "pre", "activation": "gelu"}

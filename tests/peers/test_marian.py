@@ -8,7 +8,7 @@ from tests import marian_models
 from tests.marian_models import PRE_NORM, SETTINGS
 from tests.peers import builders
 from transformer_jax import Translator
-from transformer_jax.interop.marian import reading
+from transformer_jax.extras.interop.marian import reading
 
 SOURCES, TARGETS = builders.SENTENCES["en"][:60], builders.SENTENCES["de"][:60]
 # Settings, whether source and target have a vocabulary each, and a seed that gives many outputs.

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks import parity
 from tests.conftest import digit_pairs, tiny_config
-from transformer_jax.interop import pretrained
 from transformer_jax.training.loop import train
+from transformer_jax.translator import pretrained
 
 
 @pytest.fixture(scope="module")

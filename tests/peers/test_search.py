@@ -15,10 +15,10 @@ from etils import epath
 
 from tests.peers.test_export import SENTENCES, random_model
 from transformer_jax import Translator
-from transformer_jax.decoding.alignment import AttentionChoice
-from transformer_jax.decoding.requests import Request
-from transformer_jax.interop.ctranslate2 import writing as ctranslate2_writing
-from transformer_jax.interop.huggingface import writing
+from transformer_jax.extras.interop.ctranslate2 import writing as ctranslate2_writing
+from transformer_jax.extras.interop.huggingface import writing
+from transformer_jax.translator.alignment import AttentionChoice
+from transformer_jax.translator.requests import Request
 
 LIMIT = 12
 BASE = {
@@ -123,9 +123,9 @@ def test_sampling_truncation_equals_hugging_face_generate():
     from transformers.generation import logits_process as theirs
 
     from transformer_jax.config import DecodeConfig
-    from transformer_jax.decoding.sampling import warp
-    from transformer_jax.decoding.search_settings import values_of
     from transformer_jax.ops.top_k import NEVER
+    from transformer_jax.search.sampling import warp
+    from transformer_jax.search.search_settings import values_of
 
     rng = np.random.default_rng(3)
     logits = rng.normal(0, 3, (6, 500)).astype(np.float32)

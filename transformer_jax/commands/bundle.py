@@ -46,7 +46,7 @@ def define_flags(argv: list[str]) -> list[str]:
 
 def run() -> None:
     """Writes the file."""
-    from transformer_jax.interop import bundle, model_card, sample_text, usage_examples
+    from transformer_jax.extras.interop import bundle, model_card, sample_text, usage_examples
 
     if paths.is_remote(FLAGS.output):
         raise UserError(f"--output={FLAGS.output} must be a local file; copy it afterwards.")

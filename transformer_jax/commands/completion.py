@@ -146,7 +146,7 @@ def candidates(words: Sequence[str]) -> list[str]:
       words: of the line, after the program's name; the last one is not complete, and may be empty.
 
     Returns:
-      Lines `WORD<tab>MEANING`, or `@folders` or `@files` for paths.
+      Lines `WORD<tab>MEANING`, or `folders` or `files` for paths.
     """
     *before, word = words or [""]
     if before == ["help"]:

@@ -183,7 +183,7 @@ def _stored_config(workdir: str | None) -> Config | None:
         return None
     from etils import epath
 
-    from transformer_jax.runs import workdir as workdir_lib
+    from transformer_jax.workdir import folder as workdir_lib
 
     workdir = paths.expand(workdir, "--workdir")
     paths.require(workdir, "--workdir")

@@ -39,7 +39,7 @@ def define_flags(argv: list[str]) -> list[str]:
 
 def run(folders: Sequence[str]) -> None:
     """Writes the safetensors next to the pickles of each folder."""
-    from transformer_jax.interop.huggingface import pickles
+    from transformer_jax.extras.interop.huggingface import pickles
 
     if not folders:
         raise UserError("Name the folder of a model, or its name on the Hub: convert DIR.")

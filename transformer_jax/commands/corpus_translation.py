@@ -21,8 +21,8 @@ from transformer_jax.commands.translation_job import Chunk, Job
 from transformer_jax.data import ray_tasks
 from transformer_jax.data.text_lines import read_lines
 from transformer_jax.errors import UserError
-from transformer_jax.runs import digests
-from transformer_jax.text.training_pairs import PairRules
+from transformer_jax.extras.documents.training_pairs import PairRules
+from transformer_jax.workdir import digests
 
 FLAGS = flags.FLAGS
 REPORT_SECONDS = 30.0

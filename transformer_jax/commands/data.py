@@ -9,8 +9,8 @@ from absl import flags
 from transformer_jax import paths
 from transformer_jax.commands import command_line
 from transformer_jax.commands.command_help import CommandHelp, Words
-from transformer_jax.data.public.tables import DATASETS
 from transformer_jax.errors import UserError
+from transformer_jax.extras.corpora.tables import DATASETS
 
 FLAGS = flags.FLAGS
 EMBEDDED = "number_words"  # made here; all others are downloaded
@@ -53,7 +53,7 @@ def run(words: Sequence[str]) -> None:
     if name == EMBEDDED:
         _write_number_words(Path(FLAGS.output))
         return
-    from transformer_jax.data.public.unpacking import make_texts
+    from transformer_jax.extras.corpora.unpacking import make_texts
 
     dataset, folder = DATASETS[name], Path(FLAGS.output)
     print(f"{name}: {dataset.about} ({dataset.page})")

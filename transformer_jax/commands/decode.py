@@ -4,7 +4,7 @@ from absl import flags
 
 from transformer_jax.commands import command_line, model_flags, process_flags, search_flags
 from transformer_jax.commands.command_help import CommandHelp
-from transformer_jax.decoding import ON_ERROR, WINDOW
+from transformer_jax.translator import ON_ERROR, WINDOW
 
 HELP = CommandHelp(
     usage="--workdir=DIR [flags]",
@@ -39,7 +39,7 @@ HELP = CommandHelp(
     resumes=True,
 )
 
-# Names of `text.formats.readers.READERS`, which needs packages of an extra.
+# Names of `extras.documents.formats.readers.READERS`, which needs packages of an extra.
 DOCUMENT_FORMATS = ("txt", "md", "html", "po", "xliff", "tmx", "srt", "vtt")
 
 

@@ -15,17 +15,21 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from transformer_jax import distributed, paths
-from transformer_jax.api import Translator
 from transformer_jax.commands import decode_run, model_flags, process_flags, search_flags
 from transformer_jax.commands.decode_input import is_stream, read_text
 from transformer_jax.commands.decode_output import ResumableOutput, is_unknown
 from transformer_jax.commands.text_output import check_not_overwritten, check_writable, writing
 from transformer_jax.errors import UserError, missing_package
+from transformer_jax.translator.translator import Translator
 
 if TYPE_CHECKING:
-    from transformer_jax.text.document import Document, DocumentSentence, SentenceTranslation
-    from transformer_jax.text.documents import DocumentOptions
-    from transformer_jax.text.sentence_translator import SentenceTranslator
+    from transformer_jax.extras.documents.document import (
+        Document,
+        DocumentSentence,
+        SentenceTranslation,
+    )
+    from transformer_jax.extras.documents.document_translation import DocumentOptions
+    from transformer_jax.extras.documents.sentence_translator import SentenceTranslator
 
 FLAGS = flags.FLAGS
 # Flags of lines, which documents do not have.
@@ -94,7 +98,7 @@ def _check_outputs() -> bool:
 
 def _format() -> str:
     with _documents_extra():
-        from transformer_jax.text.formats import readers
+        from transformer_jax.extras.documents.formats import readers
     if not FLAGS.document_format and FLAGS.input == "-":
         raise UserError("Standard input has no name; give --document_format.")
     document_format = FLAGS.document_format or readers.format_of(FLAGS.input)
@@ -116,9 +120,9 @@ def _documents_extra() -> Iterator[None]:
 
 
 def _options() -> "DocumentOptions":
-    from transformer_jax.text import documents
+    from transformer_jax.extras.documents import document_translation
 
-    return documents.options(
+    return document_translation.options(
         FLAGS.glossary or None,
         FLAGS.protect,
         FLAGS.protect_usual,
@@ -131,16 +135,18 @@ def _read(
     text: str, document_format: str, translator: Translator, options: "DocumentOptions"
 ) -> "tuple[Document, SentenceTranslator]":
     """The document, and what translates its sentences."""
-    from transformer_jax.text import documents
+    from transformer_jax.extras.documents import document_translation
 
     try:
-        source_lang = documents.language_of(translator, text, document_format, FLAGS.source_lang)
-        document = documents.read(
+        source_lang = document_translation.language_of(
+            translator, text, document_format, FLAGS.source_lang
+        )
+        document = document_translation.read(
             translator, text, document_format, options, source_lang, FLAGS.target_lang
         )
     except UserError as error:
         raise UserError(f"--input={FLAGS.input}: {error}") from error
-    return document, documents.sentence_translator(
+    return document, document_translation.sentence_translator(
         translator,
         options,
         source_lang=source_lang,
@@ -199,18 +205,18 @@ def _as_json(translation: "SentenceTranslation") -> str:
 
 
 def _of_json(line: str) -> "SentenceTranslation":
-    from transformer_jax.text.document import SentenceTranslation
+    from transformer_jax.extras.documents.document import SentenceTranslation
 
     return SentenceTranslation.from_json(json.loads(line))
 
 
 def _write_sentences(document: "Document", translations: list["SentenceTranslation"]) -> None:
     """Writes the file of `--sentences`."""
-    from transformer_jax.text import documents
+    from transformer_jax.extras.documents import document_translation
 
     with writing(FLAGS.sentences) as out:
         for sentence, translation in zip(document.sentences, translations, strict=True):
-            fields = dataclasses.asdict(documents.translated(sentence, translation))
+            fields = dataclasses.asdict(document_translation.translated(sentence, translation))
             out.write(json.dumps(fields, ensure_ascii=False) + "\n")
 
 

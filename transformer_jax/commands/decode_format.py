@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from transformer_jax.commands.text_output import as_line
-from transformer_jax.decoding import alignment
-from transformer_jax.decoding.scoring import PairScores
-from transformer_jax.decoding.translation import Translation
-from transformer_jax.text.words import words_of
+from transformer_jax.translator import alignment
+from transformer_jax.translator.scoring import PairScores
+from transformer_jax.translator.translation import Translation
+from transformer_jax.translator.words import words_of
 
 
 @dataclasses.dataclass(frozen=True)

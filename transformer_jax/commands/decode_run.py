@@ -14,7 +14,6 @@ from absl import flags
 from etils import epath
 
 from transformer_jax import distributed, waiting
-from transformer_jax.api import Translator
 from transformer_jax.commands import model_flags, process_flags, search_flags
 from transformer_jax.commands.decode_format import OutputFormat
 from transformer_jax.commands.decode_input import Lines, count_lines, is_stream
@@ -22,13 +21,14 @@ from transformer_jax.commands.decode_output import ResumableOutput
 from transformer_jax.commands.text_output import check_not_overwritten
 from transformer_jax.data import context
 from transformer_jax.data.context import Previous
-from transformer_jax.decoding.alignment import AttentionChoice
-from transformer_jax.decoding.requests import PHRASES_NEED_BEAMS, Request, windows
-from transformer_jax.decoding.scoring import PairScores
-from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError, but_there_is
-from transformer_jax.text import glossary, term_placement
-from transformer_jax.text.glossary import Glossary
+from transformer_jax.extras.documents import glossary, term_placement
+from transformer_jax.extras.documents.glossary import Glossary
+from transformer_jax.translator.alignment import AttentionChoice
+from transformer_jax.translator.requests import PHRASES_NEED_BEAMS, Request, windows
+from transformer_jax.translator.scoring import PairScores
+from transformer_jax.translator.translation import Translation
+from transformer_jax.translator.translator import Translator
 
 T = TypeVar("T")
 R = TypeVar("R")

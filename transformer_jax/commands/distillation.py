@@ -22,8 +22,8 @@ from transformer_jax.config import Config, DataConfig, validate
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.sources import open_corpora
 from transformer_jax.errors import UserError
-from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.training import loop
+from transformer_jax.workdir import folder as workdir_lib
 
 FLAGS = flags.FLAGS
 FOLDER = "distilled"  # in the work directory

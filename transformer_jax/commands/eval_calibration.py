@@ -7,12 +7,13 @@ from absl import flags
 from etils import epath
 
 from transformer_jax import distributed
-from transformer_jax.api import Translator
-from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError
-from transformer_jax.runs import directory_kinds
-from transformer_jax.text import attention_choice, calibration
-from transformer_jax.text.calibration import NAME, Calibration
+from transformer_jax.extras.documents import attention_choice
+from transformer_jax.translator import calibration
+from transformer_jax.translator.calibration import NAME, Calibration
+from transformer_jax.translator.translation import Translation
+from transformer_jax.translator.translator import Translator
+from transformer_jax.workdir import directory_kinds
 
 FLAGS = flags.FLAGS
 

@@ -8,15 +8,15 @@ from absl import flags
 from etils import epath
 
 from transformer_jax import distributed
-from transformer_jax.api import Translator
 from transformer_jax.commands import model_flags, search_flags
 from transformer_jax.data import text_lines
-from transformer_jax.decoding import call_settings
-from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.errors import UserError
-from transformer_jax.evaluation import corpus_metrics, model_metrics
+from transformer_jax.evaluation import corpus_metrics
 from transformer_jax.evaluation.significance import Statistics
-from transformer_jax.runs import directory_kinds
+from transformer_jax.translator import call_settings, model_metrics
+from transformer_jax.translator.translation_settings import TranslationSettings
+from transformer_jax.translator.translator import Translator
+from transformer_jax.workdir import directory_kinds
 
 FLAGS = flags.FLAGS
 

@@ -10,10 +10,10 @@ from transformer_jax.config import DataConfig
 from transformer_jax.data import sources
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import corpus_metrics, error_analysis
-from transformer_jax.plotting.error_page import ErrorPage
-from transformer_jax.runs import directory_kinds
-from transformer_jax.runs import workdir as workdir_lib
+from transformer_jax.extras.plotting.error_page import ErrorPage
 from transformer_jax.training.setup import corpora_fingerprint
+from transformer_jax.workdir import directory_kinds
+from transformer_jax.workdir import folder as workdir_lib
 
 FLAGS = flags.FLAGS
 MAX_TRAINING_TEXTS = 200_000  # in which words are counted

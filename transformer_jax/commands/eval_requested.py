@@ -8,13 +8,14 @@ from typing import Any
 from absl import flags
 
 from transformer_jax import distributed
-from transformer_jax.api import Translator
 from transformer_jax.commands import eval_comparison, eval_errors
 from transformer_jax.config import DataConfig, DecodeConfig
-from transformer_jax.decoding.search_settings import TranslationSettings
 from transformer_jax.errors import UserError
-from transformer_jax.evaluation import chosen_metrics, model_metrics, robustness
+from transformer_jax.evaluation import chosen_metrics, robustness
 from transformer_jax.evaluation.significance import Statistics
+from transformer_jax.translator import model_metrics
+from transformer_jax.translator.translation_settings import TranslationSettings
+from transformer_jax.translator.translator import Translator
 
 FLAGS = flags.FLAGS
 

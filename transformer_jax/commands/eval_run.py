@@ -14,7 +14,6 @@ from absl import flags
 from etils import epath
 
 from transformer_jax import distributed, waiting
-from transformer_jax.api import Translator
 from transformer_jax.commands import (
     eval_calibration,
     eval_comparison,
@@ -32,18 +31,14 @@ from transformer_jax.commands.text_output import (
 )
 from transformer_jax.config import Config, DataConfig, DecodeConfig
 from transformer_jax.data import sources, text_corpora
-from transformer_jax.decoding import call_settings
-from transformer_jax.decoding.translation import Translation
 from transformer_jax.errors import UserError, but_there_is
-from transformer_jax.evaluation import (
-    chosen_metrics,
-    comet,
-    corpus_metrics,
-    model_metrics,
-)
-from transformer_jax.runs import history
-from transformer_jax.runs.workdir import REPORT
+from transformer_jax.evaluation import bleu_tokenizers, chosen_metrics, comet, corpus_metrics
 from transformer_jax.training.data_description import describe_blank_pairs
+from transformer_jax.translator import call_settings, model_metrics
+from transformer_jax.translator.translation import Translation
+from transformer_jax.translator.translator import Translator
+from transformer_jax.workdir import history
+from transformer_jax.workdir.folder import REPORT
 
 FLAGS = flags.FLAGS
 
@@ -81,7 +76,7 @@ def run() -> None:
         source_lang=FLAGS.source_lang or data.source_lang,
         target_lang=FLAGS.target_lang or data.target_lang,
     )
-    tokenizer = model_metrics.bleu_tokenizer(data)  # fails here if a package is missing
+    tokenizer = bleu_tokenizers.for_data(data)  # fails here if a package is missing
     eval_set = _read_files() if FLAGS.input else _read_split(data)
     name = f"--input={FLAGS.input}" if FLAGS.input else f"config.data.{FLAGS.split}"
     for line in describe_blank_pairs(eval_set.pairs, name):
@@ -269,7 +264,7 @@ def _print_scores(result: dict[str, Any], data: DataConfig, eval_set: EvalSet) -
         print(f"search          {given}")
     print(f"BLEU            {result['bleu']:.2f}  {result['bleu_signature']}")
     if not result["bleu"] and (result["exact_match"] or _references_are_short(eval_set)):
-        print(f"                ({corpus_metrics.NO_FOUR_WORDS})")
+        print(f"                ({bleu_tokenizers.NO_FOUR_WORDS})")
     print(f"chrF            {result['chrf']:.2f}  {result['chrf_signature']}")
     print(f"exact match     {result['exact_match']:.2f}%")
     print(

@@ -4,7 +4,7 @@ from absl import flags
 
 from transformer_jax.commands import command_line, model_flags
 from transformer_jax.commands.command_help import CommandHelp
-from transformer_jax.interop import FORMATS, QUANTIZATIONS
+from transformer_jax.extras.interop import FORMATS, QUANTIZATIONS
 
 FLAGS = flags.FLAGS
 HELP = CommandHelp(
@@ -70,7 +70,7 @@ def define_flags(argv: list[str]) -> list[str]:
 
 def run() -> None:
     """Writes the export and checks it against the model."""
-    from transformer_jax.interop import export, sample_text
+    from transformer_jax.extras.interop import export, sample_text
 
     model, facts = model_flags.load_with_facts()
     text = sample_text.find(FLAGS.workdir, model.config, FLAGS.sentences, FLAGS.references)

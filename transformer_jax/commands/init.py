@@ -68,7 +68,7 @@ def run() -> None:
     """Prints what the corpus looks like, writes the recipe, prints the next commands."""
     if FLAGS.source_lang == FLAGS.target_lang:
         raise UserError(f"--source_lang and --target_lang are both {FLAGS.source_lang!r}.")
-    from transformer_jax.own_corpus.recipe import write_recipe
+    from transformer_jax.extras.recipes.recipe import write_recipe
 
     write_recipe(
         ",".join(FLAGS.train),

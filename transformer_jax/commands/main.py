@@ -24,7 +24,7 @@ from transformer_jax.commands import command_help, command_line, completion, con
 from transformer_jax.commands.command_line import COMMANDS
 from transformer_jax.config import Config, validate
 from transformer_jax.errors import UserError, did_you_mean
-from transformer_jax.runs import compilation_cache, host_memory
+from transformer_jax.workdir import compilation_cache, host_memory
 
 FLAGS = flags.FLAGS
 USAGE_STATUS = 2

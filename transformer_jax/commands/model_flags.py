@@ -14,9 +14,9 @@ from transformer_jax.config import Config, all_settings
 from transformer_jax.errors import UserError
 
 if TYPE_CHECKING:  # these load JAX, which flags do not need
-    from transformer_jax.api import Translator
-    from transformer_jax.interop.model_facts import ModelFacts
-    from transformer_jax.interop.pretrained import Pretrained
+    from transformer_jax.extras.interop.model_facts import ModelFacts
+    from transformer_jax.translator.pretrained import Pretrained
+    from transformer_jax.translator.translator import Translator
 
 FLAGS = flags.FLAGS
 
@@ -59,7 +59,7 @@ def define(argv: Sequence[str], other_folders: str = "") -> None:
 def _read_config(workdir: str) -> Config:
     from etils import epath
 
-    from transformer_jax.interop import pretrained
+    from transformer_jax.translator import pretrained
 
     folder, _, checkpoint = workdir.rpartition("@")
     if folder and epath.Path(folder).exists() and not epath.Path(workdir).exists():
@@ -69,7 +69,7 @@ def _read_config(workdir: str) -> Config:
 
 def _config_for_help(workdir: str) -> Config | None:
     """The config whose values help shows as defaults; None: there is none, or it is on the Hub."""
-    from transformer_jax.runs import workdir as workdir_lib
+    from transformer_jax.workdir import folder as workdir_lib
 
     if not paths.is_remote(workdir) and not os.path.exists(workdir):
         return None  # a name on the Hub would be downloaded
@@ -131,8 +131,9 @@ def define_licence() -> None:
 
 def load_with_facts() -> "tuple[Pretrained, ModelFacts]":
     """The model that the flags name, and what its model card says of it."""
-    from transformer_jax.interop import model_card, pretrained
-    from transformer_jax.runs import compilation_cache
+    from transformer_jax.extras.interop import model_card
+    from transformer_jax.translator import pretrained
+    from transformer_jax.workdir import compilation_cache
 
     config, path = _config_of_model(needs_parameters=True), paths.expand(FLAGS.workdir)
     paths.require(path)
@@ -151,7 +152,7 @@ def load_translator(needs_parameters: bool = True) -> "Translator":
     Raises:
       UserError: a setting that only training could change.
     """
-    from transformer_jax.api import Translator
+    from transformer_jax.translator.translator import Translator
 
     config = _config_of_model(needs_parameters)
     return Translator.load(FLAGS.workdir, FLAGS.checkpoint, config, FLAGS.allow_pickle, ensemble())
@@ -159,8 +160,8 @@ def load_translator(needs_parameters: bool = True) -> "Translator":
 
 def _config_of_model(needs_parameters: bool) -> Config:
     """The config of the model that the flags name, with the settings that were overridden."""
-    from transformer_jax.interop import pretrained
-    from transformer_jax.runs import directory_kinds
+    from transformer_jax.translator import pretrained
+    from transformer_jax.workdir import directory_kinds
 
     if needs_parameters and directory_kinds.is_ctranslate2(FLAGS.workdir):
         raise UserError(f"{FLAGS.workdir} {directory_kinds.NO_PARAMETERS}.")

@@ -15,7 +15,7 @@ from transformer_jax.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
 
-    from transformer_jax.plotting import Figure
+    from transformer_jax.extras.plotting import Figure
 
 FLAGS = flags.FLAGS
 PICTURES = {
@@ -98,7 +98,7 @@ def run(words: Sequence[str]) -> None:
     (picture,) = words
     _check_flags(picture)
     if picture == "report":
-        from transformer_jax.plotting.report import write_report
+        from transformer_jax.extras.plotting.report import write_report
 
         print(f"wrote {write_report(FLAGS.workdir[0], FLAGS.scores)}")
         return
@@ -109,7 +109,7 @@ def run(words: Sequence[str]) -> None:
         raise UserError(f"--output={output} must end in .svg, .png or .pdf.")
     if not paths.is_remote(output) and not output.parent.is_dir():
         raise UserError(f"--output={output}: there is no folder {output.parent}.")
-    from transformer_jax import plotting
+    from transformer_jax.extras import plotting
 
     draw = {
         "attention": _attention,
@@ -143,7 +143,7 @@ def _check_flags(picture: str) -> None:
 
 
 def _attention() -> "Figure":
-    from transformer_jax import plotting
+    from transformer_jax.extras import plotting
 
     weights, rows, columns, layer, heads = _weights(FLAGS.part)
     where = f"{FLAGS.part} layer {layer}"
@@ -155,8 +155,8 @@ def _attention() -> "Figure":
 
 
 def _alignment() -> "Figure":
-    from transformer_jax import plotting
-    from transformer_jax.decoding import alignment
+    from transformer_jax.extras import plotting
+    from transformer_jax.translator import alignment
 
     weights, rows, columns, _, _ = _weights("cross")
     # Without the end symbols.
@@ -177,8 +177,8 @@ def _weights(
       Weights `[heads, T, S]`, T labels of the rows, S labels of the columns, numbers of the layer
       and of the heads.
     """
-    from transformer_jax.api import Translator
-    from transformer_jax.plotting import collect
+    from transformer_jax.extras.plotting import collect
+    from transformer_jax.translator.translator import Translator
 
     translator = Translator.load(FLAGS.workdir[0], FLAGS.checkpoint)
     target = "" if part == "encoder" else FLAGS.target  # the encoder needs no translation
@@ -198,8 +198,8 @@ def _weights(
 
 
 def _curves() -> "Figure":
-    from transformer_jax import plotting
-    from transformer_jax.runs import history
+    from transformer_jax.extras import plotting
+    from transformer_jax.workdir import history
 
     runs = dict(zip(_names(), map(history.read_metrics, FLAGS.workdir), strict=True))
     if FLAGS.metrics is None:
@@ -224,13 +224,13 @@ def _schedule() -> "Figure":
     import jax
     import numpy as np
 
-    from transformer_jax import plotting
-    from transformer_jax.runs import workdir
+    from transformer_jax.extras import plotting
     from transformer_jax.training.optimizer import make_schedule
+    from transformer_jax.workdir import folder as workdir_lib
 
     rates = {}
     for name, path in zip(_names(), FLAGS.workdir, strict=True):
-        config = workdir.read_config(path)
+        config = workdir_lib.read_config(path)
         num_steps = config.train.num_steps
         schedule = make_schedule(config.optimizer, config.model.d_model, num_steps)
         rates[name] = np.asarray(jax.vmap(schedule)(np.arange(num_steps)))
@@ -238,12 +238,12 @@ def _schedule() -> "Figure":
 
 
 def _positions() -> "Figure":
-    from transformer_jax import plotting
+    from transformer_jax.extras import plotting
     from transformer_jax.model.choices import sinusoid_table
     from transformer_jax.ops.positional import SINUSOIDS
-    from transformer_jax.runs import workdir
+    from transformer_jax.workdir import folder as workdir_lib
 
-    model = workdir.read_config(FLAGS.workdir[0]).model
+    model = workdir_lib.read_config(FLAGS.workdir[0]).model
     if model.positional not in SINUSOIDS:
         raise UserError(
             f"The model has {model.positional} positions; only a table of sinusoids can be drawn "
@@ -253,11 +253,11 @@ def _positions() -> "Figure":
 
 
 def _lengths() -> "Figure":
-    from transformer_jax import plotting
-    from transformer_jax.plotting import collect
-    from transformer_jax.runs import workdir
+    from transformer_jax.extras import plotting
+    from transformer_jax.extras.plotting import collect
+    from transformer_jax.workdir import folder as workdir_lib
 
-    config = workdir.read_config(FLAGS.workdir[0])
+    config = workdir_lib.read_config(FLAGS.workdir[0])
     return plotting.length_statistics(
         *collect.corpus_lengths(config, FLAGS.workdir[0], FLAGS.split)
     )

@@ -23,7 +23,7 @@ def write(workdir: "epath.PathLike") -> None:
         if distributed.is_primary():
             print(f"{command} writes a report")
         return
-    from transformer_jax.plotting.report import write_report
+    from transformer_jax.extras.plotting.report import write_report
 
     try:
         with waiting.reminded(lambda seconds: f"still drawing after {seconds:.0f} s", print):

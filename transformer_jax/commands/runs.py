@@ -16,12 +16,12 @@ from absl import flags
 from transformer_jax import paths, units
 from transformer_jax.commands.command_help import CommandHelp, Words
 from transformer_jax.errors import UserError
-from transformer_jax.runs import scores
+from transformer_jax.workdir import scores
 
 if TYPE_CHECKING:  # help is shown without it
     from etils import epath
 
-    from transformer_jax.runs.summary import RunSummary
+    from transformer_jax.workdir.summary import RunSummary
 
 FLAGS = flags.FLAGS
 DEFAULT_FOLDER = "runs"
@@ -60,7 +60,7 @@ def define_flags(argv: list[str]) -> list[str]:
 
 def run(folders: Sequence[str]) -> None:
     """Prints the table of `folders`: runs, or folders of runs."""
-    from transformer_jax.runs import summary
+    from transformer_jax.workdir import summary
 
     runs = [summary.summarize(path) for path in _find(folders or [DEFAULT_FOLDER])]
     metric = FLAGS.metric or _shared_metric(runs)
@@ -132,7 +132,7 @@ def _find(folders: Sequence[str]) -> list["epath.Path"]:
     Raises:
       UserError: there is none.
     """
-    from transformer_jax.runs import summary
+    from transformer_jax.workdir import summary
 
     runs: list[epath.Path] = []
     problems: list[str] = []

@@ -113,8 +113,8 @@ def define_flags(argv: list[str]) -> list[str]:
 def run() -> None:
     """Serves until a signal ends it."""
     try:
-        from transformer_jax.serving import app, keys, lifecycle, priority, server
-        from transformer_jax.serving.service import Service
+        from transformer_jax.extras.serving import app, keys, lifecycle, priority, server
+        from transformer_jax.extras.serving.service import Service
     except ModuleNotFoundError as error:
         raise missing_package(error, "serve") from error
     if FLAGS.new_key is not None:
@@ -183,9 +183,9 @@ def _loaders() -> dict[str, Callable[[], Any]]:
 
 def _load(name: str, path: str) -> Any:
     """A model with the searches that clients may ask for."""
-    from transformer_jax.api import Translator
-    from transformer_jax.serving.jobs import Limits
-    from transformer_jax.serving.served_model import ServedModel
+    from transformer_jax.extras.serving.jobs import Limits
+    from transformer_jax.extras.serving.served_model import ServedModel
+    from transformer_jax.translator.translator import Translator
 
     limits = Limits(
         FLAGS.max_queue,

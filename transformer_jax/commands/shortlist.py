@@ -55,7 +55,7 @@ def run() -> None:
     from etils import epath
 
     from transformer_jax.data import shortlist, sources
-    from transformer_jax.runs import directory_kinds
+    from transformer_jax.workdir import directory_kinds
 
     folder = epath.Path(FLAGS.workdir)
     if not folder.is_dir():

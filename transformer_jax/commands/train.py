@@ -101,19 +101,19 @@ def run() -> None:
     if FLAGS.verify_resume:
         if command_line.value_of(sys.argv, "config") is None:
             raise UserError("--verify_resume needs --config=RECIPE: its runs start from nothing.")
-        from transformer_jax.diagnostics.verify_resume import verify_resume
+        from transformer_jax.extras.diagnostics.verify_resume import verify_resume
 
         left_out = ("--workdir", "--verify_resume", "--verify_steps", "--replay", "--stop_after")
         verify_resume(FLAGS.config, FLAGS.workdir, _this_command(left_out), FLAGS.verify_steps)
         return
     if FLAGS.replay:
-        from transformer_jax.diagnostics.replay import replay
+        from transformer_jax.extras.diagnostics.replay import replay
 
         replay(FLAGS.config, FLAGS.workdir, FLAGS.replay)
         return
     from etils import epath
 
-    from transformer_jax.runs import workdir as workdir_lib
+    from transformer_jax.workdir import folder as workdir_lib
 
     workdir_lib.refuse_other_tools(FLAGS.workdir)  # before processes wait for each other in it
     process_flags.connect()
@@ -126,7 +126,7 @@ def run() -> None:
 
 def _dry_run() -> None:
     """Prints the report of a dry run; fails if something needs more memory than there is."""
-    from transformer_jax.diagnostics.dry_run import dry_run
+    from transformer_jax.extras.diagnostics.dry_run import dry_run
 
     if FLAGS.topology:
         import jax

@@ -7,12 +7,13 @@ from typing import Any
 
 from etils import epath
 
-from transformer_jax.api import Translator
 from transformer_jax.data import shortlist
-from transformer_jax.interop import pretrained
-from transformer_jax.interop.huggingface import hub
-from transformer_jax.runs import compilation_cache, digests, directory_kinds, params, workdir
-from transformer_jax.text.training_pairs import PairRules
+from transformer_jax.extras.documents.training_pairs import PairRules
+from transformer_jax.extras.interop.huggingface import hub
+from transformer_jax.translator import pretrained
+from transformer_jax.translator.translator import Translator
+from transformer_jax.workdir import compilation_cache, digests, directory_kinds, params
+from transformer_jax.workdir import folder as workdir_lib
 
 Chunk = list[str]
 
@@ -61,7 +62,7 @@ class Job:
         fixed, steps, contents = [], [], []
         for path, checkpoint in models:
             if directory_kinds.is_run(path):
-                config = workdir.read_config(path).checkpoint
+                config = workdir_lib.read_config(path).checkpoint
                 chosen = tuple(params.choose_steps(path, checkpoint, config))
                 steps.append(chosen)
                 if checkpoint in ("best", "latest"):

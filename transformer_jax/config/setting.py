@@ -93,7 +93,7 @@ def split_paths(value: str) -> list[str]:
 def _is_there(name: str) -> bool:
     """Whether there is a local path of that name, or a file of that name and an ending.
 
-    What `@` begins, in `DIR@CHECKPOINT`, is no part of the name.
+    What `` begins, in `DIR@CHECKPOINT`, is no part of the name.
     """
     path = Path(name).expanduser()
     try:

@@ -2,15 +2,15 @@
 
 import functools
 import hashlib
+import importlib
 import itertools
 from collections.abc import Iterator
 
 from etils import epath
 
 from transformer_jax import paths
-from transformer_jax.data import file_digests, parquet
+from transformer_jax.data import file_digests
 from transformer_jax.data.corpus import Corpus
-from transformer_jax.data.public.tables import fetch_hint
 from transformer_jax.data.shards.text_blocks import split_columns
 from transformer_jax.data.text_lines import read_lines
 from transformer_jax.errors import UserError
@@ -18,6 +18,7 @@ from transformer_jax.errors import UserError
 SUFFIXES = ("", ".gz", ".zst")  # of a text file
 COLUMNS = tuple(f".tsv{suffix}" for suffix in SUFFIXES)  # of a file with both texts
 PARQUET = ".parquet"
+_PUBLIC_CORPORA = "transformer_jax.extras.corpora.tables"  # imported where a text is missing
 
 
 def open_text(prefix: str, source_lang: str, target_lang: str, setting: str) -> Corpus:
@@ -38,6 +39,8 @@ def open_text(prefix: str, source_lang: str, target_lang: str, setting: str) -> 
     if set(prefix) & {*"*?["} and not _is_there(prefix, (source_lang, target_lang)):
         return _open_matches(prefix, source_lang, target_lang, setting)
     if prefix.endswith(PARQUET):
+        from transformer_jax.data import parquet
+
         return parquet.open_parquet(epath.Path(prefix), source_lang, target_lang, setting)
     if prefix.endswith(COLUMNS):
         names = [prefix]
@@ -114,9 +117,15 @@ def _existing(name: str, setting: str) -> epath.Path:
     if path is None:
         raise UserError(
             f"{setting}: no file {name} or {name}.gz. Name the path without the language suffix, "
-            f"or a .tsv file.{fetch_hint(name)}"
+            f"or a .tsv file.{_fetch_hint(name)}"
         )
     return path
+
+
+def _fetch_hint(name: str) -> str:
+    """The command that fetches a missing text, if its folder is named as a public data set."""
+    hint: str = importlib.import_module(_PUBLIC_CORPORA).fetch_hint(name)
+    return hint
 
 
 def read_parallel(source: epath.Path, target: epath.Path) -> Iterator[tuple[str, str]]:

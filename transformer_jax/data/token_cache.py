@@ -20,13 +20,7 @@ import numpy as np
 
 from transformer_jax import paths
 from transformer_jax.config import DataConfig
-from transformer_jax.data import (
-    cache_manifest,
-    context,
-    noise,
-    remote_cache,
-    token_links,
-)
+from transformer_jax.data import cache_manifest, context, noise, token_links
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.plans.batch_shapes import ranges
 from transformer_jax.data.prepared_folder import PreparedFolder
@@ -222,6 +216,8 @@ def tokenize_corpora(
             parts.append(_prepared_shards(inputs.corpus.prepared, config))
             continue
         if is_shared:
+            from transformer_jax.data import remote_cache
+
             remote_cache.fetch(config.cache_dir, inputs.folder)
         parts.append(inputs.shards())
         if is_shared:

@@ -14,11 +14,6 @@ from etils import epath
 
 from transformer_jax import paths
 from transformer_jax.config import DataConfig, ModelConfig
-from transformer_jax.data.foreign_tokenizers import (
-    ByteTokenizer,
-    JsonTokenizer,
-    VocabularyTokenizer,
-)
 from transformer_jax.data.tokenizer import CONTEXT_SEPARATOR, Tokenizer, TokenizerState
 from transformer_jax.errors import UserError
 
@@ -216,13 +211,17 @@ class TokenizerPair:
 
 
 def _from_state(model: bytes, state: TokenizerState) -> Tokenizer:
+    kind = state.pop("kind")
+    if kind == "sentencepiece":
+        return Tokenizer(model, **state)
+    from transformer_jax.data import foreign_tokenizers  # of models that were not trained here
+
     kinds: dict[str, Callable[..., Tokenizer]] = {
-        "sentencepiece": Tokenizer,
-        "vocabulary": VocabularyTokenizer,
-        "tokenizers": JsonTokenizer,
-        "bytes": ByteTokenizer,
+        "vocabulary": foreign_tokenizers.VocabularyTokenizer,
+        "tokenizers": foreign_tokenizers.JsonTokenizer,
+        "bytes": foreign_tokenizers.ByteTokenizer,
     }
-    return kinds[state.pop("kind")](model, **state)
+    return kinds[kind](model, **state)
 
 
 def special_ids(tokenizers: TokenizerPair, model: ModelConfig) -> SpecialIds:

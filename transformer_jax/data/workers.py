@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from typing import Generic, TypeVar
 
-from transformer_jax.data import ray_tasks
 from transformer_jax.errors import UserError
 
 Task = TypeVar("Task")
@@ -61,6 +60,8 @@ class Workers:
         first = list(itertools.islice(tasks, 2))
         tasks = itertools.chain(first, tasks)
         if self.ray:
+            from transformer_jax.data import ray_tasks
+
             yield from ray_tasks.run(function, tasks, self.ray)
         elif self.num == 1 or len(first) < 2:  # a process would take longer to start
             yield from map(function, tasks)

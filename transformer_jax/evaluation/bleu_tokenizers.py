@@ -4,9 +4,11 @@ from typing import Literal
 
 from sacrebleu.metrics.bleu import BLEU
 
+from transformer_jax.config import DataConfig
 from transformer_jax.errors import UserError
 
 DEFAULT = "13a"
+NO_FOUR_WORDS = "BLEU is 0 because no output shares four words in a row with its reference."
 # Script subtag (ISO 15924) -> tokenizer. `flores200` would suit the last group too, but needs a
 # model that sacreBLEU downloads, so only users choose it.
 _BY_SCRIPT = {
@@ -40,6 +42,17 @@ _THREE_LETTERS = {
     "sv": "swe", "ta": "tam", "te": "tel",
 }  # fmt: skip
 _TWO_LETTERS = {three: two for two, codes in _THREE_LETTERS.items() for three in codes.split()}
+
+
+def for_data(data: DataConfig) -> str:
+    """The name of sacreBLEU's tokenizer for the target language of a model.
+
+    Raises:
+      UserError: it is not installed.
+    """
+    name = choose(data.target_lang, data.pretokenized, data.bleu_tokenizer)
+    make_bleu(name)
+    return name
 
 
 def choose(target_lang: str, tokenized: bool = False, setting: str = "auto") -> str:

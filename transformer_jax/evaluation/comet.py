@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from transformer_jax.config import Config
 from transformer_jax.errors import UserError
 
 COMMAND = "comet-score --gpus 0"
@@ -33,6 +34,16 @@ def check(command: str) -> None:
             "NumPy than JAX; or name it with its path in `comet_command` (for training, "
             "config.checkpoint.comet_command)."
         )
+
+
+def require_best_metric(config: Config) -> None:
+    """Raises a `UserError` if COMET chooses the best checkpoint and cannot be computed here.
+
+    It scores a sentence, because the model may need a licence or more memory than there is.
+    """
+    name = config.checkpoint.best_metric.removeprefix("eval_")
+    if name in MODELS and config.train.eval_every_steps:
+        sentence_scores(name, ["a"], ["a"], ["a"], config.checkpoint.comet_command)
 
 
 def model_of(metric: str, command: str = COMMAND) -> str:

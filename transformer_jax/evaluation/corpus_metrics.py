@@ -18,7 +18,6 @@ from transformer_jax.evaluation.significance import (
     paired_bootstrap,
 )
 
-NO_FOUR_WORDS = "BLEU is 0 because no output shares four words in a row with its reference."
 MIN_SENTENCES = 100  # resampling of fewer has no meaning
 
 

@@ -36,7 +36,7 @@ def position_bias(
 
     `[1, H, 1, T·K]` float32. Positions after `index` have any value: they are masked.
     """
-    # Of all distances there can be: the size of the cache may be a symbol (`interop.stablehlo`).
+    # For all distances: in an export, the size of the cache is a symbolic dimension.
     longest = config.max_len
     by_distance = choices.position_bias(
         config, layer.self_position_bias, -np.arange(longest), causal=True

@@ -139,9 +139,11 @@ class PositionBias(nn.Module):
         if isinstance(length, int):
             distances = np.arange(1 - length, length)
             return choices.position_bias(self.config, self.table, distances, self.causal)
-        # A symbol, in an export (`interop.stablehlo`): selected from those of all distances.
+        # A symbol, in an export (`extras.interop.stablehlo`): selected from those of all distances.
         longest = self.config.max_len
-        every = choices.position_bias(self.config, self.table, np.arange(1 - longest, longest), self.causal)
+        every = choices.position_bias(
+            self.config, self.table, np.arange(1 - longest, longest), self.causal
+        )
         if every is None:
             return None
         return every[:, jnp.arange(2 * length - 1) + longest - length]

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from transformer_jax.ops.arguments import require_integers
-from transformer_jax.ops.dense import broadcastable
 from transformer_jax.ops.derivatives import with_gradient
 
 CHUNK = 512  # positions whose one-hot rows are in memory at once

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 
 
 def current() -> str:

@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.ops.embedding import embed
-
 SINUSOIDS = ("interleaved", "halves", "tensor2tensor")
 
 
@@ -124,5 +122,3 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
     slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
     slopes += [2.0 ** (-8.0 * (2 * i + 1) / (2 * power)) for i in range(num_heads - power)]
     return np.asarray(slopes, np.float32)
-
-

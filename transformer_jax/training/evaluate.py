@@ -8,12 +8,13 @@ import jax
 from transformer_jax import distributed
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.decoding.engine import Engine
-from transformer_jax.decoding.jax_batch_runner import JaxBatchRunner
 from transformer_jax.errors import UserError
-from transformer_jax.evaluation import chosen_metrics, comet, model_metrics
+from transformer_jax.evaluation import chosen_metrics
 from transformer_jax.training.runners import Runner
 from transformer_jax.training.step import PyTree, TrainState
+from transformer_jax.translator import model_metrics
+from transformer_jax.translator.engine import Engine
+from transformer_jax.translator.jax_batch_runner import JaxBatchRunner
 
 NUM_SAMPLES = 5
 
@@ -88,16 +89,6 @@ def evaluation_search(config: Config) -> DecodeConfig:
         beam_groups=1,
         shortlist=False,  # it is made when the model is trained
     )
-
-
-def require_best_metric(config: Config) -> None:
-    """Raises a `UserError` if the metric of the best checkpoint cannot be computed here.
-
-    COMET scores a sentence, because its model may need a licence or more memory than there is.
-    """
-    name = config.checkpoint.best_metric.removeprefix("eval_")
-    if name in comet.MODELS and config.train.eval_every_steps:
-        comet.sentence_scores(name, ["a"], ["a"], ["a"], config.checkpoint.comet_command)
 
 
 def _chosen_score(

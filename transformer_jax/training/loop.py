@@ -21,14 +21,8 @@ from etils import epath
 from transformer_jax import distributed, paths, waiting
 from transformer_jax.config import Config, validate
 from transformer_jax.data.loader import BatchSource, load_batches
-from transformer_jax.evaluation.corpus_metrics import NO_FOUR_WORDS
-from transformer_jax.runs import compilation_cache, history, host_memory
-from transformer_jax.runs import workdir as workdir_lib
-from transformer_jax.runs.checkpoint import find_resume_step
-from transformer_jax.runs.new_files import NewFiles
-from transformer_jax.runs.retention import quality
+from transformer_jax.evaluation import bleu_tokenizers
 from transformer_jax.training import faults, setup
-from transformer_jax.training.evaluate import Evaluator
 from transformer_jax.training.partition import choose_devices
 from transformer_jax.training.progress import Progress
 from transformer_jax.training.reporting import Reporter, Window
@@ -36,6 +30,11 @@ from transformer_jax.training.runners import Runner, make_runner
 from transformer_jax.training.saving import StateSaver
 from transformer_jax.training.step import Metrics, PyTree, TrainState
 from transformer_jax.training.stopping import StopRequest
+from transformer_jax.workdir import compilation_cache, history, host_memory
+from transformer_jax.workdir import folder as workdir_lib
+from transformer_jax.workdir.checkpoint import find_resume_step
+from transformer_jax.workdir.new_files import NewFiles
+from transformer_jax.workdir.retention import quality
 
 RESUMES = "the same command resumes the run"
 
@@ -160,7 +159,10 @@ class Trainer:
         self._reporter = reporter
         self._read_only = read_only
         self._saver = StateSaver(workdir, config.checkpoint, runner, reporter)
-        self._evaluator = Evaluator(config, data.tokenizers, runner)
+        if config.train.eval_every_steps:
+            from transformer_jax.training.evaluate import Evaluator  # it loads the translator
+
+            self._evaluator = Evaluator(config, data.tokenizers, runner)
 
     def run(self, stop_after: int | None = None) -> bool:
         """Trains until the run ends or is asked to stop; returns whether it has ended.
@@ -341,7 +343,7 @@ class Trainer:
             metrics, samples = self._evaluator(self.state, self.data.validation)
         self._reporter.evaluation(self.step, metrics, samples)
         if metrics.get("eval_bleu") == 0.0 and metrics.get("eval_exact_match"):
-            self._reporter.say(f"  ({NO_FOUR_WORDS})")
+            self._reporter.say(f"  ({bleu_tokenizers.NO_FOUR_WORDS})")
         scores = {name: value for name, value in metrics.items() if isinstance(value, float)}
         metric = self.config.checkpoint.best_metric
         if metric in scores:  # else it could not be computed

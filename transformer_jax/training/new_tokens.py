@@ -12,9 +12,9 @@ from transformer_jax.data import tokenizer_extension
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.tokenizer_extension import Origins
 from transformer_jax.errors import UserError
-from transformer_jax.interop.pretrained import Pretrained
 from transformer_jax.model.transformer import param_axes
 from transformer_jax.training.frozen import is_frozen
+from transformer_jax.translator.pretrained import Pretrained
 
 
 def add_new_tokens(start: Pretrained, config: Config, corpora: Sequence[Corpus]) -> Pretrained:

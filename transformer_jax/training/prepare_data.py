@@ -19,8 +19,8 @@ from transformer_jax.data.tokenizer_pair import TokenizerPair
 from transformer_jax.data.tokenizer_training import make_tokenizers
 from transformer_jax.data.workers import Workers
 from transformer_jax.errors import UserError
-from transformer_jax.interop import pretrained
 from transformer_jax.training.data_description import describe_leaks
+from transformer_jax.translator import pretrained
 
 Say = Callable[[str], None]
 

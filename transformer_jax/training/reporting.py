@@ -14,9 +14,9 @@ from etils import epath
 from transformer_jax import paths, units, waiting
 from transformer_jax.config import Config
 from transformer_jax.paths import write_atomically
-from transformer_jax.runs.appended_file import AppendedFile
 from transformer_jax.training.loggers import Logger, Outcome
 from transformer_jax.training.step import Metrics
+from transformer_jax.workdir.appended_file import AppendedFile
 
 Numbers = dict[str, float | str]  # metrics by name, and signatures
 

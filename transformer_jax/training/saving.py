@@ -9,11 +9,11 @@ from etils import epath
 from transformer_jax import distributed
 from transformer_jax.config import CheckpointConfig
 from transformer_jax.errors import UserError
-from transformer_jax.runs.checkpoint import Checkpointer, FailedSave
 from transformer_jax.training.progress import Progress
 from transformer_jax.training.reporting import Reporter
 from transformer_jax.training.runners import Runner
 from transformer_jax.training.step import PyTree, TrainState
+from transformer_jax.workdir.checkpoint import Checkpointer, FailedSave
 
 
 class StateSaver:

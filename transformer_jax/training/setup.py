@@ -22,16 +22,12 @@ from transformer_jax.data.prepared_folder import PreparedFolder
 from transformer_jax.data.shards import shard_store
 from transformer_jax.data.tokenizer import UNSEEDED_SAMPLING
 from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
-from transformer_jax.data.tokenizer_training import make_tokenizers
 from transformer_jax.errors import UserError
-from transformer_jax.evaluation import model_metrics
-from transformer_jax.interop import pretrained
+from transformer_jax.evaluation import bleu_tokenizers, comet
 from transformer_jax.model.transformer import param_shapes
-from transformer_jax.runs import workdir as workdir_lib
 from transformer_jax.training import data_description, loggers, partition
-from transformer_jax.training.evaluate import require_best_metric
-from transformer_jax.training.new_tokens import add_new_tokens
 from transformer_jax.training.step import PyTree, TrainStep
+from transformer_jax.workdir import folder as workdir_lib
 
 Say = Callable[[str], None]
 
@@ -97,7 +93,7 @@ def prepare(
         workdir_lib.read_config(workdir)  # raises where there is no run
     elif distributed.is_primary():
         loggers.require(config.train.loggers)
-        require_best_metric(config)
+        comet.require_best_metric(config)
     if config.data.subword_sampling and UNSEEDED_SAMPLING and distributed.process_count() > 1:
         raise UserError(
             f"config.data.subword_sampling={config.data.subword_sampling:g}: the installed "
@@ -145,7 +141,7 @@ def _read_validation(config: Config) -> list[tuple[str, str]]:
     """The pairs that are evaluated; empty where nothing is."""
     if not config.train.eval_every_steps:
         return []
-    model_metrics.bleu_tokenizer(config.data)  # raises now, not at the first evaluation
+    bleu_tokenizers.for_data(config.data)  # raises now, not at the first evaluation
     pairs: list[tuple[str, str]] = []
     # Read to its end, so that damage shows now.
     for corpus in sources.open_corpora(config.data, "validation"):
@@ -166,6 +162,8 @@ def _starting_point(
         folder.check_settings(config.data)
         prepared = folder.tokenizers()
     if config.train.init_from:
+        from transformer_jax.translator import pretrained  # here, for most runs read no model
+
         start = pretrained.load(
             config.train.init_from,
             allow_pickle=config.train.allow_pickle,
@@ -175,6 +173,8 @@ def _starting_point(
             else lambda model: partition.sharded_shapes(config, model),
         )
         if config.data.new_tokens:
+            from transformer_jax.training.new_tokens import add_new_tokens
+
             start = add_new_tokens(start, config, corpora)
             sizes = [t.vocab_size for t in (start.tokenizers.source, start.tokenizers.target)]
             say(f"with new tokens: {sizes[0]:,} of the source, {sizes[1]:,} of the target")
@@ -191,10 +191,12 @@ def _starting_point(
     refuse_without_model(config)
     if prepared:
         return config, prepared, None
-    earlier = _earlier_tokenizers(workdir, config, corpora)
+    if earlier := _earlier_tokenizers(workdir, config, corpora):
+        return config, earlier, None
+    from transformer_jax.data.tokenizer_training import make_tokenizers  # a new run alone needs it
+
     with waiting.reminded(lambda s: f"still training the tokenizer after {s:.0f} s", say):
-        tokenizers = earlier or make_tokenizers(config.data, corpora)
-    return config, tokenizers, None
+        return config, make_tokenizers(config.data, corpora), None
 
 
 def describe_loss(config: Config) -> Iterator[str]:
