@@ -1,9 +1,14 @@
 """`Translator`: a trained model as a Python object."""
 
+import asyncio
+import concurrent.futures
 import dataclasses
 import importlib
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+import types
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast, overload
 
 from etils import epath
@@ -12,11 +17,19 @@ from transformer_jax import paths
 from transformer_jax.config import Config
 from transformer_jax.data.shortlist import Shortlist
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.errors import UserError, missing_package
+from transformer_jax.errors import UserError, UserTypeError, missing_package
 from transformer_jax.model.transformer import check_params
 from transformer_jax.search.processors import Processor
-from transformer_jax.translator import WINDOW, calibration, call_settings, model_formats, pretrained
+from transformer_jax.translator import (
+    WINDOW,
+    calibration,
+    call_settings,
+    futures,
+    model_formats,
+    pretrained,
+)
 from transformer_jax.translator.alignment import AttentionChoice
+from transformer_jax.translator.batch_functions import DeviceParams
 from transformer_jax.translator.batch_runner import BatchRunner
 from transformer_jax.translator.calibration import Calibration
 from transformer_jax.translator.engine import Engine
@@ -24,16 +37,16 @@ from transformer_jax.translator.jax_batch_runner import JaxBatchRunner
 from transformer_jax.translator.model_formats import ModelFormat
 from transformer_jax.translator.pretrained import Pretrained
 from transformer_jax.translator.requests import Request
-from transformer_jax.translator.text_scorer import TextScorer
-from transformer_jax.translator.text_submitter import TextSubmitter
+from transformer_jax.translator.scoring import PairScores
 from transformer_jax.translator.translation import DocumentTranslation, Translation
+from transformer_jax.translator.translation_settings import TranslationSettings
 from transformer_jax.workdir import compilation_cache, host_memory
 
 # Imported where a document is translated; it needs the packages of an extra.
 _DOCUMENT_TRANSLATION = "transformer_jax.extras.documents.document_translation"
 
 
-class Translator(TextSubmitter, TextScorer):
+class Translator:
     """Translates and scores text.
 
     Example:
@@ -61,10 +74,11 @@ class Translator(TextSubmitter, TextScorer):
             check_params(config.model, params)
             models = [other.config.model for other in others]
             runner = JaxBatchRunner(config, tokenizers, models, processors, shortlist)
-        super().__init__(
-            Engine(config, tokenizers, runner),
-            (params, *(other.params for other in others)) if others else params,
-        )
+        self.config, self.engine = config, Engine(config, tokenizers, runner)
+        # As functions of the engine take them.
+        self.device_params = (params, *(other.params for other in others)) if others else params
+        self._origin = "made from parameters"
+        self._load_arguments: tuple[Any, ...] | None = None  # of `load`
 
     @classmethod
     def load(
@@ -110,7 +124,9 @@ class Translator(TextSubmitter, TextScorer):
                 "processors": bool(processors),
             }
             translator = cls._load_engine(foreign, path, config, given)
-            return translator._read_from(f"of {path}", arguments)
+            translator._origin = f"of {path}"
+            translator._load_arguments = arguments
+            return translator
         host_memory.keep_freed_memory()
         compilation_cache.keep_programs()
         one, *others = pretrained.load_ensemble(
@@ -121,7 +137,9 @@ class Translator(TextSubmitter, TextScorer):
         )
         translator._hold_model_once()
         translator.calibration = None if others else one.calibration
-        return translator._read_from(f"step {one.step} of {path}", arguments)
+        translator._origin = f"step {one.step} of {path}"
+        translator._load_arguments = arguments
+        return translator
 
     @classmethod
     def _load_engine(
@@ -139,6 +157,61 @@ class Translator(TextSubmitter, TextScorer):
         translator = cls(runner.config, runner.tokenizers, None, runner=runner)
         translator.calibration = calibration.read(path)
         return translator
+
+    def __repr__(self) -> str:
+        data, model = self.config.data, self.config.model
+        shape = f"{model.num_encoder_layers} + {model.num_decoder_layers} layers of {model.d_model}"
+        return (
+            f"<{type(self).__name__} {data.source_lang} -> {data.target_lang}, {shape}, "
+            f"{self._origin}>"
+        )
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """A copy, also in another process, reads the model again where this one was read."""
+        if self._load_arguments is None:
+            raise UserTypeError(
+                f"{self!r} has no file to be read from again; write a bundle, and load that."
+            )
+        return type(self).load, self._load_arguments
+
+    @property
+    def params(self) -> Any:
+        """The parameters as `Transformer` reads them; a tuple of trees for an ensemble.
+
+        For a model that was loaded, each access makes them from `device_params`, in the types in
+        which translation uses them. `translator.pretrained.load` reads them as they were trained.
+        """
+        if isinstance(self.device_params, DeviceParams):
+            return cast(JaxBatchRunner, self.engine.runner).restore(self.device_params)
+        return self.device_params
+
+    def _hold_model_once(self) -> None:
+        """Lays the parameters out on the devices, and empties the trees that were given."""
+        self.device_params = cast(JaxBatchRunner, self.engine.runner).take(self.device_params)
+
+    def settings(
+        self,
+        n_best: int | None = None,
+        target_lang: str = "",
+        source_lang: str = "",
+        attention: AttentionChoice | None = None,
+        settings: Mapping[str, Any] = types.MappingProxyType({}),
+    ) -> TranslationSettings:
+        """The checked settings of a call, `settings` replacing those of the config.
+
+        Raises:
+          UserError: an unknown or impossible setting.
+        """
+        checked = call_settings.translation_settings(
+            self.config,
+            settings,
+            n_best=n_best,
+            target_lang=target_lang,
+            source_lang=source_lang,
+            attention=attention,
+        )
+        self.engine.runner.check(checked, settings)
+        return checked
 
     @overload
     def translate(
@@ -252,7 +325,7 @@ class Translator(TextSubmitter, TextScorer):
 
         That of a head that has learned to align, else the one that calibration has found.
         """
-        usual = super().alignment
+        usual = self.engine.runner.alignment
         best = self.calibration.attention if self.calibration else None
         return best if best and usual == AttentionChoice() else usual
 
@@ -275,6 +348,149 @@ class Translator(TextSubmitter, TextScorer):
         best, *others = hypotheses
         confidence = self.calibration.confidence(best)
         return [dataclasses.replace(best, confidence=confidence), *others]
+
+    def submit(
+        self,
+        text: str | Request,
+        *,
+        n_best: int | None = None,
+        target_lang: str = "",
+        source_lang: str = "",
+        attention: AttentionChoice | None = None,
+        client: Hashable = None,
+        wait_ms: float = 3.0,
+        timeout_ms: float = math.inf,
+        max_waiting: float = math.inf,
+        **settings: Any,
+    ) -> concurrent.futures.Future[Any]:
+        """The future translation of a text, as `translate` gives it; returns at once.
+
+        Texts of all threads share batches. Cancelling the future frees the text's place.
+
+        Example:
+          >>> submitted = [t.submit(text) for text in ("one", "two")]
+          >>> [future.result().text for future in submitted]
+          ['eins', 'zwei']
+
+        Args:
+          text: a string, or a `Request` with a prefix or phrases.
+          n_best: as in `translate`; with it the result is a list.
+          target_lang: of a multilingual model; "": the config's.
+          source_lang: of a multilingual model that needs it; "": the config's.
+          attention: to the source, to come with the best translation.
+          client: whose text it is; clients take turns.
+          wait_ms: how long the text waits for others to share its batch.
+          timeout_ms: after which the text is not begun any more; its future then raises
+            `DeadlineError`.
+          max_waiting: of texts that wait already, above which this one is refused.
+          **settings: fields of `DecodeConfig` that replace the config's, such as beam_size.
+
+        Raises:
+          UserError: an unknown or impossible setting, or a text that cannot be translated.
+          QueueFullError: more than `max_waiting` texts wait.
+        """
+        call = self.settings(n_best, target_lang, source_lang, attention, settings)
+        future = self.engine.submit(
+            self.device_params,
+            text,
+            call,
+            client=client,
+            wait_seconds=wait_ms / 1000,
+            deadline=time.monotonic() + timeout_ms / 1000,
+            max_waiting=max_waiting,
+        )
+        return future if n_best is not None else futures.gather([future], _first_of_first)
+
+    async def atranslate(
+        self, texts: str | Request | Iterable[str | Request], **settings: Any
+    ) -> Any:
+        """As `translate`, for `await`: other tasks run while the texts are translated.
+
+        Args:
+          texts: a text, or an iterable of them.
+          **settings: as of `submit`. Texts that have been submitted are cancelled where one fails,
+            or where the task is cancelled.
+
+        Raises:
+          UserError: as of `submit`.
+        """
+        is_one = isinstance(texts, str | Request)
+        items: Any = [texts] if is_one else texts
+        parts: list[concurrent.futures.Future[Any]] = []
+        try:
+            parts += (self.submit(item, **settings) for item in items)
+        except BaseException:
+            for part in parts:
+                part.cancel()
+            raise
+        results = await asyncio.wrap_future(futures.gather(parts, list))
+        return results[0] if is_one else results
+
+    @overload
+    def score(  # type: ignore[overload-overlap]  # a string is an iterable of strings
+        self, sources: str, targets: str, target_lang: str = "", source_lang: str = ""
+    ) -> float: ...
+    @overload
+    def score(
+        self,
+        sources: Iterable[str],
+        targets: Iterable[str],
+        target_lang: str = "",
+        source_lang: str = "",
+        contexts: Sequence[Sequence[str]] = (),
+    ) -> list[float]: ...
+    def score(
+        self,
+        sources: str | Iterable[str],
+        targets: str | Iterable[str],
+        target_lang: str = "",
+        source_lang: str = "",
+        contexts: Sequence[Sequence[str]] = (),
+    ) -> float | list[float]:
+        """Natural log-probability of each target with its end, without length penalty.
+
+        Args:
+          sources: texts, or one text.
+          targets: a translation of each.
+          target_lang: of a multilingual model; "": the config's.
+          source_lang: of a multilingual model that needs it; "": the config's.
+          contexts: the sentences before each source, of a model that was trained with
+            `data.context_sentences`; (): there are none.
+
+        Raises:
+          UserError: an item that is no text, or not one target for each source.
+        """
+        if isinstance(sources, str) and isinstance(targets, str):
+            return self.score([sources], [targets], target_lang, source_lang, contexts)[0]
+        pairs = self.score_tokens(sources, targets, target_lang, source_lang, contexts)
+        return [pair.log_prob for pair in pairs]
+
+    def score_tokens(
+        self,
+        sources: Iterable[str],
+        targets: Iterable[str],
+        target_lang: str = "",
+        source_lang: str = "",
+        contexts: Sequence[Sequence[str]] = (),
+    ) -> list[PairScores]:
+        """As `score` of several texts, with the log-probability of every token."""
+        call_settings.check_list("sources", sources, "strings")
+        call_settings.check_list("targets", targets, "strings")
+        sources, targets = list(sources), list(targets)
+        if len(sources) != len(targets):
+            raise UserError(f"{len(sources)} sources cannot be scored with {len(targets)} targets.")
+        if contexts and len(contexts) != len(sources):
+            raise UserError(
+                f"{len(contexts)} contexts are not one for each of {len(sources)} sources."
+            )
+        return self.engine.score(
+            self.device_params,
+            sources,
+            targets,
+            target_lang,
+            source_lang=source_lang,
+            contexts=contexts,
+        )
 
     def translate_document(
         self,
@@ -362,3 +578,7 @@ class Translator(TextSubmitter, TextScorer):
         num_texts = call_settings.count("num_texts", num_texts)
         call = self.settings(n_best, target_lang, source_lang, attention, settings)
         return self.engine.warmup(self.device_params, lengths, num_texts, call)
+
+
+def _first_of_first(results: Sequence[list[Translation]]) -> Translation:
+    return results[0][0]
