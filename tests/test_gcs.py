@@ -28,10 +28,10 @@ from transformer_jax.data.shards import shard_mirror
 from transformer_jax.data.token_cache import tokenize_corpora
 from transformer_jax.data.workers import IN_THIS_PROCESS
 from transformer_jax.errors import UserError
-from transformer_jax.training import prepare_data, setup
+from transformer_jax.training import prepare_data, reporting, setup
 from transformer_jax.training.reporting import Reporter
-from transformer_jax.workdir import appended_file, digests
 from transformer_jax.workdir import checkpoint as checkpoint_lib
+from transformer_jax.workdir import digests
 from transformer_jax.workdir import folder as workdir_lib
 from transformer_jax.workdir.params import load_params
 
@@ -129,7 +129,7 @@ def test_appended_file_keeps_its_content_on_a_disk_and_in_a_bucket(bucket, tmp_p
     for folder in (bucket, epath.Path(tmp_path)):
         path = folder / "file"
         path.write_bytes(b"a\n")
-        file = appended_file.AppendedFile(path)
+        file = reporting.AppendedFile(path)
         file.append(b"b\n")
         file.append("ü\n".encode())
         assert path.read_bytes() == "a\nb\nü\n".encode()

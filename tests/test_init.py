@@ -30,8 +30,7 @@ from transformer_jax.extras.recipes import recipe, run_estimate, set_aside, sett
 from transformer_jax.extras.recipes import survey as survey_lib
 from transformer_jax.extras.recipes.device import Device
 from transformer_jax.extras.recipes.reasons import make_reasons
-from transformer_jax.extras.recipes.recipe import write_recipe
-from transformer_jax.extras.recipes.recipe_file import recipe_text
+from transformer_jax.extras.recipes.recipe import recipe_text, write_recipe
 from transformer_jax.training.optimizer import make_schedule
 
 ROOT = Path(__file__).parent.parent

@@ -1,4 +1,4 @@
-"""Plain English in code and documents, short functions and files.
+"""Plain English in code and documents, and short functions.
 
 To list what a file or folder still breaks:
 
@@ -61,8 +61,8 @@ TABLES = (
     "tests/test_language.py",
 )
 MAX_COLUMNS = 100
-MAX_FUNCTION_LINES, MAX_FILE_LINES = 60, 350
-# Longer functions and files of the package, with the reason.
+MAX_FUNCTION_LINES = 60
+# Longer functions of the package, with the reason.
 LONG: dict[str, str] = {}
 
 
@@ -91,7 +91,7 @@ def problems(path: Path) -> Iterator[str]:
         for number, problem in code_problems(nodes(path)):
             yield f"{name}:{number}: {problem}"
     if name.startswith("transformer_jax/"):
-        yield from length_problems(name, text, nodes(path) if path.suffix == ".py" else [])
+        yield from length_problems(name, nodes(path) if path.suffix == ".py" else [])
 
 
 def line_problems(name: str, line: str) -> Iterator[str]:
@@ -121,10 +121,7 @@ def code_problems(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"{name!r}: name the feature first"
 
 
-def length_problems(name: str, text: str, nodes: list[ast.AST]) -> Iterator[str]:
-    num_lines = text.count("\n")
-    if num_lines > MAX_FILE_LINES and name not in LONG:
-        yield f"{name}: {num_lines} lines"
+def length_problems(name: str, nodes: list[ast.AST]) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, ast.Call) and _reads_text_by_locale(node):
             yield f"{name}:{node.lineno}: text without an encoding follows the locale"

@@ -16,13 +16,51 @@ from transformer_jax.config import Config
 from transformer_jax.paths import write_atomically
 from transformer_jax.training.loggers import Logger, Outcome
 from transformer_jax.training.step import Metrics
-from transformer_jax.workdir.appended_file import AppendedFile
 
 Numbers = dict[str, float | str]  # metrics by name, and signatures
 
 MAX_REMOTE_EVENTS = 1 << 20  # bytes of a remote event file, after which another is begun
 FIRST_ESTIMATE = 10  # steps after the first one, until the first estimate of the time left
 NUM_SHOWN = 2  # translations on the terminal after an evaluation; samples.jsonl has more
+
+
+class AppendedFile:
+    """A file to which bytes are added.
+
+    Args:
+      path: of the file; its content is kept.
+    """
+
+    def __init__(self, path: epath.Path):
+        self.path = path
+        self._content: bytes | None = None  # of a remote file; None: not read yet
+
+    def append(self, data: bytes) -> None:
+        """Adds `data` at the end.
+
+        Raises:
+          OSError: where it cannot be written; the file is then unchanged.
+        """
+        if paths.is_remote(self.path):
+            self._replace(data)
+            return
+        old_length = self.path.stat().length if self.path.exists() else 0
+        try:
+            with self.path.open("ab") as out:
+                out.write(data)
+        except OSError:
+            # A part of a line would spoil the next one.
+            if self.path.exists():
+                with contextlib.suppress(OSError):
+                    os.truncate(self.path, old_length)
+            raise
+
+    def _replace(self, data: bytes) -> None:
+        if self._content is None:
+            with paths.store_errors():
+                self._content = self.path.read_bytes() if self.path.exists() else b""
+        paths.write(self.path, self._content + data)
+        self._content += data
 
 
 class Reporter:

@@ -7,8 +7,7 @@
     set_aside     digests of the sources  -> files of train, validation and test
     sizing        pairs, tokens, device   -> Sizes: a row of the table, steps, vocabulary
     settings      all of the above        -> ChosenSettings: Config, reasons, lengths in tokens
-    recipe_file   Config, reasons         -> the recipe as Python text
     run_estimate  Config, sample          -> RunEstimate: time and memory, measured
 
-`reasons` has the comments of the recipe.
+`reasons` has the comments of the recipe, which `recipe` writes as Python.
 """

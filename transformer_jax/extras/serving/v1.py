@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -9,7 +10,8 @@ from typing import Any
 
 import fastapi
 import pydantic
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from transformer_jax.errors import UserError
 from transformer_jax.extras.documents import document_translation as text_documents
@@ -25,13 +27,11 @@ from transformer_jax.extras.serving.context import (
     service_of,
 )
 from transformer_jax.extras.serving.documents import Finished, Wanted
-from transformer_jax.extras.serving.errors import ServiceError
+from transformer_jax.extras.serving.errors import ServiceError, frames
 from transformer_jax.extras.serving.jobs import Job, ScoreJob
 from transformer_jax.extras.serving.openapi import body_of, errors_as
 from transformer_jax.extras.serving.served_model import ServedModel
 from transformer_jax.extras.serving.submitted import cancel, in_order, translations_in_order
-from transformer_jax.extras.serving.v1_events import Events
-from transformer_jax.extras.serving.v1_events import error_body as error_body
 from transformer_jax.extras.serving.v1_fields import (
     SEARCH,
     Alternative,
@@ -320,3 +320,52 @@ async def models(request: fastapi.Request) -> dict[str, Any]:
 def error_status(error: ServiceError) -> int:
     """Its status."""
     return error.status
+
+
+class Events(StreamingResponse):
+    """Server-sent events of texts on their way, whose places are free when it ends."""
+
+    def __init__(
+        self,
+        model: str,
+        answers: AsyncIterator[Callable[[], TranslationAnswer]],
+        cancel_all: Callable[[], None],
+    ):
+        super().__init__(_events(model, answers), media_type="text/event-stream")
+        self.headers["Cache-Control"] = "no-store"
+        self.headers["X-Accel-Buffering"] = "no"  # a proxy is to pass each on at once
+        self._cancel_all = cancel_all
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._cancel_all()
+
+
+async def _events(
+    model: str, answers: AsyncIterator[Callable[[], TranslationAnswer]]
+) -> AsyncIterator[str]:
+    """Server-sent events: each translation, then `done`; or `error`."""
+    index = 0
+    try:
+        async for make in answers:
+            answer = make().model_dump(exclude_none=True)
+            yield _event("translation", {"index": index, **answer})
+            index += 1
+        yield _event("done", {"model": model, "count": index})
+    except ServiceError as error:
+        yield _event("error", error_body(error))
+    except Exception as error:
+        _log.error("A stream failed: %s", frames(error))
+        yield _event("error", error_body(ServiceError(500, "The server failed.", index)))
+
+
+def _event(name: str, data: dict[str, Any]) -> str:
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
+def error_body(error: ServiceError) -> dict[str, Any]:
+    """The JSON of an error."""
+    fields = {"code": error.code, "message": error.message, "item": error.item}
+    return {"error": {name: value for name, value in fields.items() if value is not None}}
