@@ -15,6 +15,7 @@ import time
 
 import numpy as np
 from absl import app, flags
+from memory_corpus import TokenizedSide
 
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.config.data_fields import Batching
@@ -22,7 +23,7 @@ from transformer_jax.data import loader
 from transformer_jax.data.epoch_data import EpochData, Epochs
 from transformer_jax.data.plans import batch_plan
 from transformer_jax.data.plans.plan_files import PlanFiles
-from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
+from transformer_jax.data.token_cache import TokenizedCorpus
 from transformer_jax.data.tokenizer_pair import SpecialIds
 
 _JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")

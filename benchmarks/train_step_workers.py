@@ -166,11 +166,13 @@ def run_config(task: Task, parts: int = 1) -> Config:
 
 def synthetic_batches(config: Config, task: Task) -> Iterator[dict[str, np.ndarray]]:
     """Batches of a synthetic corpus from the data pipeline."""
+    from memory_corpus import TokenizedSide
+
     from transformer_jax.data import loader
     from transformer_jax.data.epoch_data import EpochData, Epochs
     from transformer_jax.data.plans import batch_plan
     from transformer_jax.data.plans.pair_selection import select_pairs
-    from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
+    from transformer_jax.data.token_cache import TokenizedCorpus
     from transformer_jax.data.tokenizer_pair import SpecialIds
 
     rng, count = np.random.default_rng(0), 20_000

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory_corpus import TokenizedSide
 
 from tests.conftest import digit_pairs, write_pairs
 from transformer_jax.config import Config, DataConfig
@@ -219,7 +220,7 @@ IDS = SpecialIds(source_pad=90, source_eos=91, target_pad=92, target_eos=93, dec
 
 def side(sentences):
     flat = np.array([t for s in sentences for t in s], np.uint16)
-    return token_cache.TokenizedSide(flat, np.cumsum([0, *map(len, sentences)]))
+    return TokenizedSide(flat, np.cumsum([0, *map(len, sentences)]))
 
 
 def test_make_batch_arrays_by_hand():

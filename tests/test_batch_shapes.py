@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory_corpus import TokenizedSide
 
 from tests.test_batch_plan import IDS, lengths, make
 from transformer_jax.config import Config, ModelConfig
@@ -128,7 +129,7 @@ def test_padding_share_counts_empty_rows(batching, version, row_multiple):
     source, target = lengths(4000)
     corpus = token_cache.TokenizedCorpus(
         *(
-            token_cache.TokenizedSide(np.zeros(n.sum(), np.uint16), np.cumsum([0, *n]))
+            TokenizedSide(np.zeros(n.sum(), np.uint16), np.cumsum([0, *n]))
             for n in (source, target)
         ),
         (4000,),

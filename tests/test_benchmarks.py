@@ -21,10 +21,11 @@ import train_step_undone
 import train_step_workers
 import trainings
 from attention_workers import Problem
+from memory_corpus import TokenizedSide
 
 from tests.conftest import write_pairs
 from transformer_jax.config import ModelConfig
-from transformer_jax.data.token_cache import TokenizedCorpus, TokenizedSide
+from transformer_jax.data.token_cache import TokenizedCorpus
 from transformer_jax.model import layers
 from transformer_jax.ops import losses
 from transformer_jax.training import optimizer

@@ -23,7 +23,6 @@ from tests.conftest import copy_run, run_command
 from transformer_jax.commands import (
     command_help,
     command_line,
-    completion,
     config_flags,
     eval_comparison,
     eval_run,
@@ -32,7 +31,6 @@ from transformer_jax.commands import (
 )
 from transformer_jax.config import DataConfig
 from transformer_jax.errors import UserError
-from transformer_jax.extras.interop import FORMATS
 from transformer_jax.workdir import host_memory
 
 ROOT = Path(__file__).parent.parent
@@ -576,113 +574,3 @@ def test_wrong_command_lines_are_one_sentence(line, message):
     assert done.returncode == 2
     assert re.fullmatch(r"error: .+\n(  \w+ +\S.+\n)*", done.stderr)
     assert done.stderr.startswith(f"error: {message}")
-
-
-@pytest.mark.parametrize(
-    ("line", "expected", "absent"),
-    [
-        ("", {*command_line.COMMANDS, "--help", "--version"}, {"complete"}),
-        ("ex", {"export"}, {"eval"}),
-        ("fly ", set(), {*command_line.COMMANDS, "--help"}),
-        ("decode --attention", {"--attention", "--attention_head="}, {"--workdir="}),
-        ("decode --noal", {"--noalignment", "--noallow_pickle"}, set()),
-        ("export --format=", {f"--format={name}" for name in FORMATS}, {completion.FILES}),
-        ("export --format=c", {"--format=ctranslate2"}, {"--format=marian"}),
-        ("export --format c", {"ctranslate2"}, {"marian"}),
-        ("export --format=c --qu", {"--quantization="}, {"ctranslate2"}),
-        ("train --config=m", {"--config=multi30k", completion.FILES}, {"--config=tiny"}),
-        ("train --co", {"--config=", "--config."}, {"--config.seed="}),
-        ("eval --config.model.pos", {"--config.model.positional="}, {"--config.seed="}),
-        ("eval --config.model.positional=r", {"--config.model.positional=rotary"}, {"rotary"}),
-        ("eval --config.model.positional r", {"rotary"}, {"learned"}),
-        (
-            "eval --config.data.lowercase=",
-            {"--config.data.lowercase=True", "--config.data.lowercase=False"},
-            set(),
-        ),
-        ("runs --config.d", set(), {"--config.data.lowercase="}),
-        ("eval --checkpoint=a", {"--checkpoint=average:"}, {"--checkpoint=best"}),
-        ("decode --input=m", {completion.FILES}, set()),
-        ("train --workdir=m", {completion.FOLDERS}, {completion.FILES}),
-        ("decode --config.data.test=mi", {completion.FILES}, set()),
-        ("plot ", {"attention", "curves"}, set()),
-        ("plot attention ", set(), {"curves"}),
-        ("plot attention --part=", {"--part=cross", "--part=encoder", "--part=decoder"}, set()),
-        ("runs m", {completion.FOLDERS}, set()),
-        ("completion z", {"zsh"}, {"bash"}),
-        ("help tr", {"train"}, {"eval"}),
-    ],
-)
-def test_completion_offers_what_may_follow(line, expected, absent):
-    lines = completion.candidates(line.split(" "))
-    candidates = {line.partition("\t")[0] for line in lines}
-    assert len(lines) == len(candidates)
-    assert expected <= candidates
-    assert not absent & candidates
-
-
-# What the shells do with the line `$1`. That of zsh needs a terminal.
-SHELLS = {
-    "bash": """
-eval "$SCRIPT"
-COMP_LINE="$1" COMP_POINT=${#1}
-"$(complete -p transformer-jax | sed 's/.*-F \\([^ ]*\\).*/\\1/')"
-printf '%s\\n' "${COMPREPLY[@]}"
-""",
-    "fish": 'echo "$SCRIPT" | source; complete -C $argv[2] | string replace -r "\\t.*" ""',
-    "zsh": """
-zmodload zsh/zpty
-zpty -b shell zsh -fi
-expect() { zpty -r -m shell text "*$1*" && print -r -- "$text"; }
-zpty -w shell 'PS1= PS2= TERM=dumb; unsetopt zle_bracketed_paste; autoload -U compinit; compinit -D'
-zpty -w shell 'zstyle ":completion:*" list-colors; setopt list_rows_first; eval "$SCRIPT"'
-zpty -w shell 'show() { BUFFER="echo [${(q)BUFFER}] end"; zle accept-line }; zle -N show'
-zpty -w shell 'bindkey "^X" show; bindkey "^I" complete-word; echo rea"dy"'
-expect ready > /dev/null
-zpty -w -n shell "$1"$'\\t'$'\\x18'
-expect '] end' | grep end
-""",
-}
-
-
-@pytest.mark.parametrize(
-    ("line", "completed"),
-    [
-        ("transformer-jax export --format=c", "ctranslate2"),
-        ("transformer-jax eval --checkpoint=av", "average:"),
-        ("transformer-jax train --config=mi", "mine.py"),
-        ("transformer-jax train --workdir=m", "my folder"),
-        ("transformer-jax runs m", "my folder"),
-    ],
-)
-@pytest.mark.parametrize("shell", SHELLS)
-def test_completion_in_a_shell(shell, line, completed, tmp_path):
-    if not shutil.which(shell):
-        pytest.skip(f"{shell} is not installed")
-    (tmp_path / "mine.py").touch()
-    (tmp_path / "my folder").mkdir()
-    program = tmp_path / "bin" / "transformer-jax"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m transformer_jax "$@"\n')
-    program.chmod(0o755)
-    environment = os.environ | {
-        "PATH": f"{program.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "HOME": str(tmp_path),
-        "SCRIPT": completion.SCRIPTS[shell].strip(),
-    }
-    no_settings = {"bash": "--norc", "zsh": "-f", "fish": "--no-config"}[shell]
-    done = subprocess.run(
-        [shell, no_settings, "-c", SHELLS[shell], shell, line],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    word = done.stdout.splitlines()[-1]
-    if shell == "zsh":  # the entire line, quoted
-        (quoted,) = re.findall(r"echo \[(.*)\] end", done.stdout)
-        (edited,) = shlex.split(quoted)
-        word = line.rpartition(" ")[2] + shlex.split(edited.removeprefix(line) + " '.'")[0]
-    assert word.rpartition("=")[2].rstrip("/") == completed

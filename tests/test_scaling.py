@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from etils import epath
+from memory_corpus import TokenizedSide
 
 from tests.conftest import digit_pairs, tiny_config
 from transformer_jax.config import Config, DataConfig, ParallelConfig, all_settings, validate
@@ -78,7 +79,7 @@ def test_batch_rows_of_all_processes_are_the_batch(monkeypatch):
     """Rows that several processes load are those that one process loads."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 6, 40)
-    side = token_cache.TokenizedSide(
+    side = TokenizedSide(
         np.arange(lengths.sum(), dtype=np.int32) + 10, np.concatenate([[0], np.cumsum(lengths)])
     )
     corpus = token_cache.TokenizedCorpus(side, side, (40,), "")

@@ -28,7 +28,6 @@ COMMANDS = {
     "data": "Fetch a public data set, verify it, and write it as text files.",
     "plot": "Draw attention, learning curves and more; write report.html.",
     "runs": "List runs with their state, step and scores.",
-    "completion": "Print a script by which a shell completes commands and flags.",
 }
 
 

@@ -20,7 +20,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from transformer_jax import __version__, interrupts, paths
-from transformer_jax.commands import command_help, command_line, completion, config_flags
+from transformer_jax.commands import command_help, command_line, config_flags
 from transformer_jax.commands.command_line import COMMANDS
 from transformer_jax.config import Config, validate
 from transformer_jax.errors import UserError, did_you_mean
@@ -44,8 +44,6 @@ def main() -> None:
         run(sys.argv[2], [f"{program} {sys.argv[2]}", "--help"])
     elif command in ("help", *command_line.HELP_FLAGS):
         print(command_help.command_list(program, COMMANDS))
-    elif command == "complete":  # called by the scripts that `completion` prints
-        print("\n".join(completion.candidates(sys.argv[2:])))
     elif command in COMMANDS:
         run(command, [f"{program} {command}", *sys.argv[2:]])
     elif not command:

@@ -109,10 +109,6 @@ class RowShape:
         digest.update(self.class_codes.tobytes() + self.class_buckets.tobytes())
         return digest.hexdigest()
 
-    @property
-    def num_kinds(self) -> int:
-        return 1 if self.packed else int(self.class_buckets.max()) + 1
-
     def plan(self, shard: Shard) -> ShardPlan:
         """The rows of `shard`."""
         selection = select_shard(*shard.lengths(), self.max_len, self.max_ratio)

@@ -31,12 +31,12 @@ def _forbids_tokens(decode: DecodeConfig) -> bool:
     return bool(decode.no_repeat_ngram_size or decode.suppressed_ids or decode.min_decode_len > 1)
 
 
-_SAME = Setting()
+SAME = Setting()
 # In the order of `DecodeConfig`. A test checks that no field is missing.
 SETTINGS: dict[str, Setting] = {
-    "method": _SAME,
-    "beam_size": _SAME,
-    "length_penalty": _SAME,
+    "method": SAME,
+    "beam_size": SAME,
+    "length_penalty": SAME,
     "length_penalty_kind": Setting(
         "same; `gnmt` ranks the `beam_size` hypotheses that CTranslate2 finds"
     ),
@@ -45,16 +45,16 @@ SETTINGS: dict[str, Setting] = {
         lambda d: d.method != "beam" or d.beam_size == 1 or d.stopping == "first_k",
         "its beam search ends by `stopping=first_k`",
     ),
-    "max_decode_len": _SAME,
-    "max_decode_ratio": _SAME,
-    "min_decode_len": _SAME,
+    "max_decode_len": SAME,
+    "max_decode_ratio": SAME,
+    "min_decode_len": SAME,
     "min_decode_ratio": Setting(
         "not", lambda d: d.min_decode_ratio == 0, "`min_decode_len` is a limit for all texts"
     ),
     "at_limit": Setting(
         "`cut`, its default here", lambda d: d.at_limit == "cut", "outputs are cut there"
     ),
-    "suppressed_ids": _SAME,
+    "suppressed_ids": SAME,
     "shortlist": Setting(
         "with its file `vmap.txt`; probabilities sum to 1 over the tokens of all texts of a call, "
         "so outputs depend on the others; those of a prefix are among all tokens"
@@ -67,35 +67,23 @@ SETTINGS: dict[str, Setting] = {
     "coverage_penalty": Setting(
         "not", lambda d: d.coverage_penalty == 0, "its own penalty has another formula"
     ),
-    "no_repeat_ngram_size": _SAME,
-    "repetition_penalty": _SAME,
+    "no_repeat_ngram_size": SAME,
+    "repetition_penalty": SAME,
     "beam_groups": Setting("not", lambda d: d.beam_groups == 1, "it has one group of beams"),
     "diversity_penalty": Setting("not, like `beam_groups`"),
-    "temperature": _SAME,
-    "top_k": _SAME,
-    "top_p": _SAME,
+    "temperature": SAME,
+    "top_k": SAME,
+    "top_p": SAME,
     "min_p": Setting("not", lambda d: d.min_p == 0, "`top_k` and `top_p` are possible"),
     "seed": Setting("not: each call draws other samples"),
-    "mbr_samples": _SAME,
-    "mbr_metric": _SAME,
-    "batch_tokens": _SAME,
+    "mbr_samples": SAME,
+    "mbr_metric": SAME,
+    "batch_tokens": SAME,
 }
 SEED_GIVEN = (
     "A CTranslate2 model draws other samples in each call: it has no `seed`; remove the setting."
 )
 NO_PHRASES = "a CTranslate2 model cannot place phrases; remove them, or use the work directory."
-
-
-def markdown_table() -> str:
-    """The settings and what a CTranslate2 model does with them, for the documents."""
-    same = [f"`{name}`" for name, setting in SETTINGS.items() if setting is _SAME]
-    rows = [
-        f"| `{name}` | {setting.meaning} |"
-        for name, setting in SETTINGS.items()
-        if setting is not _SAME
-    ]
-    head = ["| setting | with a CTranslate2 model |", "|---|---|"]
-    return "\n".join([*head, f"| {', '.join(same)} | same |", *rows]) + "\n"
 
 
 def check(
