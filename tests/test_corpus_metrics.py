@@ -7,6 +7,7 @@ import json
 import random
 import re
 import sys
+import typing
 import urllib.error
 from collections import Counter
 from fractions import Fraction
@@ -26,6 +27,7 @@ from sacremoses.corpus import NonbreakingPrefixes
 from tests.conftest import run_command
 from transformer_jax.commands import eval_run
 from transformer_jax.config import CheckpointConfig, Config, DataConfig
+from transformer_jax.config.metrics import METRICS
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import (
     bleu_tokenizers,
@@ -586,3 +588,17 @@ def test_eval_shows_conventions_and_compares(tiny_run, tmp_path):
     missing = run_command("eval", *arguments, f"--compare={tmp_path / 'none'}", f"--json={out}")
     assert missing.returncode == 2
     assert json.loads(out.read_text())["compare"]
+
+
+def test_records_of_metrics_agree_with_what_computes_them():
+    always = {name for name, metric in METRICS.items() if not metric.on_request}
+    assert always <= {field.name for field in dataclasses.fields(model_metrics.Evaluation)}
+    assert METRICS.keys() - always == chosen_metrics._SACREBLEU.keys() | comet.MODELS.keys()
+    types = typing.get_type_hints(CheckpointConfig)
+    assert set(typing.get_args(types["best_metric"])) == {
+        f"eval_{name}" for name, metric in METRICS.items() if metric.chooses_best
+    }
+    # Of an error or a loss, which grow as a model gets worse.
+    assert {name for name, metric in METRICS.items() if metric.lower_is_better} == {
+        "loss", "perplexity", "ter",
+    }  # fmt: skip

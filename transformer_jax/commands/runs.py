@@ -15,6 +15,7 @@ from absl import flags
 
 from transformer_jax import paths, units
 from transformer_jax.commands.command_help import CommandHelp, Words
+from transformer_jax.config.metrics import METRICS
 from transformer_jax.errors import UserError
 from transformer_jax.workdir import scores
 
@@ -51,7 +52,7 @@ def define_flags(argv: list[str]) -> list[str]:
     flags.DEFINE_enum(
         "metric",
         None,
-        [*scores.LABELS, *scores.OTHER_LABELS],
+        [*METRICS],
         "Score to show and sort by; default: the one by which the runs choose their best.",
     )
     flags.DEFINE_bool("json", False, "Print all that is known of each run as JSON instead.")
@@ -182,7 +183,7 @@ def _row(run: "RunSummary", metric: str, now: datetime.datetime) -> dict[str, st
         "run": run.name,
         "state": run.state,
         "step": f"{run.step}/{'?' if run.num_steps is None else run.num_steps}",
-        scores.label(metric): "-" if newest is None else f"{newest:.2f}",
+        METRICS[metric].label: "-" if newest is None else f"{newest:.2f}",
         "best": "-" if best is None else f"{best[metric]:.2f}",
         "at step": "-" if best is None else str(best["step"]),
         "test": f"{run.test[metric]:.2f}" if run.test and metric in run.test else "",

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
+from transformer_jax.config.metrics import METRICS
 from transformer_jax.errors import UserError, did_you_mean
 from transformer_jax.evaluation import bleu_tokenizers, comet
 from transformer_jax.evaluation.significance import Statistics, of_sacrebleu, of_sentence_scores
@@ -16,13 +17,13 @@ def _ter(target_lang: str) -> TER:
     return TER(normalized=True, asian_support=True) if is_split else TER()
 
 
-# Name -> the metric of sacreBLEU, for a target language.
+# Name -> the metric of sacreBLEU, for a target language. All others of `NAMES` are COMET's.
 _SACREBLEU: dict[str, Callable[[str], CHRF | TER]] = {
     "chrf++": lambda _: CHRF(word_order=2),
     "ter": _ter,
 }
 ALWAYS = ("bleu", "chrf")  # computed in every evaluation
-NAMES = (*_SACREBLEU, *comet.MODELS)
+NAMES = tuple(name for name, metric in METRICS.items() if metric.on_request)
 
 
 def statistics(
@@ -52,7 +53,7 @@ def statistics(
             continue
         scores, model = comet.sentence_scores(name, sources, hypotheses, references, comet_command)
         rows.append(
-            of_sentence_scores(comet.TITLES[name], scores, f"{model}|times:{comet.FACTOR:g}")
+            of_sentence_scores(METRICS[name].label, scores, f"{model}|times:{comet.FACTOR:g}")
         )
     return rows
 

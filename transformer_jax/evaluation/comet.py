@@ -19,7 +19,6 @@ from transformer_jax.errors import UserError
 COMMAND = "comet-score --gpus 0"
 # Metric -> the model that it is computed with.
 MODELS = {"comet": "Unbabel/wmt22-comet-da", "comet_qe": "Unbabel/wmt22-cometkiwi-da"}
-TITLES = {"comet": "COMET", "comet_qe": "COMET-QE"}
 WITHOUT_REFERENCE = ("comet_qe",)
 FACTOR = 100.0  # of scores, which papers report in percent
 

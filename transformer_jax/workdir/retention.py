@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from transformer_jax.config import CheckpointConfig
-from transformer_jax.workdir import scores
+from transformer_jax.config.metrics import METRICS
 
 UNSCHEDULED = "unscheduled"  # metric of a checkpoint that was saved only because the run stopped
 
@@ -18,7 +18,7 @@ def quality(metrics: dict[str, float], metric: str) -> list[float]:
     A score that is NaN or missing counts as the worst.
     """
     loss = metrics.get("eval_loss", np.inf)
-    is_lower_better = metric.removeprefix("eval_") in scores.LOWER_IS_BETTER
+    is_lower_better = METRICS[metric.removeprefix("eval_")].lower_is_better
     score = metrics.get(metric, np.nan)
     score = -score if is_lower_better else score
     return [-np.inf if np.isnan(x) else x for x in (score, -loss)]

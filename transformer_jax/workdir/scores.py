@@ -4,36 +4,22 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from transformer_jax.config.metrics import METRICS
+
 Scores = Mapping[str, Any]
 
-# Name -> what tables call it.
-LABELS = {
-    "bleu": "BLEU",
-    "chrf": "chrF",
-    "exact_match": "exact match",
-    "loss": "loss",
-    "perplexity": "perplexity",
-    "token_accuracy": "token accuracy",
-}
-# Those of `checkpoint.best_metric` that other runs do not have.
-OTHER_LABELS = {"chrf++": "chrF++", "ter": "TER", "comet": "COMET", "comet_qe": "COMET-QE"}
-LOWER_IS_BETTER = ("loss", "perplexity", "ter")
-
-
-def label(metric: str) -> str:
-    """What tables call a metric."""
-    return {**LABELS, **OTHER_LABELS}[metric]
+# Name -> what tables call it, of the scores that every evaluation has.
+LABELS = {name: metric.label for name, metric in METRICS.items() if not metric.on_request}
 
 
 def names_in(evaluations: Collection[Scores]) -> list[str]:
-    """The names of `LABELS`, and those of `OTHER_LABELS` that some evaluation has."""
-    others = [name for name in OTHER_LABELS if any(name in one for one in evaluations)]
-    return [*LABELS, *others]
+    """The names of `LABELS`, and those of other metrics that some evaluation has."""
+    return [name for name in METRICS if name in LABELS or any(name in one for one in evaluations)]
 
 
 def quality(scores: Scores, metric: str) -> tuple[float, float]:
     """The score, negative where lower is better, and minus the loss: higher is better."""
-    value = -scores[metric] if metric in LOWER_IS_BETTER else scores[metric]
+    value = -scores[metric] if METRICS[metric].lower_is_better else scores[metric]
     return value, -scores["loss"]
 
 

@@ -33,7 +33,7 @@ class RunSummary:
       reason: why it failed or is damaged, who runs it; else empty.
       step: of a running one, steps that are logged; else of the newest checkpoint.
       num_steps: of the entire run; None if the config cannot be read.
-      best_metric: its best checkpoint has the best value of it (`scores.label`).
+      best_metric: its best checkpoint has the best value of it (`METRICS`).
       evaluations: scores on the validation set, oldest first, each with its `step`.
       evals: scores by `eval`, oldest first, each with `data`, `started` and `checkpoint`.
       test: of these, the newest on its own test set: of the best checkpoint, if there is one.

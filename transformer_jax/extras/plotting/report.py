@@ -11,6 +11,7 @@ from etils import epath
 
 import transformer_jax
 from transformer_jax.config import Config, all_settings
+from transformer_jax.config.metrics import METRICS
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation.bleu_tokenizers import NO_FOUR_WORDS
 from transformer_jax.extras import plotting
@@ -158,7 +159,7 @@ def _evaluations(config: Config, run: RunSummary) -> Iterator[str]:
     marked = f"{best['step']:,}"
     shown = {name: rows[name] for name in [*spread(list(rows), MAX_ROWS), marked]}
     ordered = {name: rows[name] for name in rows if name in shown}
-    columns = [scores.label(name) for name in names]
+    columns = [METRICS[name].label for name in names]
     yield table("Scores on the validation set", "step", columns, ordered, marked)
     if len(shown) < len(rows):
         everything = table("All scores on the validation set", "step", columns, rows, marked)
@@ -183,7 +184,7 @@ def _evals(evals: Mapping[str, Scores]) -> Iterator[str]:
         )
         names = scores.names_in([one])
         row = {one["split"] or "scores": _numbers(one, names)}
-        yield table(f"Scores of {name}", "", map(scores.label, names), row)
+        yield table(f"Scores of {name}", "", [METRICS[each].label for each in names], row)
         yield from _notes(one)
 
 
@@ -193,7 +194,7 @@ def _notes(one: Scores) -> Iterator[str]:
         yield f'<p class="note">{text(NO_FOUR_WORDS)}</p>'
     for name in scores.names_in([one]):
         if signature := one.get(f"{name}_signature"):
-            yield f'<p class="signature">{scores.label(name)}: {text(signature)}</p>'
+            yield f'<p class="signature">{METRICS[name].label}: {text(signature)}</p>'
 
 
 def _curves(lines: Sequence[plotting.Metrics], best: Scores | None) -> Iterator[str]:
