@@ -1,6 +1,7 @@
 """Filters of sentence pairs: planted faults, their counts, and settings that are refused."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ from etils import epath
 
 from tests.conftest import digit_pairs, write_pairs
 from tests.test_prepare import config_of, prepare
-from transformer_jax.config import validate
-from transformer_jax.data import sources
+from transformer_jax.config import DataConfig, validate
+from transformer_jax.config.pair_kinds import FILTERS, Filter
+from transformer_jax.data import sources, token_cache
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.shards import filters, text_blocks
 from transformer_jax.data.workers import IN_THIS_PROCESS
 from transformer_jax.errors import UserError
@@ -172,3 +175,26 @@ def test_filter_function_that_changes_is_another_filter(tmp_path, monkeypatch):
         (tmp_path / "my_filter.py").write_text(content)
         digests.add(filters.PairFilter(function="my_filter:keep").fingerprint)
     assert len(digests) == 2
+
+
+def test_records_of_filters_agree_with_their_tests():
+    of_texts = {name for name, record in FILTERS.items() if not record.reads_tokens}
+    assert of_texts - filters.TESTS.keys() == {"duplicates", "near_duplicates"}
+    assert filters.TESTS.keys() <= of_texts
+    settings = {name for record in FILTERS.values() for name in record.settings}
+    assert settings <= {field.name for field in dataclasses.fields(DataConfig)}
+
+
+def test_filter_with_a_setting_has_other_tokens_for_each_value(monkeypatch):
+    """Otherwise tokens that were filtered with another value would be used again."""
+    monkeypatch.setitem(FILTERS, "long_words", Filter("a word is long", ("vocab_size",)))
+    corpus = Corpus("c", "en", "de", lambda: iter(()), "f")
+    tokenizers = SimpleNamespace(fingerprint="t")
+
+    def folder(**settings):
+        config = DataConfig(filters=("long_words",), **settings)
+        inputs = token_cache._Inputs(corpus, 0, tokenizers, config, None, None, IN_THIS_PROCESS)
+        return inputs.folder
+
+    assert folder() == folder()
+    assert folder() != folder(vocab_size=9)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import tiny_config, write_pairs
-from transformer_jax.config import data_checks
+from transformer_jax.config import pair_kinds
 from transformer_jax.data import epoch_data, loader, noise, sources
 from transformer_jax.data.tokenizer_pair import SpecialIds
 
@@ -95,7 +95,7 @@ def test_a_tag_before_a_source_has_no_noise(tag):
 
 
 def test_config_names_the_noises_there_are():
-    assert [*noise.KINDS] == [*data_checks.NOISES]
+    assert [*noise.KINDS] == [*pair_kinds.NOISES]
 
 
 # --- Training -----------------------------------------------------------------------------------

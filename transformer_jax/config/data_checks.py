@@ -8,30 +8,11 @@ from transformer_jax.config.data_fields import (
     parse_languages,
     parse_stage,
 )
+from transformer_jax.config.pair_kinds import FILTERS, NOISES
 from transformer_jax.config.setting import all_settings, split_paths
 from transformer_jax.errors import did_you_mean
 
 NORMALIZATIONS = ("identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf")  # SentencePiece's
-FILTERS = (  # of `data.filters`; `data.shards.filters` says what each is for
-    "empty",
-    "control",
-    "identical",
-    "language",
-    "test_leaks",
-    "duplicates",
-    "near_duplicates",
-    "length",
-    "ratio",
-)
-NOISES = (  # of `data.augment`; `data.noise` has their functions
-    "upper_case",
-    "lower_case",
-    "title_case",
-    "no_punctuation",
-    "no_end_punctuation",
-    "extra_spaces",
-    "typos",
-)
 
 
 def data_conflicts(data: DataConfig) -> Iterator[str]:

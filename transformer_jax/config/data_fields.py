@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from transformer_jax.config.pair_kinds import FILTERS, NOISES
 from transformer_jax.config.setting import fraction, path_setting, setting
 
 BleuTokenizer = Literal[
@@ -92,8 +93,9 @@ class DataConfig:
     augment: tuple[str, ...] = setting(
         (),
         'Noise in the sources of training, drawn again in each epoch: "KIND:SHARE" of the pairs, '
-        'such as ("upper_case:0.05", "typos:0.1"). Kinds: upper_case, lower_case, title_case, '
-        "no_punctuation, no_end_punctuation, extra_spaces, typos (in 15% of the longer words).",
+        'such as ("upper_case:0.05", "typos:0.1"). Kinds: '
+        + ", ".join(f"{kind} ({note})" if note else kind for kind, note in NOISES.items())
+        + ".",
     )
     character_coverage: float = setting(
         1.0, "Share of the text's characters that get tokens.", above=0, at_most=1
@@ -112,8 +114,8 @@ class DataConfig:
     )
     filters: tuple[str, ...] = setting(
         (),
-        "Pairs that are left out of the training corpora: empty, control, identical, language, "
-        "test_leaks, duplicates, near_duplicates, length, ratio; see docs/large_corpora.md.",
+        f"Pairs that are left out of the training corpora: {', '.join(FILTERS)}; see "
+        "docs/large_corpora.md.",
     )
     filter_function: str = setting(
         "",

@@ -20,6 +20,7 @@ import numpy as np
 
 from transformer_jax import paths
 from transformer_jax.config import DataConfig
+from transformer_jax.config.pair_kinds import FILTERS
 from transformer_jax.data import cache_manifest, context, noise, token_links
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.prepared_folder import PreparedFolder
@@ -100,7 +101,16 @@ class _Inputs:
         """What is left out of the corpus."""
         languages = self.corpus.source_lang, self.corpus.target_lang
         config = self.config
-        return PairFilter(config.filters, languages, config.filter_function, self.test_texts)
+        limits = {
+            name: getattr(config, name) for one in config.filters for name in FILTERS[one].settings
+        }
+        return PairFilter(
+            config.filters,
+            languages,
+            config.filter_function,
+            self.test_texts,
+            tuple(sorted(limits.items())),
+        )
 
     @property
     def folder(self) -> Path:

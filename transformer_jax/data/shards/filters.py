@@ -15,26 +15,14 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
+from transformer_jax.config.pair_kinds import FILTERS
 from transformer_jax.errors import UserError, missing_package
 
-# In the order in which they are applied.
-FILTERS = {
-    "empty": "a side has no text",
-    "control": "a control character, or the mark of a character that was lost",
-    "identical": "both sides are equal",
-    "language": "a side is clearly in another language, or the sides are swapped",
-    "test_leaks": "the pair, or a long side of it, is in the validation or test set",
-    "duplicates": "an earlier pair of the corpus is equal",
-    "near_duplicates": "an earlier pair is equal up to case, digits, punctuation and spaces",
-    "length": "a side has more than data.max_len tokens",
-    "ratio": "a side has more than data.max_ratio times the tokens of the other",
-}
 FUNCTION = "function"  # the reason of pairs that the function of `data.filter_function` drops
-TOKEN_FILTERS = ("length", "ratio")
 LEAK_WORDS = 5  # from which one side alone is a leak: shorter ones are common by chance
 LANGUAGE_CODES = {"nb": "no", "iw": "he", "fil": "tl", "in": "id"}  # ours -> py3langid's
 LANGUAGE_LETTERS = 25  # from which the language of a text is recognised well enough
@@ -116,6 +104,7 @@ class PairFilter:
       function: `module:name` of a function of source and target that returns whether to keep the
         pair; empty: none.
       test_texts: for `test_leaks`.
+      limits: values of the settings that these filters read.
       duplicates: folder where `duplicates.find` has written which pairs repeat earlier ones.
     """
 
@@ -123,6 +112,7 @@ class PairFilter:
     languages: tuple[str, str] = ("", "")
     function: str = ""
     test_texts: TestTexts | None = None
+    limits: tuple[tuple[str, Any], ...] = ()
     duplicates: Path | None = None
 
     def __bool__(self) -> bool:
@@ -133,7 +123,11 @@ class PairFilter:
         """Changes when other pairs may be dropped."""
         test = self.test_texts.fingerprint if self.test_texts else ""
         source = source_digest(self.function) if self.function else ""
-        return f"{sorted(self.names)} {self.languages} {self.function} {source} {test}"
+        # `max_len` and `max_ratio` are in the digest of the token cache for all filters.
+        limits = [limit for limit in self.limits if limit[0] not in ("max_len", "max_ratio")]
+        return " ".join(
+            map(str, [sorted(self.names), self.languages, self.function, source, test, *limits])
+        )
 
     def reasons(self, sources: Sequence[str], targets: Sequence[str], block: int) -> list[str]:
         """The filter that drops each pair, or an empty string.
@@ -143,8 +137,8 @@ class PairFilter:
           block: its number in the corpus.
         """
         reasons = [""] * len(sources)
-        for name in FILTERS:
-            if name not in self.names or name in TOKEN_FILTERS:
+        for name, record in FILTERS.items():
+            if name not in self.names or record.reads_tokens:
                 continue
             if name.endswith("duplicates"):
                 bits = np.load(self._duplicates_file(block))
@@ -152,7 +146,7 @@ class PairFilter:
                 for i in np.flatnonzero(repeated).tolist():
                     reasons[i] = reasons[i] or name
                 continue
-            drops = self._test(name)
+            drops = TESTS[name](self)
             for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
                 if not reasons[i] and drops(source, target):
                     reasons[i] = name
@@ -178,16 +172,6 @@ class PairFilter:
             raise UserError(f"{where}, returned None; return True to keep a pair, else False.")
         return bool(answer)
 
-    def _test(self, name: str) -> Callable[[str, str], bool]:
-        """Whether the filter `name` drops a pair of texts."""
-        if name == "test_leaks":
-            if self.test_texts is None:
-                raise ValueError("test_leaks needs the validation and test sets")
-            return self.test_texts.has
-        if name == "language":
-            return functools.partial(is_other_language, languages=self.languages)
-        return _TESTS[name]
-
     def _duplicates_file(self, block: int) -> Path:
         if self.duplicates is None:
             raise ValueError("duplicates were not looked for")
@@ -195,11 +179,21 @@ class PairFilter:
 
 
 NO_FILTERS = PairFilter()
-_TESTS: dict[str, Callable[[str, str], bool]] = {
-    "empty": lambda source, target: not source.strip() or not target.strip(),
-    "control": lambda source, target: bool(_CONTROL.search(source) or _CONTROL.search(target)),
-    "identical": lambda source, target: source.strip() == target.strip(),
+Test = Callable[[str, str], bool]  # of source and target: whether the pair is dropped
+# The tests of the filters that read the texts of one pair.
+TESTS: dict[str, Callable[[PairFilter], Test]] = {
+    "empty": lambda _: lambda source, target: not source.strip() or not target.strip(),
+    "control": lambda _: lambda *texts: any(map(_CONTROL.search, texts)),
+    "identical": lambda _: lambda source, target: source.strip() == target.strip(),
+    "language": lambda chosen: functools.partial(is_other_language, languages=chosen.languages),
+    "test_leaks": lambda chosen: _known(chosen.test_texts).has,
 }
+
+
+def _known(test_texts: TestTexts | None) -> TestTexts:
+    if test_texts is None:
+        raise ValueError("test_leaks needs the validation and test sets")
+    return test_texts
 
 
 def source_digest(name: str) -> str:

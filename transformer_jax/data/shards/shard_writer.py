@@ -10,11 +10,12 @@ import numpy as np
 from transformer_jax import paths
 from transformer_jax.config import DataConfig
 from transformer_jax.config.data_fields import parse_augment
+from transformer_jax.config.pair_kinds import FILTERS
 from transformer_jax.data import cache_manifest, context, noise
 from transformer_jax.data.plans.pair_selection import select_shard
 from transformer_jax.data.plans.permutation import make_key
 from transformer_jax.data.shards.filter_report import FilterReport
-from transformer_jax.data.shards.filters import NO_FILTERS, TOKEN_FILTERS, PairFilter
+from transformer_jax.data.shards.filters import NO_FILTERS, PairFilter
 from transformer_jax.data.shards.shard_files import MAX_TOKENS, take, write_sides
 from transformer_jax.data.shards.text_blocks import TextBlock
 from transformer_jax.data.tokenizer import Tokenizer
@@ -55,7 +56,7 @@ class ShardWriter:
         report = FilterReport()
         sources, targets = self._filter_texts(block, report)
         sides = self._encode(block, sources, targets)
-        if set(TOKEN_FILTERS) & set(self.filters.names):
+        if any(FILTERS[name].reads_tokens for name in self.filters.names):
             sides = self._filter_tokens(sides, sources, targets, report)
         with paths.new_path(folder, is_cache=True) as temporary:
             temporary.mkdir()
