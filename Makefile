@@ -14,9 +14,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Compiled programs are kept here between runs and shared by all targets, small ones too.
-export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/xla
-export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
+# Compiled programs of tests, pages and benchmarks are kept here, small ones too. Those of the
+# quickstart and the demo are where all commands keep theirs.
+test test-slow test-peers docs bench-accelerator: \
+  export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/xla
+test test-slow test-peers docs bench-accelerator: \
+  export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Bytecode is written even where the environment forbids it: without it, each process would compile
 # the sources of JAX again, which takes most of its start.
@@ -54,7 +57,9 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 	  { echo "Python 3.11 or newer is needed; name one with make PYTHON=..."; exit 1; }
 	@echo "installing the package and JAX, which takes a minute or two"
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) -e '.[plot]'
+	@{ n=0; while sleep 8; kill -0 $$$$; do n=$$((n + 8)); echo "still installing after $$n s"; done; } \
+	  2>/dev/null & reminder=$$!; trap 'kill $$reminder' EXIT; trap 'exit 130' INT TERM; \
+	  $(INSTALL) -e '.[plot]'
 	@touch $@
 
 $(BIN)/.installed-serve: $(BIN)/.installed

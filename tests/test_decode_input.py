@@ -112,7 +112,7 @@ def test_decode_answers_each_line_of_an_open_pipe(tiny_run):
 
 
 @pytest.mark.slow
-def test_decode_translates_a_process_substitution_with_a_progress_bar(tiny_run):
+def test_decode_translates_a_process_substitution_at_a_terminal(tiny_run):
     terminal, stderr = pty.openpty()
     shell = f"exec {' '.join(decode(tiny_run[1]))} --input=<(printf 'one\\ntwo\\n')"
     done = subprocess.run(

@@ -310,6 +310,7 @@ def test_stop_after_a_skipped_step_saves_it(data, tmp_path, monkeypatch, capsys)
     assert sorted(os.listdir(tmp_path / "run" / "checkpoints")) == ["4", "6"]
     assert not train(config, tmp_path / "run", stop_after=5)
     printed = capsys.readouterr().out
+    assert "`stop_after=6` is reached: saved step 6; without it, the same command" in printed
     assert "the run is at step 6: `stop_after=5` is reached" in printed
     assert printed.count("compiling the training step") == 1
 

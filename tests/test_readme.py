@@ -92,7 +92,7 @@ class Claim(NamedTuple):
 
 def exact_match_is_in_range(walk: Walk) -> bool:
     low, high = map(float, re.search(r"([\d.]+)% to ([\d.]+)% of 1,000", walk.text).groups())
-    scores = json.loads((walk.folder / "transformer_jax/workdir/quickstart/eval.json").read_text())
+    scores = json.loads((walk.folder / "transformer_jax/runs/quickstart/eval.json").read_text())
     return low - MORE_MACHINES <= scores["exact_match"] <= high and scores["num_sentences"] == 1000
 
 
@@ -235,7 +235,7 @@ def test_readme_and_tutorials_do_what_they_say(newcomer):
         check_claims(document, follow(document, folder, newcomer))
     # A model that translates, unlike the one of ten steps, which cannot be calibrated.
     shutil.rmtree(folder / "runs/mine")
-    shutil.copytree(home / "transformer_jax/workdir/quickstart", folder / "runs/mine")
+    shutil.copytree(home / "transformer_jax/runs/quickstart", folder / "runs/mine")
     check_claims(DOCUMENTS, follow(DOCUMENTS, folder, newcomer))
 
 

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import tqdm
 from absl import flags
 from etils import epath
 
@@ -119,6 +118,8 @@ def run() -> None:
         FLAGS.output if is_primary else os.devnull, functools.partial(description, translator)
     )
     columns = {name: Lines(FLAGS[name].value, FLAGS.window) for name in INPUTS if FLAGS[name].value}
+    if FLAGS.input == "-" and sys.stdin and sys.stdin.isatty():
+        print("type a line to translate; Ctrl-D ends the input", file=sys.stderr, flush=True)
     with contextlib.ExitStack() as stack:
         distributed.run_on_all(lambda: bool(stack.enter_context(output)), "output")
         output.skip, output.expected = distributed.all_gather((output.skip, output.expected))[0]
@@ -129,9 +130,10 @@ def run() -> None:
             output.write(line)
         output.finish()
     if is_primary:
+        lines = f"{output.done:,} line{'' if output.done == 1 else 's'}"
         num_programs = translator.engine.num_compiled
         print(
-            f"{output.done:,} lines; compiled programs: {num_programs} (one a batch shape)",
+            f"{lines}; compiled programs: {num_programs} (one a batch shape)",
             file=sys.stderr,
         )
 
@@ -266,30 +268,32 @@ def _output_format() -> OutputFormat:
 def with_progress(
     items: Iterator[T], output: ResumableOutput, unit: str, total: Callable[[], int | None]
 ) -> Iterator[T]:
-    """The items, with a progress bar if standard error is a terminal, else a line now and again.
+    """The items, with a line on standard error now and again that says how many are done.
+
+    There is none where the results themselves are on the terminal, or where the input is a stream,
+    which may wait for its writer.
 
     Args:
       items: results.
       output: says how many are done already.
       unit: what an item is.
-      total: counts all, where a bar is shown.
+      total: counts all; it is called for the first line.
     """
-    if not distributed.is_primary():
+    is_shown = FLAGS.output == "-" and sys.stdout.isatty()
+    if not distributed.is_primary() or is_shown or is_stream(FLAGS.input):
         yield from items
-    elif sys.stderr.isatty():
-        yield from tqdm.tqdm(items, initial=output.skip, unit=unit, total=total())
-    elif is_stream(FLAGS.input):  # which may wait for its writer
+        return
+    count = functools.cache(total)
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    def line(seconds: float) -> str:
+        of_all = "" if count() is None else f" of {count():,}"
+        return f"{output.done:,}{of_all} {unit}s after {seconds:.0f} s"
+
+    with waiting.reminded(line, say, FIRST_REMINDER):
         yield from items
-    else:
-
-        def say(line: str) -> None:
-            print(line, file=sys.stderr, flush=True)
-
-        def line(seconds: float) -> str:
-            return f"{output.done:,} {unit}s after {seconds:.0f} s"
-
-        with waiting.reminded(line, say, FIRST_REMINDER):
-            yield from items
 
 
 def description(translator: Translator) -> dict[str, Any]:

@@ -126,9 +126,11 @@ def _batch_conflicts(config: Config) -> Iterator[str]:
             f"{data.batching} depend on the tokens, which differ in each epoch."
         )
     if not data.batch_sentences and data.batch_tokens < row_len * config.train.accumulate_steps:
+        least = row_len * config.train.accumulate_steps
         yield (
-            f"config.data.batch_tokens={data.batch_tokens} holds less than one row of {row_len} "
-            f"target positions for each of {config.train.accumulate_steps} accumulated parts."
+            f"config.data.batch_tokens={data.batch_tokens} must be at least {least}: a row of "
+            f"{row_len} target positions for each of {config.train.accumulate_steps} accumulated "
+            "parts."
         )
     if model.tie_embeddings in ("all", "inputs") and not data.shared_vocab:
         yield (

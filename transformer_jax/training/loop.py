@@ -155,6 +155,7 @@ class Trainer:
         self.config, self.data, self.runner = config, data, runner
         self.row_multiple = runner.num_batch_shards * config.train.accumulate_steps
         self.step, self.progress = 0, Progress()
+        self._has_explained_bleu = False  # of 0, which short sentences have
         self._workdir = workdir
         self._reporter = reporter
         self._read_only = read_only
@@ -217,7 +218,11 @@ class Trainer:
             self._reporter.flush()
         if not self._has_ended():
             self._reporter.outcome = "interrupted"
-            self._reporter.say(f"asked to stop: saved step {self.step}; {RESUMES}")
+            why, resumes = "asked to stop", RESUMES
+            if stop_after and self.step >= stop_after:
+                why = f"`stop_after={stop_after}` is reached"
+                resumes = "without it, the same command resumes the run"
+            self._reporter.say(f"{why}: saved step {self.step}; {resumes}")
             stop.raise_if_interrupted()
             return False
         self.data.epochs.close()  # removes cached tokens that only a resumed run would need
@@ -342,7 +347,9 @@ class Trainer:
         with waiting.reminded(lambda s: f"still evaluating after {s:.0f} s", self._reporter.say):
             metrics, samples = self._evaluator(self.state, self.data.validation)
         self._reporter.evaluation(self.step, metrics, samples)
-        if metrics.get("eval_bleu") == 0.0 and metrics.get("eval_exact_match"):
+        is_odd = metrics.get("eval_bleu") == 0.0 and metrics.get("eval_exact_match")
+        if is_odd and not self._has_explained_bleu:
+            self._has_explained_bleu = True
             self._reporter.say(f"  ({bleu_tokenizers.NO_FOUR_WORDS})")
         scores = {name: value for name, value in metrics.items() if isinstance(value, float)}
         metric = self.config.checkpoint.best_metric

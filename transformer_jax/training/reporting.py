@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import tqdm
 from etils import epath
 
 from transformer_jax import paths, units, waiting
@@ -84,7 +83,6 @@ class Reporter:
         self, workdir: epath.Path, first_step: int, num_steps: int, is_primary: bool = True
     ):
         self._workdir, self._num_steps, self._is_primary = workdir, num_steps, is_primary
-        self._bar: tqdm.tqdm | None = None
         self._files: list[_JsonLines | _EventFile] = []
         self._loggers: list[Logger] = []
         self._first: tuple[int, float] | None = None  # the first step here, and when it was done
@@ -95,10 +93,6 @@ class Reporter:
         self._samples = _JsonLines(workdir / "samples.jsonl", first_step)
         self._board = _EventFile(workdir / "tensorboard", first_step)
         self._files = [self._metrics, self._samples, self._board]
-        if sys.stderr.isatty():
-            self._bar = tqdm.tqdm(
-                total=num_steps, initial=first_step, unit="step", dynamic_ncols=True
-            )
 
     def open_loggers(self, config: Config) -> None:
         """Sends what follows to `train.loggers` too."""
@@ -109,21 +103,17 @@ class Reporter:
     def say(self, message: str) -> None:
         """A line on the terminal."""
         self._silence.end()
-        if self._bar:
-            self._bar.write(message)
-        elif self._is_primary:
+        if self._is_primary:
             print(message, flush=True)
 
     def advance(self, step: int) -> None:
-        """Records that `step` is done, for the time left; moves the bar, if there is one."""
+        """Records that `step` is done, and says the time left after a long silence."""
         if self._first is None:  # compiling, before it, happens only once
             self._first = step, time.monotonic()
-        elif step - self._first[0] == FIRST_ESTIMATE and step < self._num_steps and not self._bar:
+        elif step - self._first[0] == FIRST_ESTIMATE and step < self._num_steps:
             self.say(f"step {step}/{self._num_steps}: about {self._time_left(step)} left")
-        elif step < self._num_steps and not self._bar and self._silence.is_long:
+        elif step < self._num_steps and self._silence.is_long:
             self.say(f"step {step}/{self._num_steps}: {self._time_left(step)} left")
-        if self._bar:
-            self._bar.update(step - self._bar.n)
 
     def training(self, step: int, metrics: Numbers) -> None:
         """Metrics of the steps since the last call."""
@@ -137,10 +127,7 @@ class Reporter:
         )
         if metrics.get("skipped_steps"):
             numbers += f", {metrics['skipped_steps']} skipped"
-        if self._bar:
-            self._bar.set_postfix_str(numbers)
-        else:
-            self.say(f"step {step}/{self._num_steps}: {numbers}, {self._time_left(step)} left")
+        self.say(f"step {step}/{self._num_steps}: {numbers}, {self._time_left(step)} left")
 
     def evaluation(self, step: int, metrics: Numbers, samples: list[dict[str, str]]) -> None:
         """Scores on the validation set, and some of its sentences with their translations.
@@ -185,8 +172,6 @@ class Reporter:
         """Ends every file and logger; can be the exit of a context, which gets its error."""
         if error:
             self.outcome = "failed" if issubclass(error, Exception) else "interrupted"
-        if self._bar:
-            self._bar.close()
         self.flush()
         for logger in self._loggers:
             logger.close(self.outcome)

@@ -1,5 +1,6 @@
 """Recognises what a path holds that is not a work directory, for messages."""
 
+import itertools
 import json
 from typing import Any
 
@@ -155,21 +156,29 @@ def describe(path: epath.PathLike) -> str:
         known = (what for suffixes, what in FILES.items() if path.suffix in suffixes)
         return next(known, "is a file; name the folder of a model, or a bundle")
     if not path.exists():
-        return f"is no work directory: there is no such folder{but_there_is(path)}"
+        hint = but_there_is(path)
+        if not hint and (models := _models_in(path.parent)):
+            hint = f"; {path.parent} has {models}"
+        return f"is no work directory: there is no such folder{hint}"
     other = describe_other_tools(path)
     if other:
         return other
     if path.name == "checkpoints" and is_run(path.parent):
         return f"has the checkpoints of a run; name {path.parent}"
-    models = [child.name for child in sorted(path.iterdir(), key=str) if _is_model(child)]
-    if models:
-        return f"has models in it ({', '.join(models[:3])}); name one of them"
+    if models := _models_in(path):
+        return f"has models in it ({models}); name one of them"
     if (path / "recipe.py").exists():
         return (
             "has a recipe and no model yet; train it first: transformer-jax train "
             f"--config={path / 'recipe.py'} --workdir={path}"
         )
     return "is no work directory: it has no config.json"
+
+
+def _models_in(folder: epath.Path) -> str:
+    """The names of the first models in a folder; empty if there are none."""
+    children = sorted(folder.iterdir(), key=str) if folder.is_dir() else []
+    return ", ".join(itertools.islice((one.name for one in children if _is_model(one)), 3))
 
 
 def _is_model(path: epath.Path) -> bool:

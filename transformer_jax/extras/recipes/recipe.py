@@ -130,7 +130,8 @@ def _refuse_existing(folder: Path, missing: Sequence[str]) -> None:
             raise UserError(f"`workdir={folder}`: {path} is a file; name a folder for the run.")
     if directory_kinds.is_run(folder):
         raise UserError(
-            f"{folder} has a run, which needs the files that it has; use another `workdir`."
+            f"{folder} has a run, which needs the files that it has; use another `workdir`, or "
+            f"remove the folder to start again."
         )
     targets = [folder / RECIPE, *([folder / DATA] if missing else [])]
     existing = [str(path) for path in targets if path.exists()]

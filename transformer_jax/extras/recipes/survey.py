@@ -7,13 +7,14 @@ writing systems and doubtful pairs are of a sample, which is the entire corpus i
 import array
 import collections
 import dataclasses
+import functools
 import hashlib
 import random
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
-import tqdm
 
+from transformer_jax import waiting
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.word_ids import SPACE
 from transformer_jax.data.writing_systems import script_shares, separates_words
@@ -164,9 +165,15 @@ def survey_corpus(
 
 
 def read_with_progress(corpus: Corpus) -> Iterator[tuple[str, str]]:
-    """The pairs of a corpus; shows their number in a terminal if reading takes long."""
-    title = f"reading {corpus.name}"
-    return iter(tqdm.tqdm(corpus.read(), title, unit=" pairs", leave=False, delay=2, disable=None))
+    """The pairs of a corpus; says now and again how many were read."""
+    num_pairs = 0
+
+    def line(seconds: float) -> str:
+        return f"reading {corpus.name}: {num_pairs:,} pairs after {seconds:.0f} s"
+
+    with waiting.reminded(line, functools.partial(print, flush=True)):
+        for num_pairs, pair in enumerate(corpus.read(), start=1):  # noqa: B007, read by `line`
+            yield pair
 
 
 def _num_duplicates(digests: "array.array[int]") -> int:
