@@ -1,4 +1,4 @@
-"""What stands around the core: other tools' formats, documents, the server, pictures, recipes.
+"""What the core does not need: other tools' formats, documents, the server, pictures, recipes.
 
 The core imports nothing of this. What it opens by name, it opens when it is asked for.
 """

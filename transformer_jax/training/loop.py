@@ -217,17 +217,21 @@ class Trainer:
             self._saver.save_last(self.step, self.state, self.progress, scores, scheduled)
             self._reporter.flush()
         if not self._has_ended():
-            self._reporter.outcome = "interrupted"
-            why, resumes = "asked to stop", RESUMES
-            if stop_after and self.step >= stop_after:
-                why = f"`stop_after={stop_after}` is reached"
-                resumes = "without it, the same command resumes the run"
-            self._reporter.say(f"{why}: saved step {self.step}; {resumes}")
+            self._say_stopped(stop_after)
             stop.raise_if_interrupted()
             return False
         self.data.epochs.close()  # removes cached tokens that only a resumed run would need
         self._reporter.say(self._why_ended())
         return True
+
+    def _say_stopped(self, stop_after: int | None) -> None:
+        """Says why the run was stopped, and how it is resumed."""
+        why, resumes = "asked to stop", RESUMES
+        if stop_after and self.step >= stop_after:
+            why = f"`stop_after={stop_after}` is reached"
+            resumes = "without it, the same command resumes the run"
+        self._reporter.outcome = "interrupted"
+        self._reporter.say(f"{why}: saved step {self.step}; {resumes}")
 
     def _take_no_step(self, stop_after: int | None) -> bool:
         """Says why there is nothing to do; returns whether the run has ended."""
