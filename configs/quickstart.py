@@ -35,7 +35,7 @@ def get_config() -> Config:
         # Few enough tokens that hundreds, units, "und" and tens are separate.
         data=DataConfig(tokenizer="bpe", vocab_size=380, max_len=64, batch_tokens=1024),
         train=TrainConfig(
-            num_steps=200,
+            num_steps=250,
             log_every_steps=25,
             eval_every_steps=50,
             checkpoint_every_steps=100,

@@ -201,7 +201,7 @@ def test_help_shows_the_defaults_of_the_model(tmp_path):
     (tmp_path / "flags.txt").write_text("--config=quickstart")
     for given in ("--config=quickstart", f"--flagfile={tmp_path / 'flags.txt'}"):
         _, shown = help_of("train", given)
-        assert "(default: 200; >= 1)" in shown["config.train.num_steps"]
+        assert "(default: 250; >= 1)" in shown["config.train.num_steps"]
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["train", "--version"]])

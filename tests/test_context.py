@@ -12,9 +12,9 @@ from transformer_jax import Translator
 from transformer_jax.data import context, sources, token_cache, token_links
 from transformer_jax.data.shards import shard_writer
 from transformer_jax.data.token_links import TokenLinks
+from transformer_jax.data.tokenizer_training import make_tokenizers
 from transformer_jax.errors import UserError
 from transformer_jax.training.loop import train
-from transformer_jax.training.setup import make_tokenizers
 from transformer_jax.translator.requests import Request
 
 SEPARATOR = 99

@@ -420,10 +420,11 @@ def test_documents_have_the_settings_of_ctranslate2_models():
     assert "".join([f"| {', '.join(same)} | same |\n", *others]) in page
 
 
-@pytest.mark.parametrize("is_file", [True, False])
-def test_decoding_of_a_file_says_how_far_it_is_and_of_a_stream_nothing(
-    is_file, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize("case", ["file", "stream", "terminal"])
+def test_decoding_says_how_far_it_is_where_that_disturbs_nothing(case, tmp_path, monkeypatch):
+    """It does not between the results, nor while it waits for a writer."""
+    is_file = case == "file"
+
     class Terminal(io.StringIO):
         def write(self, text):
             is_said.set()
@@ -441,7 +442,9 @@ def test_decoding_of_a_file_says_how_far_it_is_and_of_a_stream_nothing(
 
     (tmp_path / "text").write_text("one\ntwo\n")
     output = types.SimpleNamespace(done=0, skip=0)
-    given = types.SimpleNamespace(input=str(tmp_path / "text") if is_file else "-")
+    path = "-" if case == "stream" else str(tmp_path / "text")
+    given = types.SimpleNamespace(input=path, output="-" if case == "terminal" else "out")
+    monkeypatch.setattr("sys.stdout", types.SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr(decode_run, "FLAGS", given)
     monkeypatch.setattr(decode_run, "is_stream", lambda path: path == "-")
     monkeypatch.setattr(waiting, "SILENCE", 0.001)
@@ -449,6 +452,6 @@ def test_decoding_of_a_file_says_how_far_it_is_and_of_a_stream_nothing(
     if not is_file:
         monkeypatch.setattr(waiting, "reminded", None)  # a call would fail
     monkeypatch.setattr("sys.stderr", errors)
-    assert list(decode_run.with_progress(items(), output, "line", lambda: 2)) == ["eins", "zwei"]
-    assert ("1,234 lines after 0 s\n" in errors.getvalue()) == is_file
+    assert list(decode_run.with_progress(items(), output, "line", lambda: 2000)) == ["eins", "zwei"]
+    assert ("1,234 of 2,000 lines after 0 s\n" in errors.getvalue()) == is_file
     assert is_file or not errors.getvalue()

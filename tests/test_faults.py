@@ -21,7 +21,7 @@ from transformer_jax.config import CheckpointConfig
 from transformer_jax.errors import UserError
 from transformer_jax.extras.diagnostics import replay as replay_lib
 from transformer_jax.extras.diagnostics.replay import replay
-from transformer_jax.training import faults, loop, reporting, setup, stopping
+from transformer_jax.training import evaluate, faults, loop, reporting, setup, stopping
 from transformer_jax.training.loop import train
 from transformer_jax.training.step import TrainStep
 from transformer_jax.workdir import checkpoint, digests
@@ -189,7 +189,7 @@ def test_failed_saves_are_named_and_the_last_step_keeps_its_scores(
     data, tmp_path, monkeypatch, capsys
 ):
     scores = {"eval_bleu": 5.0, "eval_loss": 1.0}
-    monkeypatch.setattr(loop.Evaluator, "__call__", lambda *_: (scores, []))
+    monkeypatch.setattr(evaluate.Evaluator, "__call__", lambda *_: (scores, []))
     fail_saves(monkeypatch, tmp_path, [2, 3])
     config = short_config(data, num_steps=3, checkpoint_every_steps=1, eval_every_steps=3)
     assert train(config, tmp_path)

@@ -9,8 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from transformer_jax.config import Config, OptimizerConfig
+from transformer_jax.config import Config, OptimizerConfig, optimizer_kinds
 from transformer_jax.ops.losses import LossSums
+from transformer_jax.training import optimizer
 from transformer_jax.training.optimizer import (
     gradient_point,
     make_optimizer,
@@ -272,3 +273,19 @@ def test_a_step_takes_any_optimizer_of_optax(tx, rate):
             num_accepted += 1
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), state.params, want)
         assert num_updates(state.opt_state) == num_accepted
+
+
+def test_records_of_optimizers_and_schedules_agree_with_what_computes_them():
+    types = typing.get_type_hints(OptimizerConfig)
+    assert optimizer_kinds.OPTIMIZERS.keys() == optimizer.OPTIMIZERS.keys()
+    assert optimizer_kinds.OPTIMIZERS.keys() == set(typing.get_args(types["name"]))
+    assert optimizer_kinds.SCHEDULES.keys() == optimizer.SCHEDULES.keys()
+    assert optimizer_kinds.SCHEDULES.keys() == set(typing.get_args(types["schedule"]))
+    for name, kind in optimizer_kinds.SCHEDULES.items():
+        schedule = make_schedule(OptimizerConfig(schedule=name, warmup_steps=2), 4, num_steps=9)
+        assert (float(schedule(9)) == 0) == kind.falls_to_zero
+
+
+def test_updates_of_an_optimizer_without_a_schedule_are_not_counted():
+    with pytest.raises(ValueError, match="0 states of a schedule"):
+        num_updates(optax.adam(0.1).init({"x": jnp.zeros(2)}))

@@ -12,7 +12,7 @@ from etils import epath
 from tests.conftest import begin_run, tiny_config, write_pairs
 from transformer_jax import distributed
 from transformer_jax.config import Config, DataConfig
-from transformer_jax.data import sources
+from transformer_jax.data import sources, tokenizer_training
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.errors import UserError
 from transformer_jax.training import data_description, loop, runners, setup
@@ -243,8 +243,10 @@ def test_resume_refuses_another_tokenizer(tiny_run, tmp_path):
 def test_tokenizer_follows_the_settings_before_the_first_checkpoint(tmp_path, monkeypatch):
     """A run that was stopped before its first checkpoint starts again with its settings."""
     workdir, trainings = epath.Path(tmp_path / "run"), []
-    original = setup.make_tokenizers
-    monkeypatch.setattr(setup, "make_tokenizers", lambda *a: trainings.append(1) or original(*a))
+    original = tokenizer_training.make_tokenizers
+    monkeypatch.setattr(
+        tokenizer_training, "make_tokenizers", lambda *a: trainings.append(1) or original(*a)
+    )
 
     def prepare(**fields):
         config = tiny_config(tmp_path)

@@ -173,7 +173,7 @@ def test_number_words_splits_are_disjoint_and_train_has_small_numbers():
     everything = [n for numbers in splits.values() for n in set(numbers)]
     assert len(set(everything)) == len(everything)
     times = Counter(splits["train"])
-    assert [times[n] for n in range(1000)] == [10] * 100 + [1] * 900
+    assert [times[n] for n in range(1000)] == [30] * 100 + [1] * 900
     assert {times[n] for n in times if n >= 1000} == {1}
     assert min(splits["test"]) >= 1000
     assert splits == number_words.split_numbers()

@@ -187,7 +187,7 @@ def test_a_missing_aligner_is_said_in_a_sentence(tmp_path, monkeypatch):
 def test_eflomal_links_digits_that_are_in_reverse_order(tmp_path):
     pytest.importorskip("eflomal")
     from transformer_jax.data import sources
-    from transformer_jax.training.setup import make_tokenizers
+    from transformer_jax.data.tokenizer_training import make_tokenizers
 
     config = tiny_config(tmp_path)
     corpora = sources.open_corpora(config.data, "train")

@@ -8,6 +8,7 @@ from transformer_jax.config.data_checks import data_conflicts
 from transformer_jax.config.decode_fields import DecodeConfig
 from transformer_jax.config.fields import Config, ModelConfig, TrainConfig
 from transformer_jax.config.json_format import typed
+from transformer_jax.config.optimizer_kinds import OPTIMIZERS, SCHEDULES
 from transformer_jax.config.setting import Setting, all_settings
 from transformer_jax.errors import UserError, did_you_mean
 
@@ -177,12 +178,13 @@ def _fine_tuning_conflicts(config: Config) -> Iterator[str]:
 
 
 def _optimizer_conflicts(config: Config) -> Iterator[str]:
-    if config.optimizer.weight_decay and config.optimizer.name == "adam":
+    name, kind = config.optimizer.name, OPTIMIZERS[config.optimizer.name]
+    if config.optimizer.weight_decay and not kind.decays_weights:
         yield (
-            f"config.optimizer.weight_decay={config.optimizer.weight_decay} is not for adam; "
+            f"config.optimizer.weight_decay={config.optimizer.weight_decay} is not for {name}; "
             "use config.optimizer.name=adamw."
         )
-    if config.optimizer.schedule in ("linear", "cosine") and (
+    if SCHEDULES[config.optimizer.schedule].falls_to_zero and (
         config.optimizer.warmup_steps >= config.train.num_steps
     ):
         yield (
@@ -191,22 +193,22 @@ def _optimizer_conflicts(config: Config) -> Iterator[str]:
             "lower config.optimizer.warmup_steps, or for a short trial keep the recipe's steps "
             f"and give `stop_after={config.train.num_steps}`."
         )
-    if not config.optimizer.name.startswith("adam") and config.optimizer.mu_dtype != "float32":
+    if not kind.has_first_moment and config.optimizer.mu_dtype != "float32":
+        others = [one for one, other in OPTIMIZERS.items() if other.has_first_moment]
         yield (
-            f"config.optimizer.mu_dtype={config.optimizer.mu_dtype} is for adam and adamw; "
-            f"{config.optimizer.name} has no first moment."
+            f"config.optimizer.mu_dtype={config.optimizer.mu_dtype} is for {' and '.join(others)}; "
+            f"{name} has no first moment."
         )
-    if config.optimizer.name == "schedule_free_adamw":
+    if kind.averages:
         if config.optimizer.schedule != "constant":
             yield (
-                f"config.optimizer.schedule={config.optimizer.schedule} is not for "
-                "schedule_free_adamw, whose averages are in the place of a decay; use "
-                "config.optimizer.schedule=constant."
+                f"config.optimizer.schedule={config.optimizer.schedule} is not for {name}, whose "
+                "averages are in the place of a decay; use config.optimizer.schedule=constant."
             )
         if config.optimizer.host_state:
             yield (
-                "config.optimizer.host_state=True is not for schedule_free_adamw, which needs its "
-                "state for the gradient too; set one of them to its default."
+                f"config.optimizer.host_state=True is not for {name}, which needs its state for "
+                "the gradient too; set one of them to its default."
             )
     if config.optimizer.host_state and config.parallel.runner == "pmap":
         yield (

@@ -15,9 +15,9 @@ import tensorflow_datasets as tfds
 
 LANGUAGES = ("de", "fr", "es", "cs")
 SMALL = 1000  # all numbers below are in the training split
-# Those below are in it ten times: they are what people try first, and a short training reads hardly
+# Those below are in it 30 times: they are what people try first, and a short training reads hardly
 # one epoch.
-SMALLEST, COPIES = 100, 10
+SMALLEST, COPIES = 100, 30
 LARGEST = 999_999
 SIZES = {"train": 20_000, "validation": 500, "test": 1000}
 SEED = 2017

@@ -1,13 +1,13 @@
 """Learning-rate schedules and the Optax optimizer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from transformer_jax.config import OptimizerConfig
+from transformer_jax.config import OptimizerConfig, optimizer_kinds
 
 PyTree = Any  # of arrays, or of what describes arrays
 
@@ -20,26 +20,42 @@ def make_schedule(config: OptimizerConfig, d_model: int, num_steps: int) -> opta
     falls along a line and `cosine` along half a cosine, to 0 at the step after the last one. So the
     last update still has a learning rate above 0.
     """
-    warmup = config.warmup_steps
+    return SCHEDULES[config.schedule](config, d_model, num_steps)
 
-    if config.schedule == "rsqrt":
 
-        def rsqrt(count):
-            step = jnp.asarray(count + 1, jnp.float32)
-            factor = config.learning_rate * d_model**-0.5
-            return factor * jnp.minimum(step**-0.5, step * warmup**-1.5)
+def _rsqrt(config: OptimizerConfig, d_model: int, num_steps: int) -> optax.Schedule:
+    del num_steps
+    warmup, factor = config.warmup_steps, config.learning_rate * d_model**-0.5
 
-        return rsqrt
-    decay_steps = max(num_steps + 1 - warmup, 1)
-    after_warmup = {
-        "constant": optax.constant_schedule(config.learning_rate),
-        "linear": optax.linear_schedule(config.learning_rate, 0.0, decay_steps),
-        "cosine": optax.cosine_decay_schedule(config.learning_rate, decay_steps),
-    }[config.schedule]
-    rise = optax.linear_schedule(0.0, config.learning_rate, warmup)
-    joined = optax.join_schedules([rise, after_warmup], [warmup])
-    # When compiled, the last step of a fall to 0 can round to just below it.
-    return lambda count: jnp.maximum(joined(jnp.asarray(count + 1, jnp.float32)), 0.0)
+    def rsqrt(count):
+        step = jnp.asarray(count + 1, jnp.float32)
+        return factor * jnp.minimum(step**-0.5, step * warmup**-1.5)
+
+    return rsqrt
+
+
+def _with_warmup(after: Callable[[float, int], optax.Schedule]) -> "ScheduleMaker":
+    """The schedule that rises linearly to its peak and continues as `after(peak, num_steps)`."""
+
+    def make(config: OptimizerConfig, d_model: int, num_steps: int) -> optax.Schedule:
+        del d_model  # of `rsqrt` alone
+        peak, warmup = config.learning_rate, config.warmup_steps
+        rise = optax.linear_schedule(0.0, peak, warmup)
+        rest = after(peak, max(num_steps + 1 - warmup, 1))
+        joined = optax.join_schedules([rise, rest], [warmup])
+        # When compiled, the last step of a fall to 0 can round to just below it.
+        return lambda count: jnp.maximum(joined(jnp.asarray(count + 1, jnp.float32)), 0.0)
+
+    return make
+
+
+ScheduleMaker = Callable[[OptimizerConfig, int, int], optax.Schedule]
+SCHEDULES: dict[str, ScheduleMaker] = {
+    "rsqrt": _rsqrt,
+    "linear": _with_warmup(lambda peak, steps: optax.linear_schedule(peak, 0.0, steps)),
+    "cosine": _with_warmup(optax.cosine_decay_schedule),
+    "constant": _with_warmup(lambda peak, _: optax.constant_schedule(peak)),
+}
 
 
 def make_optimizer(
@@ -54,8 +70,7 @@ def make_optimizer(
     (Loshchilov and Hutter, 2019): each step subtracts the learning rate times `weight_decay` of
     each parameter that `decays` selects.
     """
-    makers = {"adafactor": _adafactor, "schedule_free_adamw": _schedule_free_adamw}
-    optimizer = makers.get(config.name, _adam)(config, schedule)
+    optimizer = OPTIMIZERS[config.name](config, schedule)
     if config.clip_norm:
         return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
     return optimizer
@@ -66,10 +81,17 @@ def num_updates(opt_state: PyTree) -> jax.Array:
     if isinstance(opt_state, OwnOptimizerState):
         return opt_state.num_updates
 
-    def is_of_schedule(path: Sequence[Any], _: Any) -> bool:
-        return path[-1].tuple_name == optax.ScaleByScheduleState.__name__
+    def is_of_schedule(node: Any) -> bool:
+        return isinstance(node, optax.ScaleByScheduleState)
 
-    return optax.tree_utils.tree_get(opt_state, "count", filtering=is_of_schedule)
+    nodes = jax.tree.leaves(opt_state, is_leaf=is_of_schedule)
+    states = [node for node in nodes if is_of_schedule(node)]
+    if len(states) != 1:
+        raise ValueError(
+            f"the optimizer has {len(states)} states of a schedule; its updates are counted by the "
+            "one of `optax.scale_by_schedule` or `optax.scale_by_learning_rate`"
+        )
+    return states[0].count
 
 
 class OwnOptimizerState(NamedTuple):
@@ -239,14 +261,14 @@ def _schedule_free_adamw(
 def gradient_point(config: OptimizerConfig, opt_state: PyTree, params: PyTree) -> PyTree:
     """The parameters at which the gradient of the next step is taken.
 
-    They are `params`; for Schedule-Free AdamW they are `(1 - b1) z + b1 params`.
+    They are `params`; where those are averages, they are `(1 - b1) z + b1 params`.
 
     Args:
       config: of the optimizer.
       opt_state: state of the optimizer that `make_optimizer` returns.
       params: the trained parameters.
     """
-    if config.name != "schedule_free_adamw":
+    if not optimizer_kinds.OPTIMIZERS[config.name].averages:
         return params
     z = optax.tree_utils.tree_get(opt_state, "z")
     return jax.tree.map(lambda x, z: z + config.b1 * (x - z), params, z)
@@ -261,3 +283,12 @@ def with_accept(tx: optax.GradientTransformation) -> optax.GradientTransformatio
         return updates, jax.tree.map(lambda new, old: jnp.where(accept, new, old), new_state, state)
 
     return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+OptimizerMaker = Callable[[OptimizerConfig, optax.Schedule], optax.GradientTransformationExtraArgs]
+OPTIMIZERS: dict[str, OptimizerMaker] = {
+    "adam": _adam,
+    "adamw": _adam,
+    "adafactor": _adafactor,
+    "schedule_free_adamw": _schedule_free_adamw,
+}

@@ -23,7 +23,7 @@ from transformer_jax.data.shards import shard_store
 from transformer_jax.data.tokenizer import UNSEEDED_SAMPLING
 from transformer_jax.data.tokenizer_pair import TokenizerPair, special_ids
 from transformer_jax.errors import UserError
-from transformer_jax.evaluation import bleu_tokenizers, comet
+from transformer_jax.evaluation import bleu_tokenizers
 from transformer_jax.model.transformer import param_shapes
 from transformer_jax.training import data_description, loggers, partition
 from transformer_jax.training.step import PyTree, TrainStep
@@ -93,6 +93,8 @@ def prepare(
         workdir_lib.read_config(workdir)  # raises where there is no run
     elif distributed.is_primary():
         loggers.require(config.train.loggers)
+        from transformer_jax.evaluation import comet
+
         comet.require_best_metric(config)
     if config.data.subword_sampling and UNSEEDED_SAMPLING and distributed.process_count() > 1:
         raise UserError(
