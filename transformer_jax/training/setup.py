@@ -92,10 +92,7 @@ def prepare(
     if read_only:
         workdir_lib.read_config(workdir)  # raises where there is no run
     elif distributed.is_primary():
-        loggers.require(config.train.loggers)
-        from transformer_jax.evaluation import comet
-
-        comet.require_best_metric(config)
+        _require_services(config)
     if config.data.subword_sampling and UNSEEDED_SAMPLING and distributed.process_count() > 1:
         raise UserError(
             f"config.data.subword_sampling={config.data.subword_sampling:g}: the installed "
@@ -137,6 +134,14 @@ def prepare(
     ):
         say(line)
     return config, TrainingData(tokenizers, epochs, facts.padding, validation, initial_params)
+
+
+def _require_services(config: Config) -> None:
+    """Raises a `UserError` if a program that the run needs later cannot be used here."""
+    from transformer_jax.evaluation import comet  # here, for `loop` needs none of it
+
+    loggers.require(config.train.loggers)
+    comet.require_best_metric(config)
 
 
 def _read_validation(config: Config) -> list[tuple[str, str]]:
