@@ -130,10 +130,10 @@ def run() -> None:
             output.write(line)
         output.finish()
     if is_primary:
-        lines = f"{output.done:,} line{'' if output.done == 1 else 's'}"
+        ending = "" if output.done == 1 else "s"
         num_programs = translator.engine.num_compiled
         print(
-            f"{lines}; compiled programs: {num_programs} (one a batch shape)",
+            f"{output.done:,} line{ending}; compiled programs: {num_programs} (one a batch shape)",
             file=sys.stderr,
         )
 

@@ -153,7 +153,7 @@ class Translator:
         for name, is_given in given.items():
             if is_given:
                 raise UserError(f"{path} is {foreign.name}: it has no `{name}`; remove it.")
-        runner: BatchRunner = foreign.load_engine().load(path, config)
+        runner = foreign.load_engine().load(path, config)
         translator = cls(runner.config, runner.tokenizers, None, runner=runner)
         translator.calibration = calibration.read(path)
         return translator
