@@ -148,7 +148,8 @@ def test_corpus_fingerprint_follows_the_content(tmp_path):
 
 
 @pytest.fixture
-def few_numbers(monkeypatch):
+def few_numbers(monkeypatch, tmp_path):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))  # no other test may read them
     monkeypatch.setattr(number_words, "SIZES", {"train": 1040, "validation": 5, "test": 6})
 
 
