@@ -56,10 +56,9 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed; name one with make PYTHON=..."; exit 1; }
 	@echo "installing the package and JAX, which takes a minute or two"
-	$(PYTHON) -m venv $(VENV)
 	@{ n=0; while sleep 8; kill -0 $$$$; do n=$$((n + 8)); echo "still installing after $$n s"; done; } \
 	  2>/dev/null & reminder=$$!; trap 'kill $$reminder' EXIT; trap 'exit 130' INT TERM; \
-	  $(INSTALL) -e '.[plot]'
+	  $(PYTHON) -m venv $(VENV) && $(INSTALL) -e '.[plot]'
 	@touch $@
 
 $(BIN)/.installed-serve: $(BIN)/.installed
