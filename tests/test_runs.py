@@ -438,6 +438,11 @@ def test_sizes_have_three_digits(count, expected):
     assert units.size(count) == expected
 
 
+def test_one_thing_is_not_several():
+    numbers = [units.count(number, "line") for number in (0, 1, 1234)]
+    assert numbers == ["0 lines", "1 line", "1,234 lines"]
+
+
 @pytest.mark.parametrize(
     ("seconds", "parts", "expected"),
     [

@@ -1,4 +1,9 @@
-"""Times and sizes in words."""
+"""Numbers, times and sizes in words."""
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun, such as "1 line" and "1,234 lines"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float, parts: int = 2) -> str:

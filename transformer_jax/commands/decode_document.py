@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from transformer_jax import distributed, paths
+from transformer_jax import distributed, paths, units
 from transformer_jax.commands import decode_run, model_flags, process_flags, search_flags
 from transformer_jax.commands.decode_input import is_stream, read_text
 from transformer_jax.commands.decode_output import ResumableOutput, is_unknown
@@ -224,7 +224,8 @@ def _summarize(translator: Translator, translations: list["SentenceTranslation"]
     """Says on standard error what was done, and what is to be looked at."""
     num_programs = translator.engine.num_compiled
     print(
-        f"{len(translations):,} sentences; compiled programs: {num_programs} (one a batch shape)",
+        f"{units.count(len(translations), 'sentence')}; compiled programs: {num_programs} "
+        "(one a batch shape)",
         file=sys.stderr,
     )
     kinds = (

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from absl import flags
 from etils import epath
 
-from transformer_jax import distributed, waiting
+from transformer_jax import distributed, units, waiting
 from transformer_jax.commands import model_flags, process_flags, search_flags
 from transformer_jax.commands.decode_format import OutputFormat
 from transformer_jax.commands.decode_input import Lines, count_lines, is_stream
@@ -130,10 +130,10 @@ def run() -> None:
             output.write(line)
         output.finish()
     if is_primary:
-        ending = "" if output.done == 1 else "s"
         num_programs = translator.engine.num_compiled
         print(
-            f"{output.done:,} line{ending}; compiled programs: {num_programs} (one a batch shape)",
+            f"{units.count(output.done, 'line')}; compiled programs: {num_programs} "
+            "(one a batch shape)",
             file=sys.stderr,
         )
 
