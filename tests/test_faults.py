@@ -23,7 +23,7 @@ from transformer_jax.extras.diagnostics import replay as replay_lib
 from transformer_jax.extras.diagnostics.replay import replay
 from transformer_jax.training import evaluate, faults, loop, reporting, setup, stopping
 from transformer_jax.training.loop import train
-from transformer_jax.training.step import TrainStep
+from transformer_jax.training.objective import Objective
 from transformer_jax.workdir import checkpoint, digests
 from transformer_jax.workdir.folder import TMP_SUFFIX
 
@@ -228,21 +228,21 @@ def poison(monkeypatch, config, workdir, steps):
     _, data = setup.prepare(config, epath.Path(workdir), lambda _: None)
     batches = data.batches(config)
     sums = jnp.asarray([batches[t - 1]["inputs"].sum() for t in steps])
-    original = TrainStep.loss_sums
+    original = Objective.loss_sums
 
     def loss_sums(self, params, batch, rng):
         losses = original(self, params, batch, rng)
         is_poison = jnp.any(jnp.sum(batch["inputs"]) == sums)
         return losses._replace(loss=losses.loss * jnp.where(is_poison, jnp.nan, 1.0))
 
-    monkeypatch.setattr(TrainStep, "loss_sums", loss_sums)
+    monkeypatch.setattr(Objective, "loss_sums", loss_sums)
 
 
 @pytest.mark.slow
 def test_skipped_batch_is_written_and_replayed(data, tmp_path, monkeypatch, capsys):
     config = short_config(data)
     workdir = epath.Path(tmp_path / "run")
-    clean = TrainStep.loss_sums
+    clean = Objective.loss_sums
     poison(monkeypatch, config, workdir, [6])
     state = run(config, workdir)
     out = capsys.readouterr().out
@@ -282,7 +282,7 @@ def test_skipped_batch_is_written_and_replayed(data, tmp_path, monkeypatch, caps
             wanted = wanted.replace(step=wanted.step + 1)
     same(state, jax.device_get(wanted))
 
-    monkeypatch.setattr(TrainStep, "loss_sums", clean)
+    monkeypatch.setattr(Objective, "loss_sums", clean)
     healthy = replay(config, workdir, path)
     assert healthy["skipped"] == 0
     runner = make_runner(resolved, jax.devices()[:1])

@@ -10,12 +10,19 @@ import pytest
 from flax import traverse_util
 from jax.sharding import NamedSharding, PartitionSpec
 
-from transformer_jax.config import CheckpointConfig
+from transformer_jax.config import (
+    CheckpointConfig,
+    Config,
+    ModelConfig,
+    TrainConfig,
+    checks,
+    loss_terms,
+)
 from transformer_jax.data.plans.batch_shapes import BatchShape
 from transformer_jax.extras.diagnostics import hlo
 from transformer_jax.model.transformer import Transformer, param_shapes
 from transformer_jax.ops import losses
-from transformer_jax.training import partition, runners, saving
+from transformer_jax.training import objective, partition, runners, saving
 from transformer_jax.training.step import Sums, TrainState, TrainStep
 from transformer_jax.workdir.checkpoint import Checkpointer
 
@@ -363,11 +370,11 @@ def test_r_drop_compares_two_passes_with_other_dropout():
     step = TrainStep(step_config(dropout=0.3, r_drop=5.0, label_smoothing=0.1))
     params = random_params(step.config.model)
     batch, rng = uneven_batch(0), jax.random.key(1)
-    got = jax.jit(step.loss_sums)(params, batch, rng)
+    got = jax.jit(step.objective.loss_sums)(params, batch, rng)
 
     @jax.jit
     def log_probs(key):
-        logits = step.model.apply(
+        logits = step.objective.model.apply(
             {"params": params}, batch, deterministic=False, rngs={"dropout": key}
         )
         return jax.nn.log_softmax(logits)
@@ -384,7 +391,7 @@ def test_r_drop_compares_two_passes_with_other_dropout():
     assert got.tokens == mask.sum()
     # Without it there is one pass, with the key of the step.
     step = TrainStep(step_config(dropout=0.3, label_smoothing=0.1))
-    once = jax.jit(step.loss_sums)(params, batch, rng)
+    once = jax.jit(step.objective.loss_sums)(params, batch, rng)
     of_one = np.take_along_axis(np.asarray(log_probs(rng)), batch["targets"][..., None], -1)
     np.testing.assert_allclose(once.nll, -of_one[mask].sum(), rtol=1e-5)
     assert abs(once.nll - got.nll) > 1e-3
@@ -408,10 +415,10 @@ def test_bfloat16_is_used_in_products_and_float32_elsewhere():
     state = fresh_state(config)
     batch = uneven_batch(0)
     hidden = jax.eval_shape(
-        lambda: step.model.apply({"params": state.params}, batch, method="hidden")
+        lambda: step.objective.model.apply({"params": state.params}, batch, method="hidden")
     )
     assert hidden.dtype == jnp.bfloat16
-    logits = jax.eval_shape(lambda: step.model.apply({"params": state.params}, batch))
+    logits = jax.eval_shape(lambda: step.objective.model.apply({"params": state.params}, batch))
     assert logits.dtype == jnp.float32
     grad_sums, apply_sums = jitted(config)
     lowered = grad_sums.lower(state.params, batch, jax.random.key(0))
@@ -551,3 +558,13 @@ def test_skip_spikes_after_its_warmup(monkeypatch):
     assert got == want
     assert 0 < sum(want) < len(want)
     np.testing.assert_allclose(state.usual_norm, usual, rtol=1e-5)
+
+
+def test_records_of_loss_terms_agree_with_what_computes_them():
+    assert loss_terms.LOSS_TERMS.keys() == {"r_drop", *objective.TERMS}
+    for name, term in loss_terms.LOSS_TERMS.items():
+        train = TrainConfig(**{name: 0.5})  # its weight is a setting
+        assert loss_terms.num_passes(train) == term.passes
+        config = Config(train=train, model=ModelConfig(dropout_rate=0.0))
+        conflicts = [one for one in checks._conflicts(config) if f"train.{name}" in one]
+        assert bool(conflicts) == term.compares_dropout

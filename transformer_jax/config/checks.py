@@ -8,6 +8,7 @@ from transformer_jax.config.data_checks import data_conflicts
 from transformer_jax.config.decode_fields import DecodeConfig
 from transformer_jax.config.fields import Config, ModelConfig, TrainConfig
 from transformer_jax.config.json_format import typed
+from transformer_jax.config.loss_terms import LOSS_TERMS
 from transformer_jax.config.optimizer_kinds import OPTIMIZERS, SCHEDULES
 from transformer_jax.config.setting import Setting, all_settings
 from transformer_jax.errors import UserError, did_you_mean
@@ -62,7 +63,7 @@ def _conflicts(config: Config) -> Iterator[str]:
     yield from data_conflicts(config.data)
     yield from _optimizer_conflicts(config)
     yield from _training_conflicts(config)
-    yield from _r_drop_conflicts(config)
+    yield from _loss_conflicts(config)
     yield from _fine_tuning_conflicts(config)
     yield from _search_conflicts(config.decode)
 
@@ -146,14 +147,16 @@ def _batch_conflicts(config: Config) -> Iterator[str]:
         )
 
 
-def _r_drop_conflicts(config: Config) -> Iterator[str]:
+def _loss_conflicts(config: Config) -> Iterator[str]:
     model = config.model
     rates = model.dropout_rate, model.attention_dropout_rate, model.activation_dropout_rate
-    if config.train.r_drop and not any(rates):
-        yield (
-            f"config.train.r_drop={config.train.r_drop:g} compares two passes with other dropout, "
-            "and config.model has none; set config.model.dropout_rate."
-        )
+    for name, term in LOSS_TERMS.items():
+        weight = getattr(config.train, name)
+        if weight and term.compares_dropout and not any(rates):
+            yield (
+                f"config.train.{name}={weight:g} compares passes with different dropout masks, and "
+                "config.model has no dropout; set config.model.dropout_rate."
+            )
 
 
 def _fine_tuning_conflicts(config: Config) -> Iterator[str]:

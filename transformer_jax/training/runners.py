@@ -225,7 +225,7 @@ class JitRunner(Runner):
         dtype = jnp.float32 if train.lora_rank else dtype
         fsdp = FsdpParams(self.specs, self.mesh, dtype, by_layer)
         if by_layer:
-            step.model = step.model.clone(gather=fsdp.gather_layer)
+            step.objective.model = step.objective.model.clone(gather=fsdp.gather_layer)
 
         def device_sums(params, number, batch):
             rng = _step_rng(step, number, partition.BATCH_AXES)

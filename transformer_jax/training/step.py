@@ -9,7 +9,6 @@ calls a runner adds up the sums of its devices.
 A *step* reads one batch. An *update* changes the parameters. A *skipped* step makes no update.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -19,10 +18,10 @@ import optax
 
 from transformer_jax.config import Config
 from transformer_jax.model import lora
-from transformer_jax.model.transformer import Transformer, alignment_head, init_params
+from transformer_jax.model.transformer import Transformer, init_params
 from transformer_jax.ops import losses
-from transformer_jax.ops.masks import make_segment_mask
 from transformer_jax.training import frozen
+from transformer_jax.training.objective import Objective
 from transformer_jax.training.optimizer import (
     PyTree,
     adapted,
@@ -93,9 +92,10 @@ class TrainStep:
     def __init__(self, config: Config, optimizer: optax.GradientTransformation | None = None):
         self.config = config
         self._is_own = optimizer is not None
-        self.model = Transformer(
+        model = Transformer(
             config.model, remat=config.train.remat, scan_layers=config.train.scan_layers
         )
+        self.objective = Objective(config, model)
         self.schedule = make_schedule(
             config.optimizer, config.model.d_model, config.train.num_steps
         )
@@ -141,84 +141,12 @@ class TrainStep:
         """The parameters of the model, from those of a state."""
         return lora.merge(params, self.config.train) if self.config.train.lora_rank else params
 
-    def loss_sums(
-        self, params: PyTree, batch: dict[str, jax.Array], rng: jax.Array
-    ) -> losses.LossSums:
-        """Loss of a batch with dropout, without an array of all logits `[B, T, V]`.
-
-        `params` are those of the model.
-
-        With `train.r_drop` it is the mean of two passes with other dropout, and their difference.
-        """
-        config = self.config.train
-        rngs = jax.random.split(rng) if config.r_drop else [rng]
-        passes, alignment_losses = zip(*[self._pass(params, batch, r) for r in rngs], strict=True)
-        apply: Callable[..., Any] = self.model.apply
-        # [V, M], and [V] or None
-        table, bias = apply({"params": params}, method="output_projection")
-        sums = losses.projected_cross_entropy(
-            passes[0],
-            table,
-            batch["targets"].reshape(-1),  # --> [B * T]
-            batch["loss_mask"].reshape(-1),  # --> [B * T]
-            config.label_smoothing,
-            bias=bias,
-            softcap=self.config.model.logit_softcap,
-            second=passes[1] if config.r_drop else None,
-            r_drop=config.r_drop,
-        )
-        alignment_loss = sum(alignment_losses[1:], alignment_losses[0]) / len(rngs)
-        return sums._replace(loss=sums.loss + config.alignment_weight * alignment_loss)
-
-    def _pass(
-        self, params: PyTree, batch: dict[str, jax.Array], rng: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """The decoder's output `[B * T, M]` with dropout, and the loss of the alignment head."""
-        # Flax annotates `apply` to return (output, variables). It returns the output alone where
-        # nothing is mutable, as here.
-        apply: Callable[..., Any] = self.model.apply
-        has_alignment = bool(self.config.train.alignment_weight)
-        hidden = apply(
-            {"params": params},
-            batch,
-            deterministic=False,
-            rngs={"dropout": rng},
-            method="hidden",
-            mutable=["intermediates"] if has_alignment else False,
-        )  # [B, T, M]
-        alignment_loss = jnp.zeros((), jnp.float32)
-        if has_alignment:
-            hidden, collected = hidden
-            alignment_loss = self._alignment_loss(collected["intermediates"], batch)
-        return hidden.reshape(-1, hidden.shape[-1]), alignment_loss
-
-    def _alignment_loss(self, intermediates: PyTree, batch: dict[str, jax.Array]) -> jax.Array:
-        """Sum over target tokens of the loss that guides the alignment head (Garg et al., 2019).
-
-        The head is to attend to the source of the token that the decoder reads. Garg et al. guide
-        it at the step that writes the token, where it is not known yet, and read it in a further
-        pass over the entire target.
-        """
-        config = self.config.model.for_decoder()
-        layer, head = alignment_head(config.num_decoder_layers)
-        key_head = head * config.resolved_kv_heads // config.num_heads
-        attention = intermediates[f"decoder_layers_{layer}"]["cross_attention"]
-        (queries,), (keys,) = attention["queries"], attention["keys"]
-        return losses.alignment_loss(
-            queries[:, :, head],
-            keys[:, :, key_head],
-            batch["alignment"],
-            make_segment_mask(batch["targets_segment_ids"], batch["inputs_segment_ids"])[:, 0],
-            config.resolved_attention_scale,
-            config.attention_softcap,
-        )
-
     def _loss(
         self, trained: PyTree, params: PyTree, batch: dict[str, jax.Array], rng: jax.Array
     ) -> tuple[jax.Array, losses.LossSums]:
         """The sum to differentiate by `trained`, and all sums of a batch."""
         params = self.model_params(frozen.with_frozen(trained, params))
-        sums = self.loss_sums(params, batch, rng)
+        sums = self.objective.loss_sums(params, batch, rng)
         return sums.loss, sums
 
     def grad_sums(self, params: PyTree, batch: dict[str, jax.Array], rng: jax.Array) -> Sums:
@@ -261,8 +189,8 @@ class TrainStep:
         also where its gradient norm is a spike. Then only the number of steps changes, and the
         metric `skipped` is 1. The host never has to undo an update.
 
-        A norm that rises for good would be a spike at every step, because the usual norm is that of
-        updates. `faults.check_skipped_in_a_row` then ends the run with advice.
+        A norm that rises permanently would be a spike at every step, because the usual norm is that
+        of updates. `faults.check_skipped_in_a_row` then ends the run with advice.
         """
         tokens = jnp.maximum(sums.losses.tokens, 1.0)  # a batch of padding alone has 0
         grads = jax.tree.map(lambda g: g / tokens, sums.grads)

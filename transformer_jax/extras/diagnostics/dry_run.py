@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.config import Config, validate
+from transformer_jax.config.loss_terms import num_passes
 from transformer_jax.data.plans.batch_shapes import BatchShape, divisible_rows
 from transformer_jax.errors import UserError
 from transformer_jax.extras.diagnostics import hlo
@@ -260,7 +261,7 @@ def _forward_flops(config: Config, shape: BatchShape) -> _ForwardFlops:
     model = config.model
     decoder = model.for_decoder()
     width, inner = model.d_model, model.resolved_head_dim
-    rows = shape.rows * (2 if config.train.r_drop else 1)
+    rows = shape.rows * num_passes(config.train)
     source, target = rows * shape.source_len, rows * shape.target_len
 
     def attention(heads: int, queries: int, keys: int, key_len: int) -> np.ndarray:

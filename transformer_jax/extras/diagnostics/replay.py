@@ -14,6 +14,7 @@ from transformer_jax.config import Config
 from transformer_jax.data.loader import Batch
 from transformer_jax.training import faults
 from transformer_jax.training.loop import Trainer, open_run
+from transformer_jax.training.objective import Objective
 from transformer_jax.training.step import PyTree
 from transformer_jax.workdir import checkpoint
 
@@ -70,7 +71,8 @@ def _repeat_step(
     say(f"parameters: {_describe_finite(params)}")
     rng = jax.random.fold_in(jax.random.key(trainer.config.seed), state.step)
     step = copy.copy(trainer.runner.train_step)
-    step.model = step.model.clone(gather=None)  # the compiler communicates
+    model = step.objective.model.clone(gather=None)  # the compiler communicates
+    step.objective = Objective(step.config, model)
     with jax.set_mesh(trainer.runner.mesh):
         sums = jax.jit(step.grad_sums)(params, _padded(batch, trainer), rng)
     say(f"gradients: {_describe_finite(sums.grads)}")

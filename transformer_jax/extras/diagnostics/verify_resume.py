@@ -13,6 +13,7 @@ from typing import Any
 
 from transformer_jax import paths
 from transformer_jax.config import Config
+from transformer_jax.config.loss_terms import LOSS_TERMS
 from transformer_jax.errors import UserError
 from transformer_jax.training import partition
 
@@ -69,7 +70,8 @@ def verify_resume(
         return
     other = count // 2 if count > 1 else 2
     no_dropout = [f"--config.model.{name}=0.0" for name in _DROPOUT]
-    no_dropout.append("--config.train.r_drop=0.0")  # which needs dropout
+    needs_dropout = [name for name, term in LOSS_TERMS.items() if term.compares_dropout]
+    no_dropout += [f"--config.train.{name}=0.0" for name in needs_dropout]
     if any(getattr(config.model, name) for name in _DROPOUT):
         straight = runs.run("straight_without_dropout", no_dropout)
     sizes = {"data": other, "fsdp": 1, "tensor": 1}
