@@ -28,10 +28,10 @@ FIRST_NAMES = {name.partition(".")[0] for name in ORDER}
 # Code lines, without comments and docstrings, that an import may load.
 MOST_LINES = {
     "ops": 1700,
-    "model.transformer": 3450,
-    "training.step": 3900,
-    "search.search": 5650,
-    "training.loop": 11_000,
+    "model.transformer": 3550,
+    "training.step": 4050,
+    "search.search": 5550,
+    "training.loop": 11_100,
     "translator.translator": 10_950,
 }
 

@@ -11,10 +11,9 @@ pytest.importorskip("markdown_it")
 
 from tests.test_text_documents import MARKDOWN, PAGE, TEXT, identity, reversed_words, shown
 from tests.test_text_documents import read as read_document
-from transformer_jax.commands.decode import DOCUMENT_FORMATS
 from transformer_jax.errors import UserError
 from transformer_jax.extras.documents.document import Document, SentenceTranslation
-from transformer_jax.extras.documents.formats import readers
+from transformer_jax.extras.documents.formats import FORMATS
 from transformer_jax.translator.translation import Translation
 
 # Each file with @@ where its translations are missing: the text there, translated to itself.
@@ -285,7 +284,7 @@ def test_any_file_is_read_or_refused_in_one_sentence(format):
     assert num_read > 50
 
 
-@pytest.mark.parametrize("format", DOCUMENT_FORMATS)
+@pytest.mark.parametrize("format", FORMATS)
 def test_an_identity_engine_gives_the_same_bytes(format, translator, monkeypatch):
     """All of the way, with what is protected, guards, and searches that are tried again."""
 
@@ -304,8 +303,3 @@ def test_an_identity_engine_gives_the_same_bytes(format, translator, monkeypatch
         result = translator.translate_document(text, format)
         assert result.text == marked.replace("@@", "")
         assert result.sentences
-
-
-def test_the_flag_has_every_format():
-    assert set(DOCUMENT_FORMATS) == set(readers.READERS)
-    assert set(readers.ENDINGS.values()) == set(readers.READERS)

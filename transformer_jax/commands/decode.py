@@ -4,6 +4,7 @@ from absl import flags
 
 from transformer_jax.commands import command_line, model_flags, process_flags, search_flags
 from transformer_jax.commands.command_help import CommandHelp
+from transformer_jax.extras.documents.formats import FORMATS
 from transformer_jax.translator import ON_ERROR, WINDOW
 
 HELP = CommandHelp(
@@ -38,9 +39,6 @@ HELP = CommandHelp(
     ),
     resumes=True,
 )
-
-# Names of `extras.documents.formats.readers.READERS`, which needs packages of an extra.
-DOCUMENT_FORMATS = ("txt", "md", "html", "po", "xliff", "tmx", "srt", "vtt")
 
 
 def define_flags(argv: list[str]) -> list[str]:
@@ -107,7 +105,7 @@ def _define_document_flags() -> None:
     flags.DEFINE_enum(
         "document_format",
         "",
-        ["", *DOCUMENT_FORMATS],
+        ["", *FORMATS],
         "With --document: format of the input; empty: by the ending of its name.",
     )
     command_line.define_path(

@@ -98,13 +98,13 @@ def _check_outputs() -> bool:
 
 def _format() -> str:
     with _documents_extra():
-        from transformer_jax.extras.documents.formats import readers
+        from transformer_jax.extras.documents.formats import ENDINGS, readers
     if not FLAGS.document_format and FLAGS.input == "-":
         raise UserError("Standard input has no name; give --document_format.")
     document_format = FLAGS.document_format or readers.format_of(FLAGS.input)
     if not document_format:
         raise UserError(
-            f"--input={FLAGS.input}: its ending is none of {', '.join(readers.ENDINGS)}; give "
+            f"--input={FLAGS.input}: its ending is none of {', '.join(ENDINGS)}; give "
             f"--document_format."
         )
     return document_format

@@ -512,7 +512,7 @@ class Translator:
 
         Args:
           text: of the document.
-          format: a name in `extras.documents.formats.readers.READERS`: `txt`, `md`, …
+          format: a name in `extras.documents.formats.FORMATS`: `txt`, `md`, …
           glossary: terms that translations have to contain: a file that
             `extras.documents.glossary.read` reads,
             rows of (source, target) or (source, target, flags), or a `Glossary` of that module.

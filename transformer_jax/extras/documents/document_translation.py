@@ -84,7 +84,7 @@ def read(
     Args:
       model: a `Translator`.
       text: of the document.
-      format: a name of `readers.READERS`.
+      format: a name in `formats.FORMATS`.
       options: of the document.
       source_lang: of a multilingual model; "": the model's own.
       target_lang: of a multilingual model; "": the model's own.
@@ -214,7 +214,7 @@ def translate(
     Args:
       model: a `Translator`.
       text: of the document.
-      format: a name of `readers.READERS`.
+      format: a name in `formats.FORMATS`.
       options: of the document.
       splitting: into sentences, as of `Reading`.
       window: sentences that are read ahead.

@@ -29,7 +29,7 @@ class Wanted:
 
     Attributes:
       client: whose they are.
-      format: of the texts, a name of `readers.READERS`.
+      format: of the texts, a name in `formats.FORMATS`.
       splitting: into sentences, as of `Reading`.
       options: glossary, what is protected, guards.
       n_best: translations of each text.

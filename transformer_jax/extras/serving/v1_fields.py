@@ -6,7 +6,7 @@ import pydantic
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.config.setting import all_settings
-from transformer_jax.extras.documents.formats import readers
+from transformer_jax.extras.documents.formats import FORMATS
 
 # Searches by request: settings of `DecodeConfig`, but not how many texts are decoded at once.
 SEARCH = [s.path for s in all_settings(DecodeConfig) if s.path != "batch_tokens"]
@@ -47,7 +47,7 @@ class _TranslateFields(TimedRequest):
     texts: list[str] = pydantic.Field(
         min_length=1, description="Texts, which are translated sentence by sentence."
     )
-    format: Literal[("sentence", *readers.READERS)] = pydantic.Field(  # type: ignore[valid-type]
+    format: Literal[("sentence", *FORMATS)] = pydantic.Field(  # type: ignore[valid-type]
         "txt",
         description="Of the texts. sentence: each is one, and is not split, unless it has more "
         "tokens than the model reads at once; nothing is protected or checked.",
