@@ -5,6 +5,7 @@ import functools
 import importlib
 import itertools
 import math
+import typing
 
 import jax
 import jax.export
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model import decoder_weights, incremental
+from transformer_jax.config.fields import NormKind
+from transformer_jax.model import choices, decoder_weights, incremental
 from transformer_jax.model.transformer import Transformer, init_params, param_shapes
 
 TINY = ModelConfig(
@@ -563,3 +565,7 @@ def test_kernels_of_attention_start_uniform_in_the_bounds_of_glorot():
         kernel = np.asarray(layer[name]["kernel"])
         assert 0.98 * bound < np.abs(kernel).max() <= bound * (1 + 1e-6), name
         np.testing.assert_allclose(kernel.std(), bound / 3**0.5, rtol=0.03)
+
+
+def test_every_norm_of_the_config_is_there():
+    assert choices.NORMS.keys() == set(typing.get_args(NormKind))

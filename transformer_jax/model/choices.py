@@ -4,6 +4,9 @@ The linen layers (`[..., M]`) and the cached decoder (`[M, N]`, `axis=0`) both c
 so a choice is made in one place.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,12 +37,23 @@ def compute_dtype(config: ModelConfig, platform: str | None = None) -> jnp.dtype
     return jnp.dtype(jnp.bfloat16 if platform in HAS_BFLOAT16 else jnp.float32)
 
 
+class Norm(NamedTuple):
+    """A value of `ModelConfig.norm`."""
+
+    initial: dict[str, float]  # parameter, `[M]` -> its first value
+    apply: Callable[..., jax.Array]  # of x, the parameters by name, `epsilon` and `axis`
+
+
+NORMS = {
+    "layer": Norm({"scale": 1.0, "bias": 0.0}, layer_norm),
+    "rms": Norm({"scale": 1.0}, rms_norm),
+}
+
+
 def init_norm(config: ModelConfig) -> NormParams:
-    """Initial parameters of a norm, each `[M]` float32: `scale`, and `bias` of layer norms."""
-    scale = {"scale": jnp.ones(config.d_model, jnp.float32)}
-    if config.norm == "rms":
-        return scale
-    return {**scale, "bias": jnp.zeros(config.d_model, jnp.float32)}
+    """Initial parameters of a norm, each `[M]` float32."""
+    initial = NORMS[config.norm].initial
+    return {name: jnp.full(config.d_model, value, jnp.float32) for name, value in initial.items()}
 
 
 def norm(config: ModelConfig, params: NormParams, x: jax.Array, axis: int = -1) -> jax.Array:
@@ -51,11 +65,9 @@ def norm(config: ModelConfig, params: NormParams, x: jax.Array, axis: int = -1) 
       x: `[..., M]`, or any array with its features along `axis`.
       axis: of the features.
     """
-    if config.norm == "rms":
-        y = rms_norm(x, params["scale"], config.norm_epsilon, axis)
-    else:
-        y = layer_norm(x, params["scale"], params["bias"], config.norm_epsilon, axis)
-    return y.astype(x.dtype)
+    chosen = NORMS[config.norm]
+    weights = {name: params[name] for name in chosen.initial}
+    return chosen.apply(x, **weights, epsilon=config.norm_epsilon, axis=axis).astype(x.dtype)
 
 
 def norm_before(config: ModelConfig, params: NormParams, x: jax.Array, axis: int = -1) -> jax.Array:
