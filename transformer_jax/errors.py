@@ -19,6 +19,15 @@ class UserTypeError(UserError, TypeError):
     """A `UserError` about an object of the wrong type, which `except TypeError` catches too."""
 
 
+# What JAX's errors contain where a device has too little memory; they have no class for it.
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error of JAX says that a device has too little memory."""
+    return OUT_OF_MEMORY in str(error)
+
+
 def missing_package(error: ModuleNotFoundError, extra: str) -> UserError:
     """The error where a package is not installed that an extra of this one has."""
     return UserError(

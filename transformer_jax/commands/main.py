@@ -23,7 +23,7 @@ from transformer_jax import __version__, interrupts, paths
 from transformer_jax.commands import command_help, command_line, config_flags
 from transformer_jax.commands.command_line import COMMANDS
 from transformer_jax.config import Config, validate
-from transformer_jax.errors import UserError, did_you_mean
+from transformer_jax.errors import UserError, did_you_mean, is_out_of_memory
 from transformer_jax.workdir import compilation_cache, host_memory
 
 FLAGS = flags.FLAGS
@@ -289,7 +289,7 @@ def _message(error: Exception, less_memory: str) -> str | None:
             f"Another process of this run has ended ({first_line[:200]}); "
             "start all of them again: the run resumes from its newest checkpoint."
         )
-    if "RESOURCE_EXHAUSTED" in text:
+    if is_out_of_memory(error):
         return f"The device is out of memory ({first_line}); {less_memory}."
     return None
 

@@ -22,6 +22,19 @@ MAX_TRAINING_SENTENCES = 4_000_000  # of more, SentencePiece draws a sample
 READ_PAIRS = 100_000  # pairs of a corpus that are read at once
 
 
+class VocabularyTooLargeError(UserError):
+    """The text allows no vocabulary of this size.
+
+    Args:
+      message: for the user.
+      most: tokens of the largest vocabulary that it allows.
+    """
+
+    def __init__(self, message: str, most: int):
+        super().__init__(message)
+        self.most = most
+
+
 def make_tokenizers(config: DataConfig, corpora: Sequence[Corpus]) -> TokenizerPair:
     """Loads the models that `config.tokenizer_model` names, or trains on the training corpora.
 
@@ -180,7 +193,10 @@ def train_model(texts: Iterable[str], failure: str, **options: Any) -> bytes:
         reason = " ".join(str(error).split()).rpartition("] ")[2]
         # SentencePiece's message names its own flags, and our settings have the same names.
         reason = re.sub(r"--(\w+)(?: option)?", r"config.data.\1", reason)
-        raise UserError(f"{failure}: {reason}") from error
+        message = f"{failure}: {reason}"
+        if most := re.search(r"vocab_size.*<= (\d+)", message):  # SentencePiece's words
+            raise VocabularyTooLargeError(message, int(most[1])) from error
+        raise UserError(message) from error
     if damage:
         raise damage[0]
     return model.getvalue()

@@ -14,7 +14,7 @@ import numpy as np
 from transformer_jax.config import Config, validate
 from transformer_jax.config.loss_terms import num_passes
 from transformer_jax.data.plans.batch_shapes import BatchShape, divisible_rows
-from transformer_jax.errors import UserError
+from transformer_jax.errors import OUT_OF_MEMORY, UserError, is_out_of_memory
 from transformer_jax.extras.diagnostics import hlo
 from transformer_jax.extras.diagnostics.accelerators import ACCELERATORS, GIB, Roofline, roofline
 from transformer_jax.extras.diagnostics.evaluation_memory import compile_evaluation
@@ -89,9 +89,9 @@ def dry_run(config: Config, topology: str, say: Callable[[str], None]) -> Report
         if config.train.eval_every_steps:
             evaluation = compile_evaluation(config, runner, shape.source_len)
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not is_out_of_memory(error):
             raise
-        first = str(error).split("RESOURCE_EXHAUSTED:")[-1].strip().splitlines()[0]
+        first = str(error).split(f"{OUT_OF_MEMORY}:")[-1].strip().splitlines()[0]
         raise UserError(
             f"The step, or an evaluation, does not fit {topology or 'the devices here'}: {first} "
             "Raise config.parallel.fsdp or config.train.accumulate_steps, or set "

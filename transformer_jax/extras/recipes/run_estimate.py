@@ -14,6 +14,7 @@ from etils import epath
 from transformer_jax import units
 from transformer_jax.config import Config
 from transformer_jax.data.loader import BatchSource
+from transformer_jax.errors import is_out_of_memory
 from transformer_jax.extras.diagnostics.dry_run import peak_bytes
 from transformer_jax.training import partition, setup
 from transformer_jax.training.evaluate import Evaluator
@@ -162,7 +163,7 @@ def _fit_memory(
             shapes = data.padded_shapes(_row_multiple(runner))
             needed = max(peak_bytes(runner.compile(shape)) or 0 for shape in shapes)
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            if not is_out_of_memory(error):
                 raise
             needed = None
         num_parts = 2 * config.train.accumulate_steps

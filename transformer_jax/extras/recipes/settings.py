@@ -6,7 +6,6 @@ and tokens it has, the latter by training the tokenizer on the sample.
 
 import dataclasses
 import math
-import re
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from transformer_jax.config import (
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.plans.pair_selection import select_pairs
 from transformer_jax.data.tokenizer_pair import TokenizerPair
-from transformer_jax.data.tokenizer_training import make_tokenizers
+from transformer_jax.data.tokenizer_training import VocabularyTooLargeError, make_tokenizers
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import bleu_tokenizers
 from transformer_jax.extras.recipes import sizing
@@ -170,9 +169,8 @@ def _train_tokenizers(
     """
     try:
         return data, make_tokenizers(data, [_corpus(data, pairs)])
-    except UserError as error:
-        if _vocab_limit(error) is None:
-            raise
+    except VocabularyTooLargeError:
+        pass  # a smaller one is chosen below
     sides = [pairs]
     if not data.shared_vocab:
         sides = [[(text, "") for text in side] for side in zip(*pairs, strict=True)]
@@ -191,21 +189,13 @@ def _possible_size(data: DataConfig, size: int, pairs: Pairs) -> int:
     alone = dataclasses.replace(data, shared_vocab=True, vocab_size=size, target_vocab_size=0)
     try:
         make_tokenizers(alone, [_corpus(data, pairs)])
-    except UserError as error:
-        limit = _vocab_limit(error)
-        if limit is None:
-            raise
+    except VocabularyTooLargeError as error:
+        limit = error.most
         # The training text may differ a little. Every character needs a token all the same.
         num_characters = len(set().union(*map("".join, pairs)))
         needed = sizing.BYTE_TOKENS + sizing.SPECIAL_TOKENS + num_characters
         return min(limit, max(math.floor(0.95 * limit), needed))
     return size
-
-
-def _vocab_limit(error: UserError) -> int | None:
-    """The largest vocabulary that the text allows, if the error says that it is smaller."""
-    limit = re.search(r"vocab_size.*<= (\d+)", str(error))  # SentencePiece's words
-    return int(limit[1]) if limit else None
 
 
 def _corpus(data: DataConfig, pairs: Pairs) -> Corpus:
