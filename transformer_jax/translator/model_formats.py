@@ -66,6 +66,11 @@ def of_path(path: epath.PathLike) -> ModelFormat | None:
     return next((one for one in FORMATS if one.recognizes(path)), None)
 
 
+def with_engine(path: epath.PathLike) -> ModelFormat | None:
+    """As `of_path`, of the formats that have an engine; it looks for no others."""
+    return next((one for one in FORMATS if one.engine and one.recognizes(path)), None)
+
+
 def locate(path: epath.PathLike) -> epath.Path:
     """The local path of a model, whose name on the Hugging Face Hub may be given instead.
 

@@ -116,8 +116,7 @@ class Translator:
         members = call_settings.ensemble_members(ensemble)
         path = paths.expand(path)
         arguments = (path, checkpoint, config, allow_pickle, ensemble, processors)
-        foreign = model_formats.of_path(path)
-        if foreign and foreign.engine:
+        if foreign := model_formats.with_engine(path):
             given = {
                 "checkpoint": checkpoint != "best",
                 "ensemble": bool(members),
