@@ -401,3 +401,24 @@ def test_processes_do_not_draw_tokens_that_differ(tmp_path, monkeypatch):
         setup.prepare(
             dataclasses.replace(config, data=drawn), epath.Path(tmp_path / "run"), lambda _: None
         )
+
+
+def test_pairs_of_a_program_train_as_the_same_pairs_in_files(tmp_path, capsys):
+    config = tiny_config(tmp_path, num_steps=3, eval_every_steps=0)
+    (corpus,) = sources.open_corpora(config.data, "train")
+    pairs = [*corpus.read()]
+    losses = []
+    for name, given in (("files", None), ("pairs", iter(pairs))):
+        assert train(config, tmp_path / name, train_pairs=given)
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        losses.append([json.loads(line)["train_loss"] for line in lines])
+    assert losses[0] == losses[1]
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=4))
+    with pytest.raises(UserError, match="training corpus is not the one that the run"):
+        train(longer, tmp_path / "pairs", train_pairs=pairs[1:])
+    assert train(longer, tmp_path / "pairs", train_pairs=pairs)
+    with pytest.raises(TypeError, match="item 1 is 'one', not a source and a target text"):
+        train(config, tmp_path / "new", train_pairs=[("a", "b"), "one"])
+    prepared = dataclasses.replace(config.data, source="prepared", train=str(tmp_path))
+    with pytest.raises(UserError, match="they need config"):
+        train(dataclasses.replace(config, data=prepared), tmp_path / "new", train_pairs=pairs)

@@ -1,8 +1,10 @@
 """Sentence pairs in order, from any source."""
 
 import dataclasses
+import functools
+import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from etils import epath
@@ -13,6 +15,7 @@ from transformer_jax.data.shards.text_blocks import (
     join_blocks,
     read_file_blocks,
 )
+from transformer_jax.errors import UserTypeError
 
 COUNTED = 100_000  # pairs that are counted at once
 
@@ -41,6 +44,26 @@ class Corpus:
     parts: tuple["Corpus", ...] = ()
     prepared: Path | None = None
     num_pairs: int | None = None
+
+    @classmethod
+    def of_pairs(
+        cls, pairs: Iterable[tuple[str, str]], source_lang: str, target_lang: str
+    ) -> "Corpus":
+        """The corpus of pairs that a Python program has; it reads them once and keeps them.
+
+        Raises:
+          UserError: an item is no pair of texts; a TypeError too.
+        """
+        kept, digest = [], hashlib.blake2b(digest_size=16)
+        for number, pair in enumerate(pairs):
+            if not (isinstance(pair, tuple | list) and [*map(type, pair)] == [str, str]):
+                raise UserTypeError(
+                    f"`train_pairs`: item {number} is {pair!r:.60}, not a source and a target text."
+                )
+            kept.append((pair[0], pair[1]))
+            digest.update(repr(kept[-1]).encode("utf-8", "surrogatepass"))
+        read = functools.partial(iter, kept)
+        return cls("train_pairs", source_lang, target_lang, read, digest.hexdigest())
 
     def blocks(self, num_pairs: int, num_before: int = 0) -> Iterator[TextBlock]:
         """The text in blocks of `num_pairs`, each with the last `num_before` sources before it."""

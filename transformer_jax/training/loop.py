@@ -13,7 +13,7 @@ Words:
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 from etils import epath
@@ -39,7 +39,12 @@ from transformer_jax.workdir.retention import quality
 RESUMES = "the same command resumes the run"
 
 
-def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None) -> bool:
+def train(
+    config: Config,
+    workdir: epath.PathLike,
+    stop_after: int | None = None,
+    train_pairs: Iterable[tuple[str, str]] | None = None,
+) -> bool:
     """Trains in `workdir`, or resumes there, until `train.num_steps` or early stopping.
 
     On SIGTERM, a preemption notice, and after step `stop_after`, it saves and returns. The next
@@ -52,6 +57,8 @@ def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None
       config: the run's configuration.
       workdir: the run's folder; made if missing.
       stop_after: a step of the run, after which to stop; None: only the config ends the run.
+      train_pairs: source and target texts to train on, in the place of `data.train`; a run is
+        resumed with the same ones. They are kept in memory, and each process needs all of them.
 
     Returns:
       True if the run has ended; False if it was asked to stop and can be resumed.
@@ -64,13 +71,16 @@ def train(config: Config, workdir: epath.PathLike, stop_after: int | None = None
     """
     host_memory.keep_freed_memory()  # saves up to a fifth of a step's time on CPU
     compilation_cache.keep_programs()
-    with open_run(config, workdir) as trainer:
+    with open_run(config, workdir, train_pairs=train_pairs) as trainer:
         return trainer.run(stop_after)
 
 
 @contextlib.contextmanager
 def open_run(
-    config: Config, workdir: epath.PathLike, read_only: bool = False
+    config: Config,
+    workdir: epath.PathLike,
+    read_only: bool = False,
+    train_pairs: Iterable[tuple[str, str]] | None = None,
 ) -> Iterator["Trainer"]:
     """Sets up the run in `workdir` and yields its `Trainer`, at the step where the run stopped.
 
@@ -82,6 +92,7 @@ def open_run(
       workdir: the run's folder.
       read_only: for tools that inspect a run: change none of its files. The work directory is
         locked all the same, and `Trainer.run` refuses.
+      train_pairs: as of `train`.
     """
     config, folder = paths.locate(config, workdir)  # with `~` expanded
     workdir = epath.Path(folder)
@@ -97,7 +108,7 @@ def open_run(
         )
         # On the primary process first: the others read its caches.
         config, data = distributed.run_primary_first(
-            lambda: setup.prepare(config, workdir, say, read_only), name="data"
+            lambda: setup.prepare(config, workdir, say, read_only, train_pairs), name="data"
         )
         runner = make_runner(config, devices)
         reporter = Reporter(

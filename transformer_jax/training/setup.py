@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 from etils import epath
 
 from transformer_jax import distributed, waiting
-from transformer_jax.config import Config, keep_former_defaults, validate
+from transformer_jax.config import Config, DataConfig, keep_former_defaults, validate
 from transformer_jax.data import sources
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.epoch_data import Epochs, prepare_epochs
@@ -76,7 +76,11 @@ class TrainingData:
 
 
 def prepare(
-    config: Config, workdir: epath.Path, say: Say, read_only: bool = False
+    config: Config,
+    workdir: epath.Path,
+    say: Say,
+    read_only: bool = False,
+    train_pairs: Iterable[tuple[str, str]] | None = None,
 ) -> tuple[Config, TrainingData]:
     """Reads, tokenises and plans; returns the config with the tokenizer's sizes filled in.
 
@@ -85,6 +89,7 @@ def prepare(
       workdir: of the run, which exists with `read_only`.
       say: gets what is worth knowing about the data, line by line.
       read_only: write nothing into `workdir`.
+      train_pairs: the training corpus; None: that of `config.data`.
 
     Raises:
       UserError: whatever about config, data or work directory cannot work.
@@ -93,13 +98,8 @@ def prepare(
         workdir_lib.read_config(workdir)  # raises where there is no run
     elif distributed.is_primary():
         _require_services(config)
-    if config.data.subword_sampling and UNSEEDED_SAMPLING and distributed.process_count() > 1:
-        raise UserError(
-            f"config.data.subword_sampling={config.data.subword_sampling:g}: the installed "
-            "SentencePiece ignores its seed, so each process would draw other tokens. Install "
-            "sentencepiece==0.2.1, or set it to 0."
-        )
-    corpora = sources.open_corpora(config.data, "train")
+    _refuse_unseeded_sampling(config.data)
+    corpora = _open_training_corpora(config.data, train_pairs)
     validation = _read_validation(config)
     config, tokenizers, initial_params = _starting_point(config, workdir, corpora, say)
     config = fill_in_tokenizers(config, tokenizers)
@@ -134,6 +134,28 @@ def prepare(
     ):
         say(line)
     return config, TrainingData(tokenizers, epochs, facts.padding, validation, initial_params)
+
+
+def _refuse_unseeded_sampling(data: DataConfig) -> None:
+    if data.subword_sampling and UNSEEDED_SAMPLING and distributed.process_count() > 1:
+        raise UserError(
+            f"config.data.subword_sampling={data.subword_sampling:g}: the installed SentencePiece "
+            "ignores its seed, so each process would draw other tokens. Install "
+            "sentencepiece==0.2.1, or set it to 0."
+        )
+
+
+def _open_training_corpora(
+    data: DataConfig, train_pairs: Iterable[tuple[str, str]] | None
+) -> list[Corpus]:
+    if train_pairs is None:
+        return sources.open_corpora(data, "train")
+    if data.source == "prepared" or data.train_languages:
+        raise UserError(
+            "`train_pairs` are one corpus of texts: they need config.data.source=files or tfds, "
+            "and no config.data.train_languages."
+        )
+    return [Corpus.of_pairs(train_pairs, data.source_lang, data.target_lang)]
 
 
 def _require_services(config: Config) -> None:
