@@ -157,9 +157,9 @@ def test_commands_load_neither_tensorflow_nor_torch(tmp_path):
     embedded = [
         sys.executable,
         "-c",
-        "from transformer_jax.data import number_words, sources\n"
+        "from transformer_jax.data import number_words, tfds_corpora\n"
         "number_words.SIZES = {'train': 1010, 'validation': 5, 'test': 5}\n"
-        f"b = sources.prepared_builder('number_words/de', {str(tmp_path / 'tfds')!r})\n"
+        f"b = tfds_corpora.prepared_builder('number_words/de', {str(tmp_path / 'tfds')!r})\n"
         "print(b.as_data_source('train')[0])",
     ]
     for command in (train, evaluate, decode, embedded):
@@ -172,9 +172,9 @@ def test_embedded_corpus_can_be_prepared_by_two_runs_at_once(tmp_path):
     command = [
         sys.executable,
         "-c",
-        "from transformer_jax.data import number_words, sources\n"
+        "from transformer_jax.data import number_words, tfds_corpora\n"
         "number_words.SIZES = {'train': 1500, 'validation': 5, 'test': 5}\n"
-        f"b = sources.prepared_builder('number_words/de', {str(tmp_path)!r})\n"
+        f"b = tfds_corpora.prepared_builder('number_words/de', {str(tmp_path)!r})\n"
         "print(len(b.as_data_source('train')))",
     ]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

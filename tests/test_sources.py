@@ -13,7 +13,7 @@ from num2words import num2words
 
 from tests.conftest import write_pairs
 from transformer_jax.config import DataConfig
-from transformer_jax.data import number_words, sources
+from transformer_jax.data import number_words, sources, tfds_corpora
 from transformer_jax.errors import UserError
 
 PAIRS = [("a b", "c"), ("", "leer"), ("naïve\u2028x", "Straße"), ("😀 tab", " ")]
@@ -209,7 +209,7 @@ def test_concurrent_preparations_leave_one_intact_data_set(tmp_path, few_numbers
 
     def prepare():
         barrier.wait()
-        builder = sources.prepared_builder("number_words/de", str(tmp_path))
+        builder = tfds_corpora.prepared_builder("number_words/de", str(tmp_path))
         results.append(len(builder.as_data_source("train")))
 
     threads = [threading.Thread(target=prepare) for _ in range(2)]
@@ -223,8 +223,8 @@ def test_concurrent_preparations_leave_one_intact_data_set(tmp_path, few_numbers
 
 def test_data_dir_follows_the_environment(monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", "/somewhere")
-    assert sources.data_dir(DataConfig()) == "/somewhere"
-    assert sources.data_dir(DataConfig(data_dir="/here")) == "/here"
+    assert tfds_corpora.data_dir(DataConfig()) == "/somewhere"
+    assert tfds_corpora.data_dir(DataConfig(data_dir="/here")) == "/here"
 
 
 # --- Other TFDS sets ------------------------------------------------------------------------------
