@@ -15,6 +15,6 @@ what `prepare` writes for many runs. `corpus_shares` knows how corpora are mixed
 and `remote_cache` protect and share the token cache. `tokenizer_pair` holds the tokenizers of both
 sides and their special ids, `word_ids` the ids of words, `foreign_tokenizers` reads vocabularies of
 published models, `number_words` is the embedded corpus, and `writing_systems` knows which scripts
-separate words by spaces. `text_corpora`, `tfds_corpora` and `text_lines` read them, `file_digests`
-knows those that have not changed, and `public/` fetches public data sets.
+separate words by spaces. `text_corpora` and `text_lines` read text files, `tfds_corpora` data sets
+of TFDS. `file_digests` knows the files that have not changed.
 """
