@@ -51,7 +51,7 @@ def _optimizer() -> None:
 
         return optax.GradientTransformationExtraArgs(tx.init, update)
 
-    optimizer._adam = adam
+    optimizer.OPTIMIZERS["adam"] = adam
 
 
 def _loss() -> None:
