@@ -159,7 +159,7 @@ def test_convert_names_paths_of_other_kinds(tiny_run, pickled, tmp_path):
     for path, words in {
         tmp_path / "spokne": f"no such folder, but there is {tmp_path / 'spoken'}.",
         tiny_run[1]: "is a work directory, which all commands read as it is",
-        tmp_path / "nowhere": "there is no such folder",
+        tmp_path / "nowhere": f"there is no such folder; {tmp_path} has m, x.bundle",
         tmp_path / "text": "is no work directory: it has no config.json",
         tmp_path / "x.bundle": "is a bundle",
         pickled / "pytorch_model.bin": "holds weights only; name the folder that it is in",
