@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,8 @@ def test_out_of_memory_advice_names_settings_of_the_command(name, capsys, monkey
     )  # `train` says so where it saves
     said = capsys.readouterr().err
     assert said == ("interrupted; the same command resumes.\n" if resumes else "interrupted.\n")
+    monkeypatch.setattr(main, "FLAGS", {"output": types.SimpleNamespace(value="-")})
+    assert main._interrupted(text) == "interrupted."  # what is on the terminal is not continued
 
 
 def help_of(name, *arguments):

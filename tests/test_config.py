@@ -303,6 +303,14 @@ def test_recipe_imports_a_file_of_its_folder(tmp_path, monkeypatch):
     sys.modules.pop("shared")
 
 
+def test_recipe_with_a_mistyped_name_is_suggested(tmp_path):
+    (tmp_path / "recipe.py").touch()
+    with pytest.raises(UserError, match=r"recpie\.py, but there is .*recipe\.py\. Built in are"):
+        config_flags.read_recipe(str(tmp_path / "recpie.py"))
+    with pytest.raises(UserError, match="did you mean multi30k"):
+        config_flags.read_recipe("multi31k")
+
+
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [

@@ -108,6 +108,8 @@ def test_corpus_is_also_read_by_the_name_of_one_of_its_files(tmp_path):
     ):
         read(train=str(tmp_path / "corpus.txt"))
     (tmp_path / "lone.en").write_text("x")
+    with pytest.raises(UserError, match=r"no file .*lnoe.en.gz, but there is .*lone.en\. Name"):
+        read(train=str(tmp_path / "lnoe"))
     with pytest.raises(UserError, match=r"no file .*lone.de or"):
         read(train=str(tmp_path / "lone.en"))
 

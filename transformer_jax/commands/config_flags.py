@@ -171,8 +171,11 @@ def _recipe_path(name: str) -> Path:
         files = [path / name for name in ("recipe.py", "config.json") if (path / name).is_file()]
         advice = f"; name {files[0]}." if files else " without a recipe.py."
         raise UserError(f"--config={path} is a folder{advice}")
+    hint = did_you_mean(path.stem, built_in)
+    if hint == "." and (similar := but_there_is(path)):
+        hint = f"{similar}."
     raise UserError(
-        f"There is no recipe {path}{did_you_mean(path.stem, built_in)} Built in are "
+        f"There is no recipe {path}{hint} Built in are "
         f"{', '.join(built_in)}. `transformer-jax init` writes one for your corpus."
     )
 

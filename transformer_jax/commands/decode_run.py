@@ -289,8 +289,11 @@ def with_progress(
         print(line, file=sys.stderr, flush=True)
 
     def line(seconds: float) -> str:
-        of_all = "" if count() is None else f" of {count():,}"
-        return f"{output.done:,}{of_all} {unit}s after {seconds:.0f} s"
+        number = count()
+        done = units.count(output.done, unit)
+        if number is not None:
+            done = f"{output.done:,} of {units.count(number, unit)}"
+        return f"{done} after {seconds:.0f} s"
 
     with waiting.reminded(line, say, FIRST_REMINDER):
         yield from items

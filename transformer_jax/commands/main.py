@@ -261,8 +261,9 @@ def _errors_as_sentences(text: command_help.CommandHelp) -> Iterator[None]:
 
 
 def _interrupted(text: command_help.CommandHelp) -> str:
-    """What Ctrl-C prints."""
-    return f"interrupted{'; the same command resumes' if text.resumes else ''}."
+    """What Ctrl-C prints. What was written to standard output cannot be resumed."""
+    resumes = text.resumes and not ("output" in FLAGS and FLAGS["output"].value == "-")
+    return f"interrupted{'; the same command resumes' if resumes else ''}."
 
 
 def _end_interrupted(text: command_help.CommandHelp) -> NoReturn:

@@ -14,7 +14,7 @@ from transformer_jax.data import file_digests
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.shards.text_blocks import split_columns
 from transformer_jax.data.text_lines import read_lines
-from transformer_jax.errors import UserError, missing_package
+from transformer_jax.errors import UserError, but_there_is, missing_package
 
 SUFFIXES = ("", ".gz", ".zst")  # of a text file
 COLUMNS = tuple(f".tsv{suffix}" for suffix in SUFFIXES)  # of a file with both texts
@@ -115,8 +115,8 @@ def _existing(name: str, setting: str) -> epath.Path:
     path = _find(name)
     if path is None:
         raise UserError(
-            f"{setting}: no file {name} or {name}.gz. Name the path without the language suffix, "
-            f"or a .tsv file.{_fetch_hint(name)}"
+            f"{setting}: no file {name} or {name}.gz{but_there_is(name)}. Name the path without "
+            f"the language suffix, or a .tsv file.{_fetch_hint(name)}"
         )
     return path
 

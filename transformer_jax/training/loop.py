@@ -243,6 +243,8 @@ class Trainer:
             resumes = "without it, the same command resumes the run"
         self._reporter.outcome = "interrupted"
         self._reporter.say(f"{why}: saved step {self.step}; {resumes}")
+        if self.config.train.eval_every_steps and not self.progress.best_step:
+            self._reporter.say("no evaluation was due, so none is best; use `checkpoint=latest`")
 
     def _take_no_step(self, stop_after: int | None) -> bool:
         """Says why there is nothing to do; returns whether the run has ended."""
