@@ -60,6 +60,10 @@ def test_json_keeps_tuples_and_none():
         ({"model": {"d_model": 100, "num_heads": 8}}, ["num_heads=8", "d_model=100"]),
         ({"model": {"max_len": 100}}, ["model.max_len=100", "data.max_len=256"]),
         ({"data": {"batch_tokens": 200}}, ["batch_tokens=200", "256"]),
+        (
+            {"data": {"batch_tokens": 300}, "train": {"accumulate_steps": 2}},
+            ["batch_tokens=300 must be at least 512", "each of 2 accumulated"],
+        ),
         ({"data": {"batch_sentences": 64}}, ["batch_sentences=64", "bucket"]),
         (
             {"data": {"batching": "bucket", "subword_sampling": 0.1}},

@@ -397,6 +397,17 @@ def test_r_drop_compares_two_passes_with_other_dropout():
     assert abs(once.nll - got.nll) > 1e-3
 
 
+def test_term_of_the_loss_is_weighted_by_its_setting(monkeypatch):
+    monkeypatch.setitem(objective.TERMS, "alignment_weight", lambda *_: jnp.float32(10.0))
+    config = step_config()
+    params, rng = random_params(config.model), jax.random.key(1)
+    without, weighted = (
+        jax.jit(TrainStep(one).objective.loss_sums)(params, uneven_batch(0), rng)
+        for one in (config, step_config(alignment_weight=0.25))
+    )
+    assert weighted.loss - without.loss == pytest.approx(2.5, rel=1e-4)
+
+
 def test_ema_follows_the_parameters():
     config = step_config(ema_decay=0.9)
     state, apply_sums = fresh_state(config), jitted(config)[1]
