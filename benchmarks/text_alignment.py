@@ -6,7 +6,7 @@
 `alignment_gold.txt` has every tenth sentence of test_2016_flickr, English and German, aligned by
 hand. A line has the number of the sentence (from 0), and for each German word the numbers of the
 English words that it translates, with commas; `-` is none, and a number with `?` is possible, not
-sure. Words are those of `translator.words`.
+sure. `translator.words` divides the texts into words.
 
 The error rate (Och and Ney, 2003) is 1 - (|A & S| + |A & P|) / (|A| + |S|): A are the links of the
 model, S the sure ones, P the sure and the possible ones. A word of a translation is linked to the

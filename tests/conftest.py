@@ -4,7 +4,8 @@ import os
 import shutil
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# What tests keep is not in the folders of the user: a test may make a data set of its own there.
+# Tests keep their caches apart from the user's, because one may prepare a small data set under the
+# name of a real one.
 os.environ["XDG_CACHE_HOME"] = os.path.join(os.path.dirname(__file__), "..", ".cache", "user")
 # Tests wait for compilations, not for computations: LLVM's optimisations take half of their time.
 # The programs that tests start inherit this.

@@ -17,6 +17,7 @@ from etils import epath
 
 from tests.conftest import digit_pairs, tiny_config, write_pairs
 from transformer_jax import waiting
+from transformer_jax.config import Config, TrainConfig
 from transformer_jax.errors import UserError
 from transformer_jax.training import loop
 from transformer_jax.training.loop import train
@@ -375,3 +376,21 @@ def test_long_compilations_say_that_they_go_on(monkeypatch):
         pass
     assert said.get() == "compiling another"
     assert said.get().startswith("compiled in ")
+
+
+@pytest.mark.parametrize(
+    ("best_step", "every_steps", "is_said"), [(0, 4, True), (4, 4, False), (0, 0, False)]
+)
+def test_stop_before_the_first_evaluation_says_how_to_read_the_checkpoint(
+    best_step, every_steps, is_said
+):
+    said = []
+    trainer = types.SimpleNamespace(
+        step=3,
+        progress=Progress(best_step=best_step),
+        config=Config(train=TrainConfig(eval_every_steps=every_steps)),
+        _reporter=types.SimpleNamespace(say=said.append),
+    )
+    loop.Trainer._say_stopped(trainer, stop_after=3)
+    assert said[0].startswith("`stop_after=3` is reached: saved step 3; without it")
+    assert [("checkpoint=latest" in line) for line in said[1:]] == [True] * is_said

@@ -118,7 +118,7 @@ def run() -> None:
         FLAGS.output if is_primary else os.devnull, functools.partial(description, translator)
     )
     columns = {name: Lines(FLAGS[name].value, FLAGS.window) for name in INPUTS if FLAGS[name].value}
-    if FLAGS.input == "-" and sys.stdin and sys.stdin.isatty():
+    if is_typed():
         print("type a line to translate; Ctrl-D ends the input", file=sys.stderr, flush=True)
     with contextlib.ExitStack() as stack:
         distributed.run_on_all(lambda: bool(stack.enter_context(output)), "output")
@@ -265,13 +265,18 @@ def _output_format() -> OutputFormat:
     )
 
 
+def is_typed() -> bool:
+    """Whether the input comes from a terminal."""
+    return FLAGS.input == "-" and sys.stdin is not None and sys.stdin.isatty()
+
+
 def with_progress(
     items: Iterator[T], output: ResumableOutput, unit: str, total: Callable[[], int | None]
 ) -> Iterator[T]:
     """The items, with a line on standard error now and again that says how many are done.
 
-    There is none where the results themselves are on the terminal, or where the input is a stream,
-    which may wait for its writer.
+    There is no line where the results themselves are on the terminal, or where the input is typed.
+    A pipe gets lines only if standard error is a terminal: a program may wait between its texts.
 
     Args:
       items: results.
@@ -280,7 +285,8 @@ def with_progress(
       total: counts all; it is called for the first line.
     """
     is_shown = FLAGS.output == "-" and sys.stdout.isatty()
-    if not distributed.is_primary() or is_shown or is_stream(FLAGS.input):
+    waits = is_stream(FLAGS.input) and (is_typed() or not sys.stderr.isatty())
+    if not distributed.is_primary() or is_shown or waits:
         yield from items
         return
     count = functools.cache(total)

@@ -128,7 +128,7 @@ def position_bias(
     Args:
       config: of the model, `num_heads` being the stack's.
       table: `[buckets, H]` of relative positions.
-      distances: position of the key minus that of the query, integers of any shape.
+      distances: key position minus query position, integers of any shape.
       causal: queries see no later keys.
     """
     if config.positional == "alibi":

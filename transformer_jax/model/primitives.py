@@ -139,7 +139,7 @@ class PositionBias(nn.Module):
         if isinstance(length, int):
             distances = np.arange(1 - length, length)
             return choices.position_bias(self.config, self.table, distances, self.causal)
-        # A symbol, in an export (`extras.interop.stablehlo`): selected from those of all distances.
+        # In an export the length is a symbolic dimension: select from the biases of all distances.
         longest = self.config.max_len
         every = choices.position_bias(
             self.config, self.table, np.arange(1 - longest, longest), self.causal

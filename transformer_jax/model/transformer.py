@@ -67,7 +67,7 @@ def scan_layers(
       rng: key of the dropout; None: there is none.
       remat: what the backward pass recomputes.
       gather: makes the parameters of a layer from what this device has of them. With remat the
-        backward pass calls it again, so a device has those of one layer at a time.
+        backward pass calls it again, so a device holds the parameters of one layer at a time.
       inputs: the same for all layers.
     """
     stacked = jax.tree.map(
